@@ -1,0 +1,1 @@
+"""Completions in, answers and scores out: pure functions, no torch."""

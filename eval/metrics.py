@@ -1,0 +1,103 @@
+"""Pure functions from one example's (gold answer, predicted answer) to a number.
+
+A task names the ones it is scored by; a score is their mean over examples, weighted by the task.
+A predicted answer is None where the submission has no row for the example.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Answer = Mapping[str, Any]
+
+
+def exact_match(gold: Answer, predicted: Answer | None) -> float:
+    """Return 1 where every field of the gold answer is predicted alike, else 0."""
+    return float(predicted is not None and all(predicted.get(key) == gold[key] for key in gold))
+
+
+def charge_precision(gold: Answer, predicted: Answer | None) -> float:
+    """Precision of the charges, mean over the case's defendants."""
+    return _over_defendants(gold, predicted, lambda g, p: precision(g["charges"], p["charges"]))
+
+
+def charge_recall(gold: Answer, predicted: Answer | None) -> float:
+    """Recall of the charges, mean over the case's defendants."""
+    return _over_defendants(gold, predicted, lambda g, p: recall(g["charges"], p["charges"]))
+
+
+def charge_f1(gold: Answer, predicted: Answer | None) -> float:
+    """F1 of the charges, mean over the case's defendants."""
+    return _over_defendants(gold, predicted, lambda g, p: f1(g["charges"], p["charges"]))
+
+
+def article_precision(gold: Answer, predicted: Answer | None) -> float:
+    """Precision of the articles, mean over the case's defendants."""
+    return _over_defendants(gold, predicted, lambda g, p: precision(g["articles"], p["articles"]))
+
+
+def article_recall(gold: Answer, predicted: Answer | None) -> float:
+    """Recall of the articles, mean over the case's defendants."""
+    return _over_defendants(gold, predicted, lambda g, p: recall(g["articles"], p["articles"]))
+
+
+def article_f1(gold: Answer, predicted: Answer | None) -> float:
+    """F1 of the articles, mean over the case's defendants."""
+    return _over_defendants(gold, predicted, lambda g, p: f1(g["articles"], p["articles"]))
+
+
+def penalty_accuracy(gold: Answer, predicted: Answer | None) -> float:
+    """Share of the case's defendants whose penalty class is right."""
+    return _over_defendants(gold, predicted, lambda g, p: float(g["penalty"] == p["penalty"]))
+
+
+def final(gold: Answer, predicted: Answer | None) -> float:
+    """0.3 charge F1 + 0.3 article F1 + 0.4 penalty accuracy: what the contest ranks by."""
+    return (
+        0.3 * charge_f1(gold, predicted)
+        + 0.3 * article_f1(gold, predicted)
+        + 0.4 * penalty_accuracy(gold, predicted)
+    )
+
+
+def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Share of the predicted labels that are gold; 0 where nothing is predicted."""
+    wanted, given = set(gold), set(predicted)
+    return len(wanted & given) / len(given) if given else 0.0
+
+
+def recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Share of the gold labels that are predicted; 0 where nothing is gold."""
+    wanted, given = set(gold), set(predicted)
+    return len(wanted & given) / len(wanted) if wanted else 0.0
+
+
+def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall; 0 where either is, so 0 where both sets are empty.
+
+    The official code clamps the denominators instead of asking which sets are empty; two empty
+    sets therefore score 0 there, and here.
+    """
+    wanted, given = set(gold), set(predicted)
+    return 2 * len(wanted & given) / (len(wanted) + len(given)) if wanted or given else 0.0
+
+
+NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
+
+
+def _over_defendants(
+    gold: Answer, predicted: Answer | None, score: Callable[[Answer, Answer], float]
+) -> float:
+    """Mean over the gold defendants, matched by name.
+
+    The official code matches by position and breaks where names or their number differ. Decided
+    here: a defendant without a judgment scores 0, of several judgments the first counts, and a
+    judgment of somebody who is no defendant changes nothing.
+    """
+    given = dict(reversed(list(_by_name(predicted))))
+    defendants = gold["judgments"]
+    return sum(score(j, given.get(j["name"], NO_JUDGMENT)) for j in defendants) / len(defendants)
+
+
+def _by_name(answer: Answer | None) -> Iterator[tuple[str, Answer]]:
+    for judgment in (answer or {}).get("judgments", ()):
+        yield judgment["name"], judgment

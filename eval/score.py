@@ -1,0 +1,219 @@
+"""A submission against gold: the task's metrics, how sure they are, and what is trivial to reach."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from panjue.eval import metrics
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import Rows, read_json
+from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.task import Answer, Example, Task
+
+Numbers = NDArray[np.float64]
+RESAMPLES = 1000
+
+
+@dataclass
+class Columns:
+    """One row per example: metric values and the weight, kept as flat number arrays."""
+
+    names: tuple[str, ...]
+    weights: list[float] = field(default_factory=list)
+    values: list[Numbers] = field(default_factory=list)
+    groups: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, example: Example, weight: float, values: Numbers) -> None:
+        """Append one example."""
+        self.weights.append(weight)
+        self.values.append(values)
+        for attribute, group in example.groups.items():
+            self.groups.setdefault(attribute, []).append(group)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and 95% interval of every metric over `examples` examples.
+
+    Attributes:
+        unweighted: The examples' weights add up to nothing, so the mean is the plain one.
+    """
+
+    examples: int
+    mean: dict[str, float]
+    interval: dict[str, tuple[float, float]]
+    unweighted: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Everything that `panjue score` prints."""
+
+    total: Summary
+    groups: dict[str, dict[str, Summary]]
+    commonest: dict[str, float] | None
+    unreadable_rate: float | None
+    missing: int
+    unknown_labels: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the metrics at the top level and the rest beside them."""
+        return {
+            **self.total.mean,
+            "examples": self.total.examples,
+            "unweighted": self.total.unweighted,
+            "interval": self.total.interval,
+            "groups": {
+                attribute: {name: {"examples": s.examples, **s.mean} for name, s in groups.items()}
+                for attribute, groups in self.groups.items()
+            },
+            "commonest": self.commonest,
+            "unreadable_rate": self.unreadable_rate,
+            "missing": self.missing,
+            "unknown_gold_labels": self.unknown_labels,
+        }
+
+
+def score(task: Task, gold: Path, submission: Path) -> Scores:
+    """Score `submission` by the task's own metrics.
+
+    The run folder beside the submission, where there is one, gives what always answering its
+    training's commonest labels would score, and how many replies were unreadable. Examples
+    without a row score as unanswered. Streams: per example only its numbers stay in memory.
+
+    Raises:
+        UserError: A file is missing or broken, or a gold example has no answer.
+    """
+    rows = Rows(submission)
+    labels_file = submission.parent / "labels.json"
+    labels = load_labels(labels_file) if labels_file.exists() else None
+    scored, peer = Columns(task.metrics), Columns(task.metrics)
+    missing = 0
+    for example, answer in _gold(task, gold):
+        row = rows.get(example.id)
+        missing += row is None
+        weight = task.weight(example)
+        scored.add(example, weight, _values(task, answer, row, f"{submission}: id {example.id}"))
+        if labels:
+            commonest = task.submission(example, task.decode("", example, labels).answer)
+            peer.add(example, weight, _values(task, answer, commonest, "commonest"))
+    if not scored.weights:
+        raise UserError(f"{gold}: has no examples")
+    report = submission.parent / "decode.json"
+    decoding = read_json(report) if report.exists() else None
+    return Scores(
+        total=summarize(scored),
+        groups={attribute: _by_group(scored, attribute) for attribute in scored.groups},
+        commonest=summarize(peer, resamples=0).mean if labels else None,
+        unreadable_rate=decoding["unreadable"] / max(1, decoding["examples"]) if decoding else None,
+        missing=missing,
+        unknown_labels=_unknown(task, gold, labels) if labels else None,
+    )
+
+
+def _gold(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
+    for example in task.read(gold):
+        if example.answer is None:
+            raise UserError(f"{gold}: id {example.id} has no gold answer; score needs the labelled file")
+        yield example, example.answer
+
+
+def _values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place: str) -> Numbers:
+    try:
+        return np.array([getattr(metrics, name)(gold, row) for name in task.metrics])
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
+
+
+def _unknown(task: Task, gold: Path, labels: Labels) -> int:
+    """Count the gold labels that training never saw; they are scored as missed, whatever is said."""
+    counts = task.labels(task.read(gold)).counts
+    return sum(
+        n for kind in counts for label, n in counts[kind].items() if label not in labels.counts.get(kind, ())
+    )
+
+
+def summarize(columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None) -> Summary:
+    """Return weighted means with 95% percentile bootstrap intervals over examples (seed 0).
+
+    Where all weights are 0 (cases of one defendant in the official metric) the mean is the plain
+    one, and the summary says so.
+    """
+    weights, values = np.array(columns.weights), np.array(columns.values)
+    if mask is not None:
+        weights, values = weights[mask], values[mask]
+    unweighted = not weights.any()
+    if unweighted:
+        weights = np.ones_like(weights)
+    mean = weights @ values / weights.sum()
+    low, high = _interval(weights, values, resamples) if resamples else (mean, mean)
+    return Summary(
+        len(weights),
+        dict(zip(columns.names, mean.tolist(), strict=True)),
+        {
+            name: (float(a), float(b))
+            for name, a, b in zip(columns.names, low, high, strict=True)
+        },
+        unweighted,
+    )
+
+
+def _interval(weights: Numbers, values: Numbers, resamples: int) -> tuple[Numbers, Numbers]:
+    draw = np.random.default_rng(0)
+    n = len(weights)
+    means = np.empty((resamples, values.shape[1]))
+    for i in range(resamples):
+        drawn = np.bincount(draw.integers(n, size=n), minlength=n) * weights
+        means[i] = drawn @ values / drawn.sum() if drawn.any() else values.mean(axis=0)
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return low, high
+
+
+def _by_group(columns: Columns, attribute: str) -> dict[str, Summary]:
+    groups = np.array(columns.groups[attribute])
+    return {
+        str(name): summarize(columns, resamples=0, mask=groups == name) for name in np.unique(groups)
+    }
+
+
+def show(scores: Scores, console: Console) -> None:
+    """Print the tables."""
+    table = Table("metric", "score", "95% interval", "commonest labels")
+    for name, value in scores.total.mean.items():
+        low, high = scores.total.interval[name]
+        peer = f"{scores.commonest[name]:.4f}" if scores.commonest else "-"
+        last = name == list(scores.total.mean)[-1]
+        table.add_row(
+            name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", peer, style="bold" if last else None
+        )
+    console.print(table)
+    for attribute, groups in scores.groups.items():
+        by_group = Table(attribute, "examples", *scores.total.mean)
+        for name, summary in groups.items():
+            numbers = (f"{value:.3f}" for value in summary.mean.values())
+            by_group.add_row(name, str(summary.examples), *numbers)
+        console.print(by_group)
+    for line in _remarks(scores):
+        console.print(line, highlight=False, markup=False)
+
+
+def _remarks(scores: Scores) -> Iterator[str]:
+    yield f"{scores.total.examples} examples, {scores.missing} of them without a row (scored as unanswered)"
+    if scores.total.unweighted:
+        yield (
+            "every example has weight 0 (log2 of one defendant), so these are plain, unweighted means"
+        )
+    if scores.unreadable_rate is None:
+        yield "unreadable replies: unknown, there is no decode.json beside the submission"
+    else:
+        yield f"unreadable replies: {scores.unreadable_rate:.2%}"
+    if scores.commonest is None:
+        yield "commonest labels: unknown, there is no labels.json beside the submission"
+    else:
+        yield f"gold labels that training never saw, so nobody could answer: {scores.unknown_labels}"

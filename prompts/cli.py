@@ -1,0 +1,116 @@
+"""The `panjue` command. Each command loads its room when it is called, so that scoring is light."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import write_json
+from panjue.prompts.labels import load_labels
+from panjue.prompts.task import load_task
+
+app = typer.Typer(
+    help="Fine-tune a language model to write structured judgments; decode, hand in, score.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
+TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
+
+
+def _load(module: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module(f"panjue.{module}"), name)
+    return function
+
+
+@app.command()
+def demo(folder: Path, train: int = 1600, test: int = 200, base: int = 4000) -> None:
+    """Write invented cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
+    from panjue.prompts.demo import write_demo
+
+    write_demo(folder, {"train": train, "test": test, "base": base})
+
+
+@app.command()
+def base(config: Path, overrides: Overrides = None) -> None:
+    """Train a tiny base model and its tokenizer from nothing, on invented cases."""
+    _load("finetune.base", "main")(config, overrides or [])
+
+
+@app.command()
+def sft(config: Path, overrides: Overrides = None) -> None:
+    """Fine-tune: cases in, adapter out."""
+    _load("finetune.sft", "main")(config, overrides or [])
+
+
+@app.command()
+def merge(run: Path) -> None:
+    """Fold the adapter of RUN into its base: RUN/merged."""
+    _load("finetune.merge", "main")(run)
+
+
+@app.command()
+def generate(config: Path, overrides: Overrides = None) -> None:
+    """Answer every case of the test file, then decode: completions.jsonl, submission.jsonl."""
+    if not _load("serve.generate", "main")(config, overrides or []):
+        return
+    # The engine's process is done; decoding is the next room's and needs no model.
+
+
+@app.command()
+def decode(run: Path) -> None:
+    """Make RUN/submission.jsonl from RUN/completions.jsonl again, without a model."""
+    tally = _load("eval.answers", "decode_run")(run)
+    for line in tally.lines():
+        print(line)
+    print(f"written: {run / 'submission.jsonl'}")
+
+
+@app.command()
+def score(
+    gold: Path,
+    submission: Path,
+    task: TaskName = "judgment",
+    json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
+) -> None:
+    """Score SUBMISSION against GOLD by the task's official metric."""
+    from panjue.eval.score import score as compute
+    from panjue.eval.score import show
+
+    scores = compute(load_task(task), gold, submission)
+    show(scores, Console())
+    if json:
+        write_json(json, scores.to_json())
+
+
+@app.command()
+def check(
+    submission: Path,
+    cases: Annotated[Path, typer.Option(help="the test file that was answered")],
+    labels: Annotated[Path | None, typer.Option(help="a labels.json: refuse other labels")] = None,
+    task: TaskName = "judgment",
+) -> None:
+    """Print every fault that a hand-in has, with its line; exit code 1 if there is one."""
+    from panjue.eval.check import check as find_faults
+
+    known = load_labels(labels) if labels else None
+    faults = 0
+    for fault in find_faults(load_task(task), submission, cases, known):
+        print(fault)
+        faults += 1
+    print(f"{submission}: {faults} faults" if faults else f"{submission}: clean")
+    raise typer.Exit(1 if faults else 0)
+
+
+def main() -> None:
+    """Run the command line; what a user can mend ends in one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"panjue: {error}", file=sys.stderr)
+        sys.exit(2)

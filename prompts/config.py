@@ -1,0 +1,70 @@
+"""YAML file plus `key=value` words -> a frozen pydantic model. Unknown keys stop the run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from panjue.prompts.errors import UserError, did_you_mean
+
+C = TypeVar("C", bound="Config")
+
+
+class Config(BaseModel):
+    """Base of every stage's settings: frozen, closed; the docstring under a field is its help."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
+    """Build `cls` from the YAML file `path`, overridden by words such as `trainer.max_steps=10`.
+
+    Raises:
+        UserError: The file is missing or broken, or a key is unknown, absent or of the wrong type.
+    """
+    try:
+        words = [_word(word) for word in overrides]
+        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(words))
+        values = OmegaConf.to_container(merged, resolve=True)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {_first_complaint(cls, error)}") from None
+
+
+def check_settings(section: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse a library setting that the library does not have.
+
+    Raises:
+        UserError: Names the setting and the nearest known one.
+    """
+    names = list(known)
+    for key in given:
+        if key not in names:
+            raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
+
+
+def _word(word: str) -> str:
+    if "=" not in word:
+        raise UserError(f"{word!r}: an override is written key=value")
+    return word
+
+
+def _first_complaint(cls: type[Config], error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"no setting {key!r}{did_you_mean(key, cls.model_fields)}"
+    if first["type"] == "missing":
+        return f"set {key!r}: {cls.model_fields[key].description or 'it has no default'}"
+    return f"{key}: {first['msg']}, got {first['input']!r}"

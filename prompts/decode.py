@@ -1,0 +1,74 @@
+"""Tools to read replies that are nearly right. All total, all linear in the reply."""
+
+import difflib
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+STRING = r'"(?:[^"\\]++|\\.)*+"'
+QUOTES = str.maketrans("“”„‟＂", '"""""')
+THINKING = re.compile(r"^.*?</think>", re.DOTALL)
+
+
+def load_json(reply: str) -> Any:
+    """Return `reply` read as JSON, or None where it is none."""
+    try:
+        return json.loads(reply)
+    except (ValueError, RecursionError):
+        return None
+
+
+def flatten_forms(text: str) -> str:
+    """Bring full-width digits, letters and brackets and curly quotes to their plain forms."""
+    return unicodedata.normalize("NFKC", text.translate(QUOTES))
+
+
+def after_thinking(reply: str) -> str:
+    """Drop a leading think block."""
+    return THINKING.sub("", reply, count=1) if "</think>" in reply else reply
+
+
+def field_text(segment: str, keys: str) -> str | None:
+    """Return what stands behind the first of the keys (`a|b`): a string, a list or a number.
+
+    A list that was cut off counts as far as it goes.
+    """
+    value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++"
+    found = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
+    return found[1] if found else None
+
+
+def strings_in(text: str) -> list[str]:
+    """Return the strings and bare numbers of a JSON-like list, unescaped."""
+    return [unquote(part) for part in re.findall(rf"{STRING}|\d[\d.\-]*+", text)]
+
+
+def unquote(text: str) -> str:
+    """Return the value of a JSON string, or `text` itself where it is none."""
+    value = load_json(text)
+    return value if isinstance(value, str) else text.strip('"')
+
+
+def normal(label: str) -> str:
+    """Return the form under which two spellings of a charge or an article meet."""
+    return re.sub(r"\s+", "", flatten_forms(label)).removesuffix("罪")
+
+
+def snap(label: str, known: Mapping[str, str]) -> str | None:
+    """Return the label that `label` most likely meant, or None if none is near enough.
+
+    Args:
+        label: What the model wrote.
+        known: `normal(label)` -> label, for every known label.
+    """
+    wanted = normal(label)
+    return known.get(wanted) or _nearest(wanted[:64], tuple(known.items()))
+
+
+@lru_cache(maxsize=4096)
+def _nearest(wanted: str, known: tuple[tuple[str, str], ...]) -> str | None:
+    near = difflib.get_close_matches(wanted, [form for form, _ in known], n=1, cutoff=0.8)
+    return dict(known)[near[0]] if near else None

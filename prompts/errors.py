@@ -1,0 +1,18 @@
+"""The one exception a user is meant to read."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """The run cannot go on, and the person at the keyboard can fix it.
+
+    Its message is one line: the thing, the place, the way out. The command line prints it and
+    exits with code 2; any other exception is our bug and keeps its traceback.
+    """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,176 @@
+"""Files that survive: JSON lines in, whole-or-absent files out, streams that continue."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from panjue.prompts.errors import UserError
+
+Json = Any
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
+    """Yield (line number, object) of a JSONL file; empty lines and `//` comments are skipped.
+
+    The official example file opens with two such comments. A byte order mark is accepted.
+
+    Raises:
+        UserError: The file is missing, or a line is no UTF-8 or no JSON object; names the line.
+    """
+    try:
+        lines = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            raw = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if raw.strip() and not raw.lstrip().startswith(b"//"):
+                yield number, parse_line(raw, f"{path}:{number}")
+
+
+def parse_line(raw: bytes, place: str) -> dict[str, Json]:
+    """Read one line as a JSON object.
+
+    Raises:
+        UserError: The line is no UTF-8, no JSON, or no object; opens with `place`.
+    """
+    try:
+        row = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected a JSON object, found {type(row).__name__}")
+    return row
+
+
+def dump(value: Json) -> str:
+    """Return `value` as compact JSON on one line, Chinese as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[str]]:
+    """Open a text file that appears under its name only when the block ended well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write `value` as an indented JSON file, whole or not at all."""
+    with whole_file(path) as out:
+        json.dump(value, out, ensure_ascii=False, indent=2)
+        out.write("\n")
+
+
+def read_json(path: Path) -> Json:
+    """Read one JSON file.
+
+    Raises:
+        UserError: It is missing or broken.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+
+
+@contextmanager
+def stream(path: Path) -> Iterator[IO[str]]:
+    """Open an append-only JSONL stream, first dropping a last line that a kill left torn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as tail:
+        end = tail.seek(0, os.SEEK_END)
+        while end > 0 and (tail.seek(end - 1), tail.read(1))[1] != b"\n":
+            end -= 1
+        tail.truncate(end)
+    with path.open("a", encoding="utf-8", newline="\n") as out:
+        yield out
+
+
+class Rows:
+    """A JSONL file read by id in any order; only the byte offsets stay in memory.
+
+    Rows come back as they stand in the file; the first of several rows with one id counts, and
+    `doubled` lists the later ones as (line number, id).
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Index `path` in one pass.
+
+        Raises:
+            UserError: A line is broken or has no `id`; names the line.
+        """
+        self.path = path
+        self.doubled: list[tuple[int, str]] = []
+        self._offsets: dict[str, int] = {}
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from None
+        offset = 0
+        for number, line in enumerate(self._file, start=1):
+            if line.strip():
+                self._add(number, line, offset)
+            offset += len(line)
+
+    def _add(self, number: int, line: bytes, offset: int) -> None:
+        row = parse_line(line, f"{self.path}:{number}")
+        if "id" not in row:
+            raise UserError(f"{self.path}:{number}: the row has no 'id'")
+        key = str(row["id"])
+        if key in self._offsets:
+            self.doubled.append((number, key))
+        else:
+            self._offsets[key] = offset
+
+    def __len__(self) -> int:
+        """Return the number of distinct ids."""
+        return len(self._offsets)
+
+    def __contains__(self, key: object) -> bool:
+        """Say whether there is a row with this id."""
+        return str(key) in self._offsets
+
+    def get(self, key: object) -> dict[str, Json] | None:
+        """Return the row with this id, or None."""
+        offset = self._offsets.get(str(key))
+        if offset is None:
+            return None
+        self._file.seek(offset)
+        return parse_line(self._file.readline(), str(self.path))
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's files with their relative names."""
+    if path.is_dir():
+        parts = (f"{sha256(p)} {p.relative_to(path)}" for p in sorted(path.rglob("*")) if p.is_file())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    with path.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
+    """Say which entries differ between two manifests, with both values, in one line."""
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return "; ".join(f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys)
+
+
+def _short(value: Json) -> str:
+    text = value if isinstance(value, str) else dump(value)
+    return text if len(text) <= 40 else f"{text[:12]}…{text[-12:]}"

@@ -1,0 +1,96 @@
+"""The one rule for cases that are too long: whole sentences go, the least telling first."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from panjue.prompts.task import Example
+
+SENTENCE = re.compile(r"[^。！？；!?;\n]*(?:[。！？；!?;\n]+[”’」』）)]*|$)")
+
+GAP = "……"
+"""Stands in the text where sentences were left out, so that the model and a reader can see it."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An example that fits its budget, and what that took.
+
+    Attributes:
+        example: The example, its text shortened if need be.
+        tokens: Tokens of its prompt.
+        full_tokens: Tokens of the prompt before anything was left out.
+        dropped: Sentences left out.
+        fits: False when even the sentences that introduce the names exceed the budget; `example`
+            is then as short as the rule allows, and the caller must refuse it by name.
+    """
+
+    example: Example
+    tokens: int
+    full_tokens: int
+    dropped: int
+    fits: bool
+
+
+def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitted:
+    """Shorten `example.text` until its prompt has at most `budget` tokens.
+
+    Sentences that name nobody go first, from the middle outwards; then the longest of the others.
+    The first sentence that names each of `example.names` always stays. Training and serving call
+    this with the same budget, so that a model sees in use what it saw in training. It reads
+    neither the answer nor the labels.
+
+    Args:
+        example: Any example.
+        budget: Largest number of prompt tokens.
+        count: Tokens of the prompt of an example.
+    """
+    full = count(example)
+    if full <= budget:
+        return Fitted(example, full, full, 0, fits=True)
+    sentences = split_sentences(example.text)
+    victims = leaving_order(sentences, example.names)
+    # Tokens fall with every sentence that leaves, so the fewest that must go are found by halving.
+    low, high = 1, len(victims)
+    while low < high:
+        middle = (low + high) // 2
+        if count(without(example, sentences, victims[:middle])) <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    gone = victims[:low]
+    shorter = without(example, sentences, gone) if gone else example
+    tokens = count(shorter)
+    return Fitted(shorter, tokens, full, len(gone), fits=tokens <= budget)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut `text` after its sentence ends; joined again the parts give the text."""
+    return [part for part in SENTENCE.findall(text) if part]
+
+
+def leaving_order(sentences: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return the indices of the sentences that may go, the first to go first."""
+    naming = [any(name in sentence for name in names) for sentence in sentences]
+    introducing = {
+        next((i for i, sentence in enumerate(sentences) if name in sentence), -1) for name in names
+    }
+    middle = (len(sentences) - 1) / 2
+    nameless = sorted(
+        (i for i, named in enumerate(naming) if not named), key=lambda i: (abs(i - middle), i)
+    )
+    others = sorted(
+        (i for i, named in enumerate(naming) if named and i not in introducing),
+        key=lambda i: (-len(sentences[i]), i),
+    )
+    return [*nameless, *others]
+
+
+def without(example: Example, sentences: Sequence[str], gone: Sequence[int]) -> Example:
+    """Return `example` with the sentences `gone` replaced by one `GAP` per stretch."""
+    absent = set(gone)
+    kept = [
+        (GAP if i - 1 not in absent else "") if i in absent else sentence
+        for i, sentence in enumerate(sentences)
+    ]
+    return replace(example, text="".join(kept))

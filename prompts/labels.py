@@ -1,0 +1,85 @@
+"""The label sets of a training file: collected once, frozen beside the adapter, used everywhere."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from panjue.prompts.decode import normal
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json, write_json
+
+Counts = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What training saw, by field of an answer (for `judgment`: charges, articles, penalty).
+
+    Attributes:
+        counts: Field -> label -> number of training answers that carry it, commonest first.
+        most: Field -> largest number of labels in one answer.
+        pairs: Label of the first field -> label of the second -> number of answers with both.
+    """
+
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    most: Counts = field(default_factory=dict)
+    pairs: Mapping[str, Counts] = field(default_factory=dict)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the labels of one field in a fixed order (by code point)."""
+        return sorted(self.counts.get(kind, ()))
+
+    @cached_property
+    def normal_forms(self) -> dict[str, dict[str, str]]:
+        """Return for each field the normal form of every label -> the label."""
+        return {kind: {normal(label): label for label in self.names(kind)} for kind in self.counts}
+
+    def commonest(self, kind: str, among: Counts | None = None) -> str | None:
+        """Return the label with the highest count; ties go to the first by code point."""
+        counts = self.counts.get(kind, {}) if among is None else among
+        return min(counts, key=lambda label: (-counts[label], label), default=None)
+
+    def save(self, folder: Path) -> None:
+        """Write `labels.json` into `folder`."""
+        write_json(folder / "labels.json", asdict(self))
+
+
+def load_labels(path: Path) -> Labels:
+    """Read a `labels.json`.
+
+    Raises:
+        UserError: It is missing, broken, or of another shape.
+    """
+    try:
+        return Labels(**read_json(path))
+    except TypeError as error:
+        raise UserError(f"{path}: not a labels file of panjue: {error}") from None
+
+
+def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
+    """Count the labels of `answers`, each a mapping from field to the labels it carries.
+
+    The first two fields of an answer give the pairs table.
+    """
+    counts: dict[str, Counter[str]] = {}
+    most: Counter[str] = Counter()
+    pairs: dict[str, Counter[str]] = {}
+    for answer in answers:
+        sets = {kind: sorted(set(labels)) for kind, labels in answer.items()}
+        for kind, labels in sets.items():
+            counts.setdefault(kind, Counter()).update(labels)
+            most[kind] = max(most[kind], len(labels))
+        first, second, *_ = (*sets.values(), [], [])
+        for label in first:
+            pairs.setdefault(label, Counter()).update(second)
+    return Labels(
+        {kind: _ranked(counter) for kind, counter in counts.items()},
+        dict(most),
+        {label: _ranked(counter) for label, counter in sorted(pairs.items())},
+    )
+
+
+def _ranked(counter: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))

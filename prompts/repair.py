@@ -1,0 +1,138 @@
+"""A judgment reply that is nearly right -> judgments: what a strict reader would throw away."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from panjue.prompts.decode import (
+    STRING,
+    after_thinking,
+    field_text,
+    flatten_forms,
+    normal,
+    snap,
+    strings_in,
+    unquote,
+)
+from panjue.prompts.labels import Labels
+from panjue.prompts.render import neutralize
+from panjue.prompts.task import Decoded
+
+NAME_KEYS = "name|姓名|被告人"
+KEYS = {"charges": "charges?|罪名", "articles": "articles?|法条|条文"}
+PENALTY_KEYS = "penalty|刑罚等级|刑罚"
+NAME = re.compile(rf'"(?:{NAME_KEYS})"\s*+:\s*+({STRING})')
+
+
+def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
+    """Find each defendant's judgment in a reply with fences, remarks, other forms or a torn end.
+
+    Total and linear in the reply: whatever it is, every one of `names` is answered with known
+    labels, and everything that was mended or guessed is listed.
+    """
+    text = flatten_forms(after_thinking(reply))
+    hits = list(NAME.finditer(text))
+    ends = [hit.start() for hit in hits[1:]] + [len(text)]
+    segments = [
+        (unquote(hit[1]), text[hit.end() : end]) for hit, end in zip(hits, ends, strict=False)
+    ]
+    found, repairs = _assign(segments, names)
+    judgments = []
+    for name in names:
+        judgment, mended = _judge(name, found.get(name), labels)
+        judgments.append(judgment)
+        repairs += [f"{name}: {text}" for text in mended]
+    if not repairs:
+        repairs = ["not the JSON that was asked for"]
+    return Decoded({"judgments": judgments}, tuple(repairs), readable=bool(found))
+
+
+def _assign(
+    segments: list[tuple[str, str]], names: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Give each defendant the first segment with their name, else the one in their place."""
+    forms = {flatten_forms(neutralize(name)): name for name in names}
+    found: dict[str, str] = {}
+    repairs = []
+    strangers = {}
+    for place, (written, segment) in enumerate(segments):
+        name = forms.get(written)
+        if name is None:
+            strangers[place] = (written, segment)
+        elif name in found:
+            repairs.append(f"{name}: answered twice, the first counts")
+        else:
+            found[name] = segment
+    for place, (written, segment) in strangers.items():
+        name = names[place] if place < len(names) else None
+        if name is None or name in found or len(segments) != len(names):
+            repairs.append(f"name {written[:40]!r} is no defendant, dropped")
+        else:
+            repairs.append(f"name {written[:40]!r} -> {name!r} by its place")
+            found[name] = segment
+    return found, repairs
+
+
+def _judge(name: str, segment: str | None, labels: Labels) -> tuple[dict[str, Any], list[str]]:
+    """Read one defendant's segment; what is missing is answered by the commonest labels."""
+    charges, repairs = _labels_in(segment, "charges", labels)
+    articles, more = _labels_in(segment, "articles", labels)
+    repairs += more
+    penalty, problem = _penalty_in(segment, labels)
+    repairs += [problem] if problem else []
+    if segment is None:
+        repairs = ["no answer, the commonest stands in"]
+    charges = charges or _commonest(labels, "charges")
+    articles = articles or _articles_of(charges, labels)
+    return {"name": name, "charges": charges, "articles": articles, "penalty": penalty}, repairs
+
+
+def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[str], list[str]]:
+    most = labels.most.get(field, 0)
+    text = segment and field_text(segment, KEYS[field])
+    known = labels.normal_forms.get(field, {})
+    read: dict[str, None] = {}
+    repairs = []
+    # A runaway list ends here: no answer needs more than a few times what training had.
+    for written in strings_in(text or "")[: 4 * most]:
+        label = _article(written, known) if field == "articles" else snap(written, known)
+        if label != written:
+            repairs.append(f"{field} {written[:40]!r} -> {label!r}" if label else f"{field} {written[:40]!r} unknown, dropped")
+        if label in read:
+            repairs.append(f"{field} {label!r} repeated")
+        if label:
+            read[label] = None
+    if len(read) > most:
+        repairs.append(f"{field} cut to {most}, the most in training")
+    if not read:
+        repairs.append(f"{field} missing, the commonest stand in")
+    return list(read)[:most], repairs
+
+
+def _article(written: str, known: Mapping[str, str]) -> str | None:
+    """Find the article in `第264条第1款`, `264-1` or `264.0`: the paragraph if known, else the article."""
+    numbers = re.match(r"\D*(\d+(?:\.\d+)?)(?:\D+(\d+))?", normal(written))
+    if not numbers:
+        return None
+    article, paragraph = numbers.groups()
+    return known.get(f"{article}-{paragraph}") or known.get(article)
+
+
+def _penalty_in(segment: str | None, labels: Labels) -> tuple[int, str | None]:
+    text = segment and field_text(segment, PENALTY_KEYS)
+    digits = re.search(r"\d{1,3}", text or "")
+    if digits and int(digits[0]) in PENALTIES:
+        return int(digits[0]), None
+    return int(labels.commonest("penalty") or 10), "penalty missing or not 0-14, the commonest stands in"
+
+
+def _commonest(labels: Labels, field: str) -> list[str]:
+    label = labels.commonest(field)
+    return [label] if label else []
+
+
+def _articles_of(charges: list[str], labels: Labels) -> list[str]:
+    """Return the article that training most often gave each charge, else the commonest of all."""
+    likely = [labels.commonest("articles", labels.pairs.get(charge, {})) for charge in charges]
+    known = list(dict.fromkeys(article for article in likely if article))
+    return known[: labels.most.get("articles", 0)] or _commonest(labels, "articles")

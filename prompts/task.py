@@ -1,0 +1,115 @@
+"""What a task is, and how one is found by name."""
+
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts import tasks
+from panjue.prompts.errors import UserError, did_you_mean
+from panjue.prompts.labels import Labels
+
+Messages = list[dict[str, str]]
+Answer = Mapping[str, Any]
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question: what fills the template, and the answer we hope for.
+
+    Attributes:
+        id: Unique within its file; joins examples, completions and scores.
+        text: The long part, which `fit` may shorten; `{text}` in the template.
+        names: Those the answer is about, in order; `fit` keeps the sentences that introduce them.
+        inputs: Further fields of the template.
+        answer: The gold answer; None in a test file.
+        groups: Attributes to report apart, e.g. `{"defendants": "2"}`; never shown to the model.
+    """
+
+    id: int | str
+    text: str
+    names: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    answer: Answer | None = None
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A reply after repair.
+
+    Attributes:
+        answer: Always complete: what could not be read is answered by the commonest labels.
+        repairs: What was mended, one short text each; empty when the reply was valid as it came.
+        readable: False when nothing at all could be read, so that the answer is a guess.
+    """
+
+    answer: Answer
+    repairs: tuple[str, ...] = ()
+    readable: bool = True
+
+
+def no_labels(_examples: Iterable[Example]) -> Labels:
+    """Collect nothing: the task has no label sets."""
+    return Labels()
+
+
+def no_faults(_example: Example, _row: Mapping[str, Any], _labels: Labels | None) -> Iterator[str]:
+    """Find nothing wrong with a submission row beyond its id."""
+    return iter(())
+
+
+def one(_example: Example) -> float:
+    """Weigh every example alike."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question we put to the model. The module's name is the task's name everywhere.
+
+    Attributes:
+        read: File -> examples; a bad line ends in a UserError that names file and line.
+        prompt: Example -> chat messages, from `templates/<task>.md`.
+        schema: Example, labels -> JSON Schema of exactly this example's reply.
+        target: Example -> the gold reply, compact JSON, always valid under the schema.
+        decode: Reply, example, labels -> answer. Never raises. What it makes of an empty reply
+            is the task's fallback, and the peer that a score is printed beside.
+        submission: Example, answer -> one line of the official hand-in format, with its `id`.
+        metrics: Names of functions in `panjue.eval.metrics`; the last one is the headline.
+        labels: Training examples -> the label sets.
+        faults: Example, submission row, labels if known -> what the contest would refuse.
+        weight: Example -> its weight in the mean over examples.
+    """
+
+    read: Callable[[Path], Iterator[Example]]
+    prompt: Callable[[Example], Messages]
+    schema: Callable[[Example, Labels], Schema]
+    target: Callable[[Example], str]
+    decode: Callable[[str, Example, Labels], Decoded]
+    submission: Callable[[Example, Answer], dict[str, Any]]
+    metrics: tuple[str, ...]
+    labels: Callable[[Iterable[Example]], Labels] = no_labels
+    faults: Callable[[Example, Mapping[str, Any], Labels | None], Iterator[str]] = no_faults
+    weight: Callable[[Example], float] = one
+
+
+def task_names() -> list[str]:
+    """Return the names of all tasks: the modules in `prompts/tasks/`."""
+    return sorted(module.name for module in pkgutil.iter_modules(tasks.__path__))
+
+
+def load_task(name: str) -> Task:
+    """Return `TASK` from `prompts/tasks/<name>.py`.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    known = task_names()
+    if name not in known:
+        raise UserError(f"no task {name!r} in prompts/tasks/ ({', '.join(known)}){did_you_mean(name, known)}")
+    task: Task = import_module(f"{tasks.__name__}.{name}").TASK
+    return task
