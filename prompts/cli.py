@@ -51,20 +51,22 @@ def sft(config: Path, overrides: Overrides = None) -> None:
 @app.command()
 def merge(run: Path) -> None:
     """Fold the adapter of RUN into its base: RUN/merged."""
-    _load("finetune.merge", "main")(run)
+    _load("serve.merge", "main")(run)
 
 
 @app.command()
 def generate(config: Path, overrides: Overrides = None) -> None:
     """Answer every case of the test file, then decode: completions.jsonl, submission.jsonl."""
-    if not _load("serve.generate", "main")(config, overrides or []):
-        return
-    # The engine's process is done; decoding is the next room's and needs no model.
+    _decode(_load("serve.generate", "main")(config, overrides or []))
 
 
 @app.command()
 def decode(run: Path) -> None:
     """Make RUN/submission.jsonl from RUN/completions.jsonl again, without a model."""
+    _decode(run)
+
+
+def _decode(run: Path) -> None:
     tally = _load("eval.answers", "decode_run")(run)
     for line in tally.lines():
         print(line)

@@ -143,6 +143,10 @@ class Rows:
         """Return the number of distinct ids."""
         return len(self._offsets)
 
+    def ids(self) -> set[str]:
+        """Return all ids, as text."""
+        return set(self._offsets)
+
     def __contains__(self, key: object) -> bool:
         """Say whether there is a row with this id."""
         return str(key) in self._offsets

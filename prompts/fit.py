@@ -3,13 +3,20 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from panjue.prompts.task import Example
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels
+from panjue.prompts.render import prompt_ids, reply_ids
+from panjue.prompts.task import Example, Task
 
 SENTENCE = re.compile(r"[^。！？；!?;\n]*(?:[。！？；!?;\n]+[”’」』）)]*|$)")
 
 GAP = "……"
 """Stands in the text where sentences were left out, so that the model and a reader can see it."""
+
+SLACK = 64
+"""Tokens beyond one and a half times the commonest answer: room for rare, longer labels."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,17 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     shorter = without(example, sentences, gone) if gone else example
     tokens = count(shorter)
     return Fitted(shorter, tokens, full, len(gone), fits=tokens <= budget)
+
+
+def fit_prompt(task: Task, example: Example, labels: Labels, tokenizer: Any, max_tokens: int) -> Fitted:
+    """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
+
+    The room is measured on the answer made of the commonest labels, not on the gold one: a case
+    of 63 defendants keeps more room than one of two, and training and serving come to the same.
+    """
+    commonest = task.decode("", example, labels).answer
+    budget = max_tokens - SLACK - len(reply_ids(tokenizer, dump(commonest))) * 3 // 2
+    return fit(example, budget, lambda e: len(prompt_ids(tokenizer, task.prompt(e))))
 
 
 def split_sentences(text: str) -> list[str]:

@@ -1,0 +1,109 @@
+"""A tiny base model from nothing, for machines that reach no model hub: `make base`.
+
+A byte-level tokenizer and a Qwen3-architecture model, both trained on invented cases of one
+defendant. It can do nothing else; it stands where a real Qwen would.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from panjue.finetune.sft import SftConfig, train
+from panjue.prompts.config import check_settings, load_config
+from panjue.prompts.task import Task, load_task
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+"""Qwen's pre-tokenizer without English contractions: every digit is a token of its own."""
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{ '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and not enable_thinking -%}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}"
+    "{%- endif -%}"
+    "{%- endif -%}"
+)
+"""As Qwen3's hybrid models have it, the empty think block included."""
+
+
+class BaseConfig(SftConfig):
+    """Settings of the tiny base: those of a full fine-tuning, and the shape it starts from."""
+
+    vocab_size: int = Field(4096, ge=512)
+    """Tokens, the 256 bytes included."""
+    shape: dict[str, Any] = Field(default_factory=dict)
+    """Passed to transformers' Qwen3Config as they are."""
+
+
+def main(path: Path, overrides: Sequence[str] = ()) -> None:
+    """Make `model`, the untrained start, then train all its weights into RUN/model."""
+    config = load_config(BaseConfig, path, overrides)
+    check_settings("shape", config.shape, Qwen3Config.__dataclass_fields__)
+    if not (Path(config.model) / "model.safetensors").exists():
+        make_untrained(config, Path(config.model))
+    train(config)
+
+
+def make_untrained(config: BaseConfig, folder: Path) -> None:
+    """Write a tokenizer trained on the training cases and a random model to `folder`."""
+    task = load_task(config.task)
+    tokenizer = train_tokenizer(texts(task, config.train), config.vocab_size)
+    torch.manual_seed(config.seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            **config.shape,
+            vocab_size=len(tokenizer),
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def texts(task: Task, cases: Path) -> Iterator[str]:
+    """Yield what the tokenizer learns from: prompts and replies."""
+    for example in task.read(cases):
+        yield from (message["content"] for message in task.prompt(example))
+        yield task.target(example)
+
+
+def train_tokenizer(lines: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer: any text passes through it, digits stay apart."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+    )

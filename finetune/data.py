@@ -1,0 +1,95 @@
+"""Examples -> token rows on disk: made once, memory-mapped ever after."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, Features, List, Value
+from datasets.arrow_writer import ArrowWriter
+
+from panjue.prompts.files import dump, write_json
+from panjue.prompts.fit import fit_prompt
+from panjue.prompts.labels import Labels
+from panjue.prompts.render import prompt_ids, reply_ids
+from panjue.prompts.task import Example, Task
+
+IGNORED = -100
+"""The label where there is no loss: the whole prompt."""
+
+FEATURES = Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
+
+
+@dataclass
+class Report:
+    """What became of the examples of one file.
+
+    Attributes:
+        tokens: Prompt plus reply, per row kept.
+        refused: `id: why` of every example left out.
+        shortened: (id, tokens before, tokens after) of every prompt that `fit` shortened.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    shortened: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+def is_held_out(example: Example) -> bool:
+    """Choose a tenth of all examples by the hash of their text, whatever file they stand in."""
+    return int(hashlib.sha256(example.text.encode()).hexdigest()[:8], 16) % 10 == 0
+
+
+def rows(
+    task: Task,
+    examples: Iterator[Example],
+    tokenizer: Any,
+    labels: Labels,
+    max_tokens: int,
+    report: Report,
+) -> Iterator[dict[str, list[int]]]:
+    """Yield token rows with loss on the reply only, noting in `report` what was done.
+
+    No reply is ever cut: an example whose prompt cannot be shortened enough, or whose reply does
+    not fit or is not valid (a label set is empty, say), is refused by its id.
+    """
+    for example in examples:
+        reply = task.target(example)
+        if task.decode(reply, example, labels).repairs:
+            report.refused.append(f"{example.id}: its gold answer is not valid under the schema")
+            continue
+        fitted = fit_prompt(task, example, labels, tokenizer, max_tokens)
+        prompt = prompt_ids(tokenizer, task.prompt(fitted.example))
+        completion = reply_ids(tokenizer, reply)
+        if not fitted.fits or len(prompt) + len(completion) > max_tokens:
+            need = len(prompt) + len(completion)
+            report.refused.append(f"{example.id}: needs {need} tokens, max_tokens is {max_tokens}")
+            continue
+        if fitted.dropped:
+            report.shortened.append((str(example.id), fitted.full_tokens, fitted.tokens))
+        report.tokens.append(len(prompt) + len(completion))
+        yield {
+            "input_ids": prompt + completion,
+            "labels": [IGNORED] * len(prompt) + completion,
+        }
+
+
+def cached(
+    folder: Path, key: dict[str, Any], make: Callable[[Report], Iterator[dict[str, list[int]]]]
+) -> tuple[Dataset, Report]:
+    """Return the rows that `make` yields, from `folder` where it ran under the same key before."""
+    place = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
+    if not (place / "report.json").exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        report = Report()
+        writer = ArrowWriter(path=str(place / "rows.arrow"), features=FEATURES)
+        for row in make(report):
+            writer.write(row)
+        writer.finalize()
+        write_json(place / "report.json", asdict(report))  # last: its presence says all is there
+    report = Report(**json.loads((place / "report.json").read_text("utf-8")))
+    return Dataset.from_file(str(place / "rows.arrow")), report

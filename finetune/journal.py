@@ -1,0 +1,85 @@
+"""What a person sees of a run while it trains, and what stays on disk: log.jsonl."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from panjue.prompts.files import dump, stream
+from panjue.prompts.progress import Meter, meter
+
+COMPLETE = "complete"
+"""The file that marks a checkpoint as whole: written last, when everything else is there."""
+
+
+class Journal(TrainerCallback):
+    """Shows progress with tokens/s and time left, appends every log entry to `log.jsonl`.
+
+    Marks every checkpoint as complete once it is. Only the first process writes.
+    """
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        """Write into `folder`, show on `console`."""
+        self._folder, self._console = folder, console
+        self._open = ExitStack()
+        self._meter: Meter | None = None
+        self._text = ""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Start the meter."""
+        if state.is_world_process_zero:
+            shown = meter(self._console, state.max_steps, state.global_step)
+            self._meter = self._open.enter_context(shown)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Move the meter."""
+        if self._meter:
+            self._meter.to(state.global_step, self._text)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Append the entry to `log.jsonl`; its loss and speed stand beside the meter from now on."""
+        if not self._meter or not logs:
+            return
+        entry = {"step": state.global_step, "seconds": round(self._meter.seconds, 1), **logs}
+        with stream(self._folder / "log.jsonl") as out:
+            out.write(dump(entry) + "\n")
+        if "eval_loss" in logs:
+            self._console.print(
+                f"step {state.global_step}: held-out loss {float(logs['eval_loss']):.4f}", highlight=False
+            )
+        elif "loss" in logs:
+            rate = float(logs.get("num_tokens", 0)) / self._meter.seconds
+            self._text = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Stop the meter."""
+        self._open.close()
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Mark the checkpoint that was just written as complete."""
+        if state.is_world_process_zero:
+            (Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+def newest_complete(checkpoints: Path) -> Path | None:
+    """Return the newest checkpoint that bears the mark of completeness."""
+    marked = (mark.parent for mark in checkpoints.glob(f"checkpoint-*/{COMPLETE}"))
+    return max(marked, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

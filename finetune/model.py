@@ -1,0 +1,63 @@
+"""The model that is trained: base weights, four-bit or not, with or without LoRA."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+
+from panjue.prompts.errors import UserError
+
+Model = PreTrainedModel | PeftModel
+
+
+def load_base(folder: Path, dtype: str, quantization: Mapping[str, Any] | None = None) -> PreTrainedModel:
+    """Load the base model's safetensors; four-bit where `quantization` says so.
+
+    Args:
+        folder: A transformers model folder.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 on a GPU that has it, float32
+            on a CPU, where it trains fastest under bfloat16 autocast.
+        quantization: Arguments of `BitsAndBytesConfig`; None leaves the weights whole.
+    """
+    bits = BitsAndBytesConfig(**_dtypes(quantization)) if quantization else None
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=resolve_dtype(dtype),
+        quantization_config=bits,
+        use_safetensors=True,
+        attn_implementation="sdpa",
+    )
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """Return the torch type of a `dtype` setting.
+
+    Raises:
+        UserError: There is no such type.
+    """
+    if name == "auto":
+        return torch.bfloat16 if has_bf16_gpu() else torch.float32
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"dtype: {name!r} is no type; write auto, float32, bfloat16 or float16")
+    return dtype
+
+
+def has_bf16_gpu() -> bool:
+    """Say whether there is a GPU that computes in bfloat16."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
+def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], *, quantized: bool) -> PeftModel:
+    """Freeze `model` and put LoRA matrices beside its linear layers."""
+    if quantized:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
+
+
+def _dtypes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the dtype names of a YAML section into torch types."""
+    return {key: getattr(torch, value) if key.endswith("_dtype") and isinstance(value, str) else value for key, value in settings.items()}

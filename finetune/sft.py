@@ -1,0 +1,261 @@
+"""Supervised fine-tuning, read from top to bottom: cases in, adapter out."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from importlib.metadata import version
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from omegaconf import OmegaConf
+from peft import LoraConfig
+from pydantic import Field
+from rich.console import Console
+from transformers import BitsAndBytesConfig
+from trl import SFTConfig as TrainerConfig
+from trl import SFTTrainer
+
+from panjue.finetune.data import Report, cached, is_held_out, rows
+from panjue.finetune.journal import Journal, newest_complete
+from panjue.finetune.model import Model, has_bf16_gpu, load_base, with_lora
+from panjue.finetune.plan import print_example, print_plan
+from panjue.prompts.config import Config, check_settings, load_config
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import difference, read_json, sha256, whole_file, write_json
+from panjue.prompts.labels import Labels
+from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
+from panjue.prompts.task import Example, Task, load_task
+
+OURS = {
+    "output_dir": "run",
+    "max_length": "max_tokens",
+    "truncation_mode": "max_tokens",
+    "dataset_text_field": "task",
+    "chat_template_path": "model",
+    "trust_remote_code": "nothing: a model's code is never run",
+}
+"""trl settings that panjue makes itself -> the setting to use instead."""
+
+
+class SftConfig(Config):
+    """Settings of one run; the resolved copy is saved beside the adapter."""
+
+    task: str = "judgment"
+    """Name of a file in prompts/tasks/."""
+    run: Path
+    """Folder that everything is written to."""
+    model: str
+    """Base model: a folder, or a name on the hub."""
+    train: Path
+    """Training cases."""
+    dev: Path | None = None
+    """Cases for the held-out loss; without it a tenth of `train`, chosen by hash, serves."""
+    method: Literal["lora", "qlora", "full"] = "lora"
+    """LoRA, LoRA on a four-bit base, or all weights."""
+    max_tokens: int = Field(4096, ge=64)
+    """Prompt plus reply. Longer cases are shortened by `fit` and counted; a reply is never cut."""
+    dtype: str = "auto"
+    """Type of the base weights: bfloat16 on a GPU, float32 on a CPU, or as named."""
+    seed: int = 0
+    """Of the data order, the adapter's start and dropout."""
+    resume: bool = True
+    """Continue from the newest complete checkpoint of this run, if there is one."""
+    dry_run: bool = False
+    """Stop before the first step, after showing the plan and one example as the model sees it."""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Passed to trl's SFTConfig as they are."""
+    lora: dict[str, Any] = Field(default_factory=dict)
+    """Passed to peft's LoraConfig as they are."""
+    quantization: dict[str, Any] = Field(default_factory=dict)
+    """Passed to transformers' BitsAndBytesConfig as they are; used by `method: qlora`."""
+
+
+def main(path: Path, overrides: Sequence[str] = ()) -> None:
+    """Train as the config at `path` says; a run that is finished already is left alone."""
+    train(load_config(SftConfig, path, overrides))
+
+
+def train(config: SftConfig) -> None:
+    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
+
+    Raises:
+        UserError: A file or setting is wrong, or the run folder holds another run's work.
+    """
+    console = Console(quiet=not PartialState().is_main_process)
+    check_all_settings(config)
+    task, folder = load_task(config.task), model_folder(config.model)
+    made = provenance(config, folder)
+    if is_finished(config.run, made):
+        console.print(f"{trained_folder(config)}: already trained with these settings, nothing to do")
+        return
+    tokenizer = load_tokenizer(folder)
+
+    labels = task.labels(train_examples(config, task))
+    with PartialState().main_process_first():
+        train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
+        held_out, _ = token_rows(config, task, tokenizer, labels, made, "dev")
+    if not len(train_rows):
+        raise UserError(f"{config.train}: no example is left to train on; {'; '.join(report.refused[:1])}")
+
+    quantized = config.method == "qlora"
+    model: Model = load_base(folder, config.dtype, config.quantization if quantized else None)
+    if config.method != "full":
+        torch.manual_seed(config.seed)
+        model = with_lora(model, config.lora, quantized=quantized)
+    trainer = SFTTrainer(
+        model,
+        args=trainer_config(config),
+        train_dataset=train_rows,
+        eval_dataset=held_out if len(held_out) else None,
+        processing_class=tokenizer,
+        callbacks=[Journal(config.run, console)],
+    )
+
+    print_plan(console, trainer, report, len(held_out))
+    if config.dry_run:
+        print_example(console, train_rows[0], tokenizer)
+        return
+    write_config(config)
+    write_json(config.run / "manifest.json", {"sft": made})
+    checkpoint = newest_complete(config.run / "checkpoints") if config.resume else None
+    if checkpoint:
+        console.print(f"continuing from {checkpoint}")
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        save(trainer, labels, made, trained_folder(config))
+    console.print(f"written: {trained_folder(config)}")
+
+
+def check_all_settings(config: SftConfig) -> None:
+    """Refuse library settings that do not exist or that panjue makes itself, and missing files."""
+    for name in ("train", "dev"):
+        file = getattr(config, name)
+        if file is not None and not file.is_file():
+            raise UserError(f"{name}: no file {file}")
+    check_settings("trainer", config.trainer, (f.name for f in fields(TrainerConfig) if f.init))
+    for key in config.trainer:
+        if key in OURS:
+            raise UserError(f"trainer: {key!r} is panjue's to set; use {OURS[key]}")
+    check_settings("lora", config.lora, (f.name for f in fields(LoraConfig) if f.init))
+    check_settings("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
+
+
+def train_examples(config: SftConfig, task: Task) -> Iterator[Example]:
+    """Yield what is trained on: all of `train`, less the held-out tenth where there is no `dev`."""
+    for example in _answered(task, config.train):
+        if config.dev is not None or not is_held_out(example):
+            yield example
+
+
+def held_out_examples(config: SftConfig, task: Task) -> Iterator[Example]:
+    """Yield what the held-out loss is measured on."""
+    if config.dev is not None:
+        yield from _answered(task, config.dev)
+    else:
+        yield from (example for example in _answered(task, config.train) if is_held_out(example))
+
+
+def _answered(task: Task, path: Path) -> Iterator[Example]:
+    for example in task.read(path):
+        if example.answer is None:
+            raise UserError(f"{path}: id {example.id} has no answer to learn from; this is a test file")
+        yield example
+
+
+def token_rows(  # noqa: PLR0913  # the last one tells the two files apart
+    config: SftConfig, task: Task, tokenizer: Any, labels: Labels, made: dict[str, Any], part: str
+) -> tuple[Dataset, Report]:
+    """Return the token rows of one part, tokenised at most once."""
+    examples = {"train": train_examples, "dev": held_out_examples}[part]
+    key = {name: made[name] for name in ("task", "base_sha256", "train_sha256", "dev_sha256", "prompt_sha256", "max_tokens")}
+    return cached(
+        config.run / "rows",
+        {**key, "part": part},
+        lambda report: rows(task, examples(config, task), tokenizer, labels, config.max_tokens, report),
+    )
+
+
+def trainer_config(config: SftConfig) -> TrainerConfig:
+    """Return trl's settings: ours where they must be, the config's, and defaults for the machine."""
+    gpu = torch.cuda.is_available()
+    defaults = {
+        "bf16": has_bf16_gpu(),
+        "gradient_checkpointing": gpu,
+        "logging_steps": 10,
+        "save_total_limit": 2,
+        "report_to": ["tensorboard"],
+    }
+    given = {**defaults, **config.trainer}
+    return TrainerConfig(
+        **given,
+        output_dir=str(config.run / "checkpoints"),
+        # Rows never exceed max_tokens, so trl's silent cut has nothing to cut; packing needs to know.
+        max_length=config.max_tokens if given.get("packing") else None,
+        seed=config.seed,
+        use_cpu=not gpu,
+        disable_tqdm=True,  # the journal shows progress
+    )
+
+
+def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
+    """Say what this adapter is made of; two runs with equal provenance give equal adapters."""
+    return {
+        "task": config.task,
+        "base": config.model,
+        "base_sha256": model_sha256(folder),
+        "train": str(config.train),
+        "train_sha256": sha256(config.train),
+        "dev": str(config.dev) if config.dev else None,
+        "dev_sha256": sha256(config.dev) if config.dev else None,
+        "prompt_sha256": prompt_sha256(config.task),
+        "max_tokens": config.max_tokens,
+        "method": config.method,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "trainer": config.trainer,
+        "lora": config.lora,
+        "quantization": config.quantization,
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+    }
+
+
+def trained_folder(config: SftConfig) -> Path:
+    """Return where the result goes: `adapter/`, or `model/` where all weights were trained."""
+    return config.run / ("model" if config.method == "full" else "adapter")
+
+
+def is_finished(run: Path, made: dict[str, Any]) -> bool:
+    """Say whether `run` holds the finished result of exactly these settings.
+
+    Raises:
+        UserError: It holds work under other settings; names what differs.
+    """
+    if not (run / "manifest.json").exists():
+        return False
+    before = read_json(run / "manifest.json").get("sft")
+    if before is None or {**before, "versions": None} != {**made, "versions": None}:
+        what = difference(before or {}, made)
+        raise UserError(f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one")
+    return any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
+
+
+def write_config(config: SftConfig) -> None:
+    """Save the resolved settings as `config.yaml` in the run folder."""
+    with whole_file(config.run / "config.yaml") as out:
+        out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
+
+
+def save(trainer: SFTTrainer, labels: Labels, made: dict[str, Any], folder: Path) -> None:
+    """Write weights, labels and manifest into `folder`, which appears only when all is there."""
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    trainer.save_model(str(aside))
+    labels.save(aside)
+    write_json(aside / "manifest.json", made)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)

@@ -1,0 +1,75 @@
+"""The base model's folder and its tokenizer, as training and serving both need them."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json, sha256
+from panjue.prompts.render import TEMPLATES, neutralize
+
+PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
+"""What is fetched, hashed and read of a model: never pickles, never code."""
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of a base model: a folder here, else a model of the hub, fetched if need be.
+
+    Raises:
+        UserError: It is neither, has no safetensors weights, or wants code of its own to run.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _from_hub(name)
+    config = read_json(folder / "config.json")
+    if "auto_map" in config:
+        raise UserError(f"{folder}: wants its own code to run (auto_map); panjue never runs a model's code")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: has no .safetensors weights; convert the model first")
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    place = f"base model {name!r}"
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise UserError(f"{place}: there is no such folder; give a model's folder or a hub name like Qwen/Qwen3-8B")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(PARTS)))
+    except (OSError, HFValidationError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{place}: no such folder, and the hub does not give it ({reason})") from None
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model and see to it that no case can forge its markers.
+
+    Raises:
+        UserError: It has no chat template or no end token, or a special token that `neutralize`
+            lets pass.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
+        raise UserError(f"{folder}: its tokenizer has no chat template; take an instruction-tuned model")
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{folder}: its tokenizer has no end token")
+    unsafe = [token for token in tokenizer.all_special_tokens if neutralize(token) == token]
+    if unsafe:
+        raise UserError(f"{folder}: the special token {unsafe[0]!r} could be forged by a case's text")
+    return tokenizer
+
+
+def model_sha256(folder: Path) -> str:
+    """Return one hash over the names and contents of a model's files."""
+    files = sorted({path for part in PARTS for path in folder.glob(part)})
+    parts = (f"{sha256(path)} {path.name}" for path in files)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def prompt_sha256(task: str) -> str:
+    """Return the hash of a task's template."""
+    return sha256(TEMPLATES / f"{task}.md")

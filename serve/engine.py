@@ -1,0 +1,100 @@
+"""vLLM's offline engine: requests in, finished completions out, as many at once as it takes."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # the model is a folder by now; nothing is to be looked up
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
+    "TOKENIZERS_PARALLELISM": "false",
+}
+os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
+
+from vllm import LLM, SamplingParams, TokensPrompt  # noqa: E402  # reads the environment
+from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.outputs import RequestOutput  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
+
+BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
+"""Each case has a schema of its own. xgrammar compiles each from nothing (0.4 s for two defendants,
+20 s for 63), llguidance builds it in milliseconds; `auto` would mix them."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, as token ids, and how to sample its reply."""
+
+    key: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+@contextmanager
+def engine(
+    model: Path, settings: Mapping[str, Any], max_tokens: int, seed: int, *, lora_rank: int = 0
+) -> Iterator[LLM]:
+    """Start vLLM on a model folder, and stop its processes however the block ends.
+
+    Args:
+        model: Folder of the model.
+        settings: vLLM's engine arguments; they win over ours.
+        max_tokens: Prompt plus reply of the longest request.
+        seed: Of the engine. A seed per request kills the CPU engine when a prefill is chunked.
+        lora_rank: Rank of the adapter that requests will bring, 0 for none.
+    """
+    ours: dict[str, Any] = {
+        "max_model_len": max_tokens,
+        "seed": seed,
+        "enable_prefix_caching": True,
+        "structured_outputs_config": BACKEND,
+        "enable_lora": lora_rank > 0,
+        **({"max_lora_rank": _allowed_rank(lora_rank)} if lora_rank else {}),
+    }
+    llm = LLM(model=str(model), **{**ours, **settings})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _allowed_rank(rank: int) -> int:
+    """Round up to a rank that vLLM has kernels for."""
+    return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
+
+
+def complete(
+    llm: LLM, requests: Iterable[Request], in_flight: int, lora: LoRARequest | None = None
+) -> Iterator[tuple[str, RequestOutput]]:
+    """Yield (key, output) of every request, in the order they finish.
+
+    Requests are drawn one by one, at most `in_flight` wait in the engine: memory stays flat and
+    preparing the next prompts overlaps with decoding.
+    """
+    source = iter(requests)
+    running: set[str] = set()
+    exhausted = False
+    while running or not exhausted:
+        while not exhausted and len(running) < in_flight:
+            request = next(source, None)
+            if request is None:
+                exhausted = True
+                break
+            prompt = TokensPrompt(prompt_token_ids=request.prompt)
+            running.add(request.key)
+            llm.llm_engine.add_request(request.key, prompt, request.params, lora_request=lora)
+        for output in llm.llm_engine.step():
+            if output.finished:
+                running.remove(output.request_id)
+                yield output.request_id, output
+
+
+def on_cpu() -> bool:
+    """Say whether vLLM runs on the processor."""
+    return bool(current_platform.is_cpu())
