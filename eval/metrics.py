@@ -99,5 +99,5 @@ def _over_defendants(
 
 
 def _by_name(answer: Answer | None) -> Iterator[tuple[str, Answer]]:
-    for judgment in (answer or {}).get("judgments", ()):
+    for judgment in () if answer is None else answer["judgments"]:
         yield judgment["name"], judgment

@@ -33,8 +33,10 @@ class Columns:
         """Append one example."""
         self.weights.append(weight)
         self.values.append(values)
-        for attribute, group in example.groups.items():
-            self.groups.setdefault(attribute, []).append(group)
+        before = len(self.weights) - 1
+        for attribute in {**self.groups, **example.groups}:
+            groups = self.groups.setdefault(attribute, ["-"] * before)
+            groups.append(example.groups.get(attribute, "-"))
 
 
 @dataclass(frozen=True)

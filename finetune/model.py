@@ -39,16 +39,19 @@ def resolve_dtype(name: str) -> torch.dtype:
         UserError: There is no such type.
     """
     if name == "auto":
-        return torch.bfloat16 if has_bf16_gpu() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_available() and has_bf16() else torch.float32
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(f"dtype: {name!r} is no type; write auto, float32, bfloat16 or float16")
     return dtype
 
 
-def has_bf16_gpu() -> bool:
-    """Say whether there is a GPU that computes in bfloat16."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+def has_bf16() -> bool:
+    """Say whether the machine computes in bfloat16: a recent GPU, or a CPU with AVX-512 BF16 or AMX."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    can = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], *, quantized: bool) -> PeftModel:

@@ -1,5 +1,6 @@
 """Supervised fine-tuning, read from top to bottom: cases in, adapter out."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -15,13 +16,14 @@ from omegaconf import OmegaConf
 from peft import LoraConfig
 from pydantic import Field
 from rich.console import Console
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PrinterCallback
+from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 from trl import SFTTrainer
 
 from panjue.finetune.data import Report, cached, is_held_out, rows
 from panjue.finetune.journal import Journal, newest_complete
-from panjue.finetune.model import Model, has_bf16_gpu, load_base, with_lora
+from panjue.finetune.model import Model, has_bf16, load_base, with_lora
 from panjue.finetune.plan import print_example, print_plan
 from panjue.prompts.config import Config, check_settings, load_config
 from panjue.prompts.errors import UserError
@@ -86,6 +88,7 @@ def train(config: SftConfig) -> None:
         UserError: A file or setting is wrong, or the run folder holds another run's work.
     """
     console = Console(quiet=not PartialState().is_main_process)
+    disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
     task, folder = load_task(config.task), model_folder(config.model)
     made = provenance(config, folder)
@@ -108,19 +111,22 @@ def train(config: SftConfig) -> None:
         model = with_lora(model, config.lora, quantized=quantized)
     trainer = SFTTrainer(
         model,
-        args=trainer_config(config),
+        args=trainer_config(config, evaluates=len(held_out) > 0),
         train_dataset=train_rows,
         eval_dataset=held_out if len(held_out) else None,
         processing_class=tokenizer,
         callbacks=[Journal(config.run, console)],
     )
 
+    trainer.remove_callback(PrinterCallback)  # the journal says it better
+
     print_plan(console, trainer, report, len(held_out))
     if config.dry_run:
         print_example(console, train_rows[0], tokenizer)
         return
-    write_config(config)
-    write_json(config.run / "manifest.json", {"sft": made})
+    if trainer.is_world_process_zero():
+        write_config(config)
+        write_json(config.run / "manifest.json", {"sft": made})
     checkpoint = newest_complete(config.run / "checkpoints") if config.resume else None
     if checkpoint:
         console.print(f"continuing from {checkpoint}")
@@ -132,11 +138,16 @@ def train(config: SftConfig) -> None:
 
 
 def check_all_settings(config: SftConfig) -> None:
-    """Refuse library settings that do not exist or that panjue makes itself, and missing files."""
+    """Refuse missing files and wrong library settings before anything slow begins."""
     for name in ("train", "dev"):
         file = getattr(config, name)
         if file is not None and not file.is_file():
             raise UserError(f"{name}: no file {file}")
+    check_library_settings(config)
+
+
+def check_library_settings(config: SftConfig) -> None:
+    """Refuse settings that trl, peft or bitsandbytes do not have, and those that are panjue's."""
     check_settings("trainer", config.trainer, (f.name for f in fields(TrainerConfig) if f.init))
     for key in config.trainer:
         if key in OURS:
@@ -180,17 +191,18 @@ def token_rows(  # noqa: PLR0913  # the last one tells the two files apart
     )
 
 
-def trainer_config(config: SftConfig) -> TrainerConfig:
+def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: ours where they must be, the config's, and defaults for the machine."""
     gpu = torch.cuda.is_available()
     defaults = {
-        "bf16": has_bf16_gpu(),
+        "bf16": has_bf16(),
         "gradient_checkpointing": gpu,
         "logging_steps": 10,
         "save_total_limit": 2,
         "report_to": ["tensorboard"],
     }
-    given = {**defaults, **config.trainer}
+    given = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     return TrainerConfig(
         **given,
         output_dir=str(config.run / "checkpoints"),
@@ -256,6 +268,6 @@ def save(trainer: SFTTrainer, labels: Labels, made: dict[str, Any], folder: Path
     shutil.rmtree(aside, ignore_errors=True)
     trainer.save_model(str(aside))
     labels.save(aside)
-    write_json(aside / "manifest.json", made)
+    write_json(aside / "manifest.json", {**made, "labels_sha256": sha256(aside / "labels.json")})
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -30,10 +30,15 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     """
     try:
         words = [_word(word) for word in overrides]
-        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(words))
+        loaded = OmegaConf.load(path)
+        if not isinstance(loaded, DictConfig):
+            raise UserError(f"{path}: expected lines of `key: value`, found a list")
+        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(words))
         values = OmegaConf.to_container(merged, resolve=True)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
     try:
@@ -66,5 +71,6 @@ def _first_complaint(cls: type[Config], error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"no setting {key!r}{did_you_mean(key, cls.model_fields)}"
     if first["type"] == "missing":
-        return f"set {key!r}: {cls.model_fields[key].description or 'it has no default'}"
+        known = cls.model_fields.get(key)  # None for a key inside a section
+        return f"set {key!r}: {(known and known.description) or 'it has no default'}"
     return f"{key}: {first['msg']}, got {first['input']!r}"

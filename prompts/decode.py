@@ -22,8 +22,12 @@ def load_json(reply: str) -> Any:
 
 
 def flatten_forms(text: str) -> str:
-    """Bring full-width digits, letters and brackets and curly quotes to their plain forms."""
-    return unicodedata.normalize("NFKC", text.translate(QUOTES))
+    """Bring full-width digits, letters and brackets to their plain forms.
+
+    Curly quotes too, where no plain one is there: beside plain ones they belong to the text.
+    """
+    plain = text if '"' in text else text.translate(QUOTES)
+    return unicodedata.normalize("NFKC", plain)
 
 
 def after_thinking(reply: str) -> str:

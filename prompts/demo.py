@@ -50,49 +50,41 @@ PEOPLE = (
 
 @dataclass(frozen=True)
 class Crime:
-    """A charge and how its deeds are told; `base` is where its penalties start."""
+    """A charge, its article, and how its deeds and their three levels of gravity are told."""
 
     charge: str
     article: str
-    base: int
     deeds: tuple[str, ...]
     scale: tuple[tuple[str, tuple[int, int]], ...]
 
 
 CRIMES = (
-    Crime("盗窃罪", "264", 1, ("趁夜撬门进入{place}，窃走现金和手机", "在{place}扒窃行人财物"), MONEY),
-    Crime("诈骗罪", "266", 1, ("在{place}谎称能代办入学骗取钱款", "在{place}冒充客服骗取他人转账"), MONEY),
-    Crime("抢劫罪", "263", 3, ("在{place}持刀威胁路人劫得财物", "在{place}殴打店主后抢走现金"), MONEY),
-    Crime("敲诈勒索罪", "274", 1, ("在{place}以揭发隐私相要挟索要钱款", "在{place}以投诉为由强索钱财"), MONEY),
-    Crime("职务侵占罪", "271-1", 0, ("利用在{place}看管仓库的便利侵吞单位货物", "利用在{place}任出纳之便截留单位货款"), MONEY),
-    Crime("故意毁坏财物罪", "275", 0, ("因琐事在{place}砸毁他人车辆", "在{place}纵火烧毁他人货物"), MONEY),
+    Crime("盗窃罪", "264", ("趁夜撬门进入{place}，窃走现金和手机", "在{place}扒窃行人财物"), MONEY),
+    Crime("诈骗罪", "266", ("在{place}谎称能代办入学骗取钱款", "在{place}冒充客服骗取他人转账"), MONEY),
+    Crime("抢劫罪", "263", ("在{place}持刀威胁路人劫得财物", "在{place}殴打店主后抢走现金"), MONEY),
+    Crime("敲诈勒索罪", "274", ("在{place}以揭发隐私相要挟索要钱款", "在{place}以投诉为由强索钱财"), MONEY),
+    Crime("职务侵占罪", "271-1", ("利用在{place}看管仓库的便利侵吞单位货物", "利用在{place}任出纳之便截留单位货款"), MONEY),
+    Crime("故意毁坏财物罪", "275", ("因琐事在{place}砸毁他人车辆", "在{place}纵火烧毁他人货物"), MONEY),
     Crime(
         "掩饰、隐瞒犯罪所得、犯罪所得收益罪",
         "312",
-        0,
         ("明知是赃物仍在{place}低价收购转卖", "明知是他人犯罪所得仍在{place}代为窝藏"),
         MONEY,
     ),
-    Crime("非法吸收公众存款罪", "176", 1, ("在{place}以高息为诱饵向群众吸收资金", "在{place}开办理财讲座公开吸收存款"), MONEY),
-    Crime("故意伤害罪", "234", 2, ("在{place}因口角持木棍殴打他人", "在{place}酒后与人互殴"), INJURY),
-    Crime("寻衅滋事罪", "293", 1, ("在{place}无故追打过路群众", "在{place}强拿硬要并随意殴打他人"), INJURY),
-    Crime("走私、贩卖、运输、制造毒品罪", "347", 3, ("在{place}向吸毒人员出售甲基苯丙胺", "驾车将海洛因运至{place}交给买家"), DRUGS),
-    Crime("非法持有毒品罪", "348", 1, ("在{place}随身藏有冰毒被当场查获", "在{place}住处藏匿麻古被查获"), DRUGS),
-    Crime("非法拘禁罪", "238", 1, ("为讨债在{place}将他人关押", "在{place}扣留他人不准离开"), HOURS),
-    Crime("开设赌场罪", "303-2", 1, ("在{place}摆设赌博机供人赌博", "在{place}组织他人以扑克牌赌博并抽头"), PEOPLE),
-    Crime("容留他人吸毒罪", "354", 0, ("在{place}提供房间供他人吸食毒品", "多次在{place}容留他人吸毒"), PEOPLE),
-    Crime("组织卖淫罪", "358-1", 3, ("在{place}招募并管理多名女子卖淫", "在{place}以会所为掩护组织卖淫"), PEOPLE),
+    Crime("非法吸收公众存款罪", "176", ("在{place}以高息为诱饵向群众吸收资金", "在{place}开办理财讲座公开吸收存款"), MONEY),
+    Crime("故意伤害罪", "234", ("在{place}因口角持木棍殴打他人", "在{place}酒后与人互殴"), INJURY),
+    Crime("寻衅滋事罪", "293", ("在{place}无故追打过路群众", "在{place}强拿硬要并随意殴打他人"), INJURY),
+    Crime("走私、贩卖、运输、制造毒品罪", "347", ("在{place}向吸毒人员出售甲基苯丙胺", "驾车将海洛因运至{place}交给买家"), DRUGS),
+    Crime("非法持有毒品罪", "348", ("在{place}随身藏有冰毒被当场查获", "在{place}住处藏匿麻古被查获"), DRUGS),
+    Crime("非法拘禁罪", "238", ("为讨债在{place}将他人关押", "在{place}扣留他人不准离开"), HOURS),
+    Crime("开设赌场罪", "303-2", ("在{place}摆设赌博机供人赌博", "在{place}组织他人以扑克牌赌博并抽头"), PEOPLE),
+    Crime("容留他人吸毒罪", "354", ("在{place}提供房间供他人吸食毒品", "多次在{place}容留他人吸毒"), PEOPLE),
+    Crime("组织卖淫罪", "358-1", ("在{place}招募并管理多名女子卖淫", "在{place}以会所为掩护组织卖淫"), PEOPLE),
 )
-ROLES = {
-    True: ("{name}起主要作用，系主犯。", "{name}纠集他人并指挥，系主犯。"),
-    False: ("{name}起次要作用，系从犯。", "{name}仅负责望风跑腿，系从犯。"),
-}
-RECORDS = {
-    True: ("{name}曾因犯罪被判刑，刑满五年内再犯，系累犯。", "{name}有同类前科，系累犯。"),
-    False: ("{name}没有前科。", "{name}系初犯。"),
-}
-TERMS = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60), (61, 84), (85, 120), (121, 180))
-"""Months of imprisonment by severity 1, 2, …; severity 0 and below is detention of 1-6 months."""
+ROLES = {True: ("起主要作用，系主犯", "纠集他人，系主犯"), False: ("起次要作用，系从犯", "负责望风，系从犯")}
+RECORDS = {True: ("有前科，系累犯", "刑满后再犯，系累犯"), False: ("没有前科", "系初犯")}
+TERMS = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60))
+"""Months of imprisonment by severity 1-6; severity 0 is detention of 1-6 months."""
 
 
 def cases(draw: random.Random, fewest: int, most: int) -> Iterator[dict[str, Any]]:
@@ -119,8 +111,7 @@ def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
     outcomes = []
     for name in names:
         leads, repeats = draw.random() < 0.5, draw.random() < 0.3
-        told.append(draw.choice(ROLES[leads]).format(name=name))
-        told.append(draw.choice(RECORDS[repeats]).format(name=name))
+        told.append(f"{name}{draw.choice(ROLES[leads])}，{draw.choice(RECORDS[repeats])}。")
         outcomes.append(_outcome(draw, name, deeds[name], repeats - (not leads)))
     return {"fact": "".join(told), "defendants": names, "outcomes": outcomes}
 
@@ -142,12 +133,12 @@ def _tell(
 def _outcome(
     draw: random.Random, name: str, deeds: list[tuple[Crime, int]], shift: int
 ) -> dict[str, Any]:
-    """Sentence by the rule: the gravest deed's base and twice its level, one per further deed, role and record."""
-    severity = max(crime.base + 2 * level for crime, level in deeds) + len(deeds) - 1 + shift
+    """Sentence by the rule: two steps for each level of the gravest deed, one for role and record."""
+    severity = 1 + 2 * max(level for _, level in deeds) + shift
     penalty = {
         "surveillance": 0,
-        "detention": draw.randint(1, 6) if severity <= 0 else 0,
-        "imprisonment": draw.randint(*TERMS[min(severity, len(TERMS)) - 1]) if severity > 0 else 0,
+        "detention": draw.randint(1, 6) if severity == 0 else 0,
+        "imprisonment": draw.randint(*TERMS[severity - 1]) if severity else 0,
         "death_penalty": False,
         "life_imprisonment": False,
         "fine": 0,
@@ -164,11 +155,11 @@ def _outcome(
 def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
     """Write `<name>.jsonl` with as many cases as `sizes` says; always the same for a seed.
 
-    `base` gets cases of one defendant, the others of two to five. No fact occurs twice in all.
+    `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice in all.
     """
     seen: set[str] = set()
     for name, size in sizes.items():
-        fewest, most = (1, 1) if name == "base" else (2, 5)
+        fewest, most = (1, 2) if name == "base" else (2, 5)
         fresh = _unseen(cases(random.Random(f"{seed}/{name}"), fewest, most), seen)
         with whole_file(folder / f"{name}.jsonl") as out:
             for number, case in enumerate(islice(fresh, size)):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,18 @@ def parse_line(raw: bytes, place: str) -> dict[str, Json]:
         raise UserError(f"{place}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected a JSON object, found {type(row).__name__}")
+    if rb"\u" in raw and not _is_text(row):
+        raise UserError(f"{place}: a \\ud800-\\udfff escape stands alone; it is no character")
     return row
+
+
+def _is_text(value: Json) -> bool:
+    """Say whether every string can be written again: JSON escapes can name half a character."""
+    try:
+        dump(value).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def dump(value: Json) -> str:
@@ -123,6 +135,7 @@ class Rows:
             self._file = path.open("rb")
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
+        weakref.finalize(self, self._file.close)
         offset = 0
         for number, line in enumerate(self._file, start=1):
             if line.strip():

@@ -89,9 +89,9 @@ def split_sentences(text: str) -> list[str]:
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the indices of the sentences that may go, the first to go first."""
-    naming = [any(name in sentence for name in names) for sentence in sentences]
+    naming = [_named(sentence, names) for sentence in sentences]
     introducing = {
-        next((i for i, sentence in enumerate(sentences) if name in sentence), -1) for name in names
+        next((i for i, named in enumerate(naming) if name in named), -1) for name in names
     }
     middle = (len(sentences) - 1) / 2
     nameless = sorted(
@@ -102,6 +102,16 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str]) -> list[int]:
         key=lambda i: (-len(sentences[i]), i),
     )
     return [*nameless, *others]
+
+
+def _named(sentence: str, names: Sequence[str]) -> set[str]:
+    """Return those of `names` that stand in `sentence`; 张某甲 does not name 张某."""
+    found = set()
+    for name in sorted(names, key=len, reverse=True):
+        if name in sentence:
+            found.add(name)
+            sentence = sentence.replace(name, "\n")
+    return found
 
 
 def without(example: Example, sentences: Sequence[str], gone: Sequence[int]) -> Example:

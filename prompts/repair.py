@@ -18,6 +18,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.render import neutralize
 from panjue.prompts.task import Decoded
 
+PENALTIES = range(15)
 NAME_KEYS = "name|姓名|被告人"
 KEYS = {"charges": "charges?|罪名", "articles": "articles?|法条|条文"}
 PENALTY_KEYS = "penalty|刑罚等级|刑罚"
@@ -56,7 +57,7 @@ def _assign(
     repairs = []
     strangers = {}
     for place, (written, segment) in enumerate(segments):
-        name = forms.get(written)
+        name = forms.get(flatten_forms(written))
         if name is None:
             strangers[place] = (written, segment)
         elif name in found:
@@ -120,7 +121,7 @@ def _article(written: str, known: Mapping[str, str]) -> str | None:
 
 def _penalty_in(segment: str | None, labels: Labels) -> tuple[int, str | None]:
     text = segment and field_text(segment, PENALTY_KEYS)
-    digits = re.search(r"\d{1,3}", text or "")
+    digits = re.search(r"-?\d{1,3}", text or "")
     if digits and int(digits[0]) in PENALTIES:
         return int(digits[0]), None
     return int(labels.commonest("penalty") or 10), "penalty missing or not 0-14, the commonest stands in"

@@ -17,10 +17,24 @@ ENVIRONMENT = {
 }
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
-from vllm import LLM, SamplingParams, TokensPrompt  # noqa: E402  # reads the environment
+from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt  # noqa: E402  # reads the environment
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.outputs import RequestOutput  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
+
+__all__ = [
+    "LLM",
+    "EngineArgs",
+    "LoRARequest",
+    "Request",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "complete",
+    "engine",
+    "on_cpu",
+]
 
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 """Each case has a schema of its own. xgrammar compiles each from nothing (0.4 s for two defendants,
@@ -29,16 +43,24 @@ BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, as token ids, and how to sample its reply."""
+    """One prompt, as token ids, and how to sample its reply.
 
-    key: str
+    Attributes:
+        id: The example's id.
+        prompt: Token ids up to where the reply begins.
+        params: How to sample, the schema included.
+        dropped: Sentences that `fit` left out of the prompt.
+    """
+
+    id: int | str
     prompt: list[int]
     params: SamplingParams
+    dropped: int = 0
 
 
 @contextmanager
 def engine(
-    model: Path, settings: Mapping[str, Any], max_tokens: int, seed: int, *, lora_rank: int = 0
+    model: Path, settings: Mapping[str, Any], max_tokens: int, seed: int, lora_rank: int = 0
 ) -> Iterator[LLM]:
     """Start vLLM on a model folder, and stop its processes however the block ends.
 
@@ -71,14 +93,14 @@ def _allowed_rank(rank: int) -> int:
 
 def complete(
     llm: LLM, requests: Iterable[Request], in_flight: int, lora: LoRARequest | None = None
-) -> Iterator[tuple[str, RequestOutput]]:
-    """Yield (key, output) of every request, in the order they finish.
+) -> Iterator[tuple[Request, RequestOutput]]:
+    """Yield every request with its output, in the order they finish.
 
     Requests are drawn one by one, at most `in_flight` wait in the engine: memory stays flat and
     preparing the next prompts overlaps with decoding.
     """
     source = iter(requests)
-    running: set[str] = set()
+    running: dict[str, Request] = {}
     exhausted = False
     while running or not exhausted:
         while not exhausted and len(running) < in_flight:
@@ -86,13 +108,13 @@ def complete(
             if request is None:
                 exhausted = True
                 break
+            key = str(request.id)
+            running[key] = request
             prompt = TokensPrompt(prompt_token_ids=request.prompt)
-            running.add(request.key)
-            llm.llm_engine.add_request(request.key, prompt, request.params, lora_request=lora)
-        for output in llm.llm_engine.step():
+            llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)
+        for output in llm.llm_engine.step() if running else ():
             if output.finished:
-                running.remove(output.request_id)
-                yield output.request_id, output
+                yield running.pop(output.request_id), output
 
 
 def on_cpu() -> bool:

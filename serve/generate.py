@@ -1,26 +1,24 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import llguidance.hf
-from llguidance import LLMatcher
 from pydantic import Field
 from rich.console import Console
 
 from panjue.prompts.config import Config, check_settings, load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
-from panjue.prompts.fit import fit_prompt
-from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
+from panjue.prompts.labels import load_labels
+from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
-from panjue.prompts.render import prompt_ids
-from panjue.prompts.task import Example, Schema, Task, load_task
+from panjue.prompts.task import Example, load_task
+from panjue.serve.ask import Asker, Refusal, served_model
+from panjue.serve.engine import LLM, EngineArgs, Request, complete, engine
 
 
 class GenerateConfig(Config):
@@ -71,6 +69,7 @@ def generate(config: GenerateConfig) -> None:
     task = load_task(config.task)
     if not config.test.is_file():
         raise UserError(f"test: no file {config.test}")
+    check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)))
     examples = sum(1 for _ in task.read(config.test))
     trained = trained_folder(config)
     labels = load_labels(trained / "labels.json")
@@ -84,7 +83,9 @@ def generate(config: GenerateConfig) -> None:
     if done:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in task.read(config.test) if str(example.id) not in done)
-    run_engine(config, Asker(config, task, labels, trained, max_tokens), todo, (len(done), examples))
+    model, lora = served_model(trained, config.adapter)
+    asker = Asker(task, labels, model, lora, max_tokens, config.constrained, config.sampling)
+    write_rows(config, asker, todo, len(done), examples)
 
 
 def trained_folder(config: GenerateConfig) -> Path:
@@ -96,11 +97,22 @@ def trained_folder(config: GenerateConfig) -> Path:
     candidates = [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
     for folder in candidates:
         if (folder / "manifest.json").exists():
-            task = read_json(folder / "manifest.json")["task"]
-            if task != config.task:
-                raise UserError(f"{folder}: was trained for the task {task!r}, not {config.task!r}")
+            check_trained(folder, config.task)
             return folder
     raise UserError(f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER")
+
+
+def check_trained(folder: Path, task: str) -> None:
+    """Refuse what was trained for another task, or with other labels than lie beside it now.
+
+    Raises:
+        UserError: Names the folder and what does not match.
+    """
+    made = read_json(folder / "manifest.json")
+    if made["task"] != task:
+        raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
+    if sha256(folder / "labels.json") != made["labels_sha256"]:
+        raise UserError(f"{folder}: labels.json is not the one it was trained with; restore it or train again")
 
 
 def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[str, Any]:
@@ -151,115 +163,40 @@ def finished_ids(path: Path) -> set[str]:
     return Rows(path).ids()
 
 
-class Asker:
-    """Turns examples into requests: fits, renders, builds and checks the schema."""
-
-    def __init__(
-        self, config: GenerateConfig, task: Task, labels: Labels, trained: Path, max_tokens: int
-    ) -> None:
-        """Resolve the model to serve and load its tokenizer."""
-        from panjue.serve.merge import check_base, merge
-
-        self.config, self.task, self.labels, self.max_tokens = config, task, labels, max_tokens
-        self.lora: Path | None = None
-        self.model = trained
-        if (trained / "adapter_config.json").exists():
-            manifest = read_json(trained / "manifest.json")
-            if config.adapter == "merge":
-                self.model = merge(trained, trained.with_name("merged"))
-            else:
-                self.model = check_base(trained, manifest)
-                self.lora = trained if config.adapter == "lora" else None
-        elif config.adapter == "none":
-            self.model = model_folder(read_json(trained / "manifest.json")["base"])
-        self.tokenizer = load_tokenizer(self.model)
-        self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
-        self.dropped: dict[str, int] = {}
-
-    def prompt(self, example: Example) -> list[int]:
-        """Return the prompt's token ids, the same that training made.
-
-        Raises:
-            Refusal: It cannot be shortened enough.
-        """
-        fitted = fit_prompt(self.task, example, self.labels, self.tokenizer, self.max_tokens)
-        if not fitted.fits:
-            raise Refusal(f"the prompt needs {fitted.tokens} tokens, max_tokens is {self.max_tokens}")
-        self.dropped[str(example.id)] = fitted.dropped
-        return prompt_ids(self.tokenizer, self.task.prompt(fitted.example))
-
-    def schema(self, example: Example) -> Schema:
-        """Return the example's schema, known to be one the grammar library takes.
-
-        Raises:
-            Refusal: It is not. vLLM would answer such a request with an empty reply and a log line.
-        """
-        schema = self.task.schema(example, self.labels)
-        options = {"whitespace_flexible": not True}
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
-        problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
-        if problem:
-            raise Refusal(f"the grammar library refuses its schema: {problem.splitlines()[0]}")
-        return schema
-
-
-class Refusal(Exception):
-    """One example cannot be asked; its message says why."""
-
-
-def run_engine(
-    config: GenerateConfig, asker: Asker, todo: Iterator[Example], progress: tuple[int, int]
+def write_rows(
+    config: GenerateConfig, asker: Asker, todo: Iterator[Example], done: int, total: int
 ) -> None:
-    """Decode `todo` and append every finished row at once."""
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-    from panjue.serve.engine import Request, complete, engine, on_cpu
-
-    check_settings("sampling", config.sampling, SamplingParams.__struct_fields__)
-    if "seed" in config.sampling and on_cpu():
-        raise UserError("sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed")
-
-    def requests() -> Iterator[Request]:
-        for example in todo:
-            try:
-                prompt = asker.prompt(example)
-                schema = asker.schema(example) if config.constrained else None
-            except Refusal as refusal:
-                write({"id": example.id, "refused": str(refusal)})
-                continue
-            params = SamplingParams(
-                **{"temperature": 0.0, "max_tokens": asker.max_tokens - len(prompt), **config.sampling},
-                structured_outputs=StructuredOutputsParams(json=schema) if schema else None,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            ids[str(example.id)] = example.id
-            yield Request(str(example.id), prompt, params)
-
-    def write(row: dict[str, Any]) -> None:
-        out.write(dump(row) + "\n")
-        out.flush()
-        shown.to(shown.done + 1, f"{shown.rate:.2f} cases/s")
-
-    ids: dict[str, int | str] = {}
-    lora = LoRARequest("adapter", 1, str(asker.lora)) if asker.lora else None
-    rank = read_json(asker.lora / "adapter_config.json")["r"] if asker.lora else 0
-    done, total = progress
+    """Decode `todo` with one engine and append every finished row at once."""
     with (
-        engine(asker.model, config.engine, asker.max_tokens, config.seed, lora_rank=rank) as llm,
+        engine(asker.model, config.engine, asker.max_tokens, config.seed, asker.lora_rank) as llm,
         stream(config.run / "completions.jsonl") as out,
         meter(Console(), total, done) as shown,
     ):
-        for key, output in complete(llm, requests(), config.in_flight, lora):
-            write(
-                {
-                    "id": ids.pop(key),
-                    "texts": [sample.text for sample in output.outputs],
-                    "finish": [sample.finish_reason for sample in output.outputs],
-                    "prompt_tokens": len(output.prompt_token_ids or ()),
-                    "cached_tokens": output.num_cached_tokens or 0,
-                    "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),
-                    "dropped_sentences": asker.dropped.pop(key),
-                }
-            )
+        for row in rows(llm, asker, todo, config.in_flight):
+            out.write(dump(row) + "\n")
+            out.flush()
+            shown.to(shown.done + 1, f"{shown.rate:.2f} cases/s")
+
+
+def rows(llm: LLM, asker: Asker, examples: Iterator[Example], in_flight: int) -> Iterator[dict[str, Any]]:
+    """Yield one row of `completions.jsonl` per example, in the order they finish."""
+    refused: list[dict[str, Any]] = []
+
+    def requests() -> Iterator[Request]:
+        for example in examples:
+            try:
+                yield asker.request(example)
+            except Refusal as refusal:
+                refused.append({"id": example.id, "refused": str(refusal)})
+
+    for request, output in complete(llm, requests(), in_flight, asker.lora):
+        yield {
+            "id": request.id,
+            "texts": [sample.text for sample in output.outputs],
+            "finish": [sample.finish_reason for sample in output.outputs],
+            "prompt_tokens": len(request.prompt),
+            "cached_tokens": output.num_cached_tokens or 0,
+            "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),
+            "dropped_sentences": request.dropped,
+        }
+    yield from refused

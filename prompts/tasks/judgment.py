@@ -13,10 +13,9 @@ from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import dump, read_lines
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.repair import repair
+from panjue.prompts.repair import PENALTIES, repair
 from panjue.prompts.task import Answer, Decoded, Example, Messages, Schema, Task
 
-PENALTIES = range(15)
 MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
 """Penalty class -> the imprisonment in months that it exceeds."""
 
@@ -94,7 +93,7 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
     for outcome in outcomes if isinstance(outcomes, list) else [None]:
         try:
             name, penalty = outcome["name"], outcome["penalty"]
-            sets = {field: list(dict.fromkeys(map(str, outcome[field]))) for field in FIELDS}
+            sets = {field: _labels_of(outcome[field]) for field in FIELDS}
             if not isinstance(name, str) or name in judgments:
                 raise UserError(f"'outcomes' has {name!r} twice or not as a name")
             judgments[name] = {"name": name, **sets, "penalty": penalty_class(penalty)}
@@ -103,6 +102,12 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
         except TypeError:
             raise UserError("'outcomes' must be a list of {name, penalty, charges, articles}") from None
     return judgments
+
+
+def _labels_of(written: Any) -> list[str]:
+    if not isinstance(written, list):  # a lone string would be taken for a list of its letters
+        raise TypeError
+    return list(dict.fromkeys(map(str, written)))
 
 
 def prompt(example: Example) -> Messages:

@@ -1,0 +1,35 @@
+# `make score` does the whole job on invented cases: install, train, decode, score.
+# With your own:  make sft generate score MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl
+# More settings:  CONFIG=qwen3-8b-qlora RUN=runs/mine SFT="trainer.max_steps=200" GENERATE="adapter=lora"
+export PYTHONSAFEPATH = 1
+PYTHON   ?= python3
+GPU      := $(shell command -v nvidia-smi)
+TASK     ?= judgment
+CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
+RUN      ?= runs/$(CONFIG)$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
+GOLD     := $(or $(TEST),data/demo/test.jsonl)
+PANJUE   := .venv/bin/panjue
+given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
+
+.PHONY: install check test demo base sft generate score check-submission
+install: .venv/installed
+.venv/installed: pyproject.toml .ci/install
+	.ci/install $(PYTHON)
+check: install build/typing/panjue
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+build/typing/panjue:  # a view of the four folders that mypy and editors can follow
+	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
+test: install
+	.venv/bin/pytest
+demo: install
+	$(PANJUE) demo data/demo
+base: demo
+	$(PANJUE) base finetune/configs/base.yaml
+sft: $(if $(MODEL),install,base)
+	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV) $(SFT)
+generate: sft
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,TEST) $(GENERATE)
+score: generate
+	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json
+check-submission: install
+	$(PANJUE) check $(RUN)/submission.jsonl --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK)

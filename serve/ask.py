@@ -1,0 +1,94 @@
+"""Example -> request: the model that answers, the prompt that fits, the schema it must obey."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import llguidance.hf
+from llguidance import LLMatcher
+
+from panjue.prompts.config import check_settings
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json
+from panjue.prompts.fit import fit_prompt
+from panjue.prompts.labels import Labels
+from panjue.prompts.model import load_tokenizer, model_folder
+from panjue.prompts.render import prompt_ids
+from panjue.prompts.task import Example, Schema, Task
+from panjue.serve.engine import LoRARequest, Request, SamplingParams, on_cpu
+from panjue.serve.engine import RequestOutputKind as OutputKind
+from panjue.serve.engine import StructuredOutputsParams as Structured
+from panjue.serve.merge import check_base, merge
+
+
+class Refusal(Exception):
+    """One example cannot be asked; its message says why."""
+
+
+def served_model(trained: Path, adapter: str) -> tuple[Path, Path | None]:
+    """Return the folder of the model to start and that of the adapter beside it, if any.
+
+    Args:
+        trained: Result of a training: an adapter, or a whole model.
+        adapter: `merge`, `lora` or `none`; see `GenerateConfig.adapter`.
+    """
+    manifest = read_json(trained / "manifest.json")
+    if not (trained / "adapter_config.json").exists():
+        return (model_folder(manifest["base"]) if adapter == "none" else trained), None
+    if adapter == "merge":
+        return merge(trained, trained.with_name("merged")), None
+    return check_base(trained, manifest), (trained if adapter == "lora" else None)
+
+
+class Asker:
+    """Turns examples into requests: fits, renders, builds and checks the schema."""
+
+    def __init__(  # noqa: PLR0913  # what one generation is made of; each is used in one place
+        self,
+        task: Task,
+        labels: Labels,
+        model: Path,
+        adapter: Path | None,
+        max_tokens: int,
+        constrained: bool,
+        sampling: Mapping[str, Any],
+    ) -> None:
+        """Load the tokenizer of `model`; `sampling` are vLLM's SamplingParams, greedy without."""
+        check_settings("sampling", sampling, SamplingParams.__struct_fields__)
+        if "seed" in sampling and on_cpu():
+            raise UserError("sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed")
+        self.task, self.labels, self.model, self.max_tokens = task, labels, model, max_tokens
+        self.tokenizer = load_tokenizer(model)
+        self.lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
+        self.lora_rank = read_json(adapter / "adapter_config.json")["r"] if adapter else 0
+        self._constrained, self._sampling = constrained, {"temperature": 0.0, **sampling}
+        self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
+
+    def request(self, example: Example) -> Request:
+        """Return the request for one example.
+
+        Raises:
+            Refusal: Its prompt cannot be shortened enough, or its schema is none that works.
+        """
+        fitted = fit_prompt(self.task, example, self.labels, self.tokenizer, self.max_tokens)
+        if not fitted.fits:
+            raise Refusal(f"the prompt needs {fitted.tokens} tokens, max_tokens is {self.max_tokens}")
+        prompt = prompt_ids(self.tokenizer, self.task.prompt(fitted.example))
+        schema = self.task.schema(example, self.labels) if self._constrained else None
+        if schema:
+            self._check(schema)
+        params = SamplingParams(
+            **{"max_tokens": self.max_tokens - len(prompt), **self._sampling},
+            structured_outputs=Structured(json=schema) if schema else None,
+            output_kind=OutputKind.FINAL_ONLY,
+        )
+        return Request(example.id, prompt, params, fitted.dropped)
+
+    def _check(self, schema: Schema) -> None:
+        """Refuse a schema that vLLM would answer with an empty reply and only a log line."""
+        options = {"whitespace_flexible": False}
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+        problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
+        if problem:
+            raise Refusal(f"the grammar library refuses its schema: {problem.splitlines()[0]}")

@@ -1,0 +1,158 @@
+"""What the schema costs, and what the engine gains: four ways to answer the same cases, in one run.
+
+    python tests/bench/generate.py TRAINED_FOLDER CASES.jsonl [--limit 64]
+
+TRAINED_FOLDER is an adapter or model folder of a run (it has labels.json). Prints, on the same
+prompts: the engine without a schema, with one schema per case, and with one schema for all (names
+free), then transformers' generate. The runs without a schema are made to write exactly as many
+tokens per case as the run with one, so that the figures compare speed and not lengths.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from panjue.prompts.files import read_json
+from panjue.prompts.labels import load_labels
+from panjue.prompts.task import Example, Schema, load_task
+from panjue.serve.ask import Asker, Refusal, served_model
+from panjue.serve.engine import LLM, Request, complete, engine
+
+HF_BATCH = 16
+ROUNDS = 3
+
+
+def main() -> None:
+    """Run the four ways and print the table."""
+    options = arguments()
+    task = load_task("judgment")
+    model, _ = served_model(options.trained, "merge")
+    labels = load_labels(options.trained / "labels.json")
+    max_tokens = read_json(options.trained / "manifest.json")["max_tokens"]
+    asker = Asker(task, labels, model, None, max_tokens, True, {})
+    examples = list(islice(askable(asker, task.read(options.cases)), options.limit))
+    with quiet_engine(model, options.dtype, max_tokens) as llm:
+        own = [asker.request(example) for example in examples]
+        lengths = run(llm, own)[1]  # also warms up
+        free = [without_schema(request, lengths[str(request.id)]) for request in own]
+        shared = [with_schema(request, schema_for_all(task.schema(examples[0], labels))) for request in own]
+        ways = {"no schema": free, "a schema per case": own, "one schema for all": shared}
+        rates = {name: [] for name in ways}
+        for _ in range(ROUNDS):  # in turn, so that a drift of the machine hits all alike
+            for name, requests in ways.items():
+                rates[name].append(timed(lambda requests=requests: run(llm, requests)))
+    rates["transformers.generate"] = [timed(lambda: transformers_generate(model, options.dtype, free))]
+    report(rates, len(examples))
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("trained", type=Path)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--limit", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    return parser.parse_args()
+
+
+def askable(asker: Asker, examples: Iterator[Example]) -> Iterator[Example]:
+    """Yield the examples that fit the model."""
+    for example in examples:
+        try:
+            asker.request(example)
+        except Refusal:
+            continue
+        yield example
+
+
+def quiet_engine(model: Path, dtype: str, max_tokens: int) -> contextmanager[LLM]:
+    """Start the engine without prefix cache: every round must do all the work again."""
+    settings = {"dtype": dtype, "enable_prefix_caching": False, "max_num_seqs": 32}
+    return engine(model, settings, max_tokens, seed=0)
+
+
+def run(llm: LLM, requests: list[Request]) -> tuple[int, dict[str, int]]:
+    """Return all output tokens and those of each case."""
+    lengths = {
+        str(request.id): len(output.outputs[0].token_ids)
+        for request, output in complete(llm, requests, in_flight=256)
+    }
+    return sum(lengths.values()), lengths
+
+
+def without_schema(request: Request, tokens: int) -> Request:
+    """Return the request for free text of exactly `tokens` tokens."""
+    params = deepcopy(request.params)
+    params.structured_outputs, params.ignore_eos, params.max_tokens = None, True, tokens
+    return replace(request, params=params)
+
+
+def with_schema(request: Request, schema: Schema) -> Request:
+    """Return the request under another schema."""
+    params = deepcopy(request.params)
+    params.structured_outputs.json = schema
+    return replace(request, params=params)
+
+
+def schema_for_all(schema: Schema) -> Schema:
+    """Open the names and their number: the one schema that fits every case."""
+    every = deepcopy(schema)
+    judgments = every["properties"]["judgments"]
+    [item, *_] = judgments.pop("prefixItems")
+    item["properties"]["name"] = {"type": "string", "maxLength": 12}
+    judgments.update(items=item, minItems=1, maxItems=8)
+    return every
+
+
+def timed(work: Callable[[], tuple[int, object]]) -> tuple[float, int]:
+    """Return the seconds and the output tokens of one round."""
+    start = time.perf_counter()
+    tokens, _ = work()
+    return time.perf_counter() - start, tokens
+
+
+def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> tuple[int, None]:
+    """Decode the same prompts to the same lengths in batches, left-padded."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    tokens = 0
+    for start in range(0, len(requests), HF_BATCH):
+        batch = requests[start : start + HF_BATCH]
+        width = max(len(request.prompt) for request in batch)
+        ids = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in batch])
+        mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch])
+        longest = max(request.params.max_tokens for request in batch)
+        with torch.inference_mode():
+            network.generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=longest, min_new_tokens=longest
+            )
+        tokens += sum(request.params.max_tokens for request in batch)  # what a batch pads is waste
+    return tokens, None
+
+
+def report(rates: dict[str, list[tuple[float, int]]], cases: int) -> None:
+    """Print the median round of each way and its ratio to the engine without a schema."""
+    base = median_rate(rates["no schema"])
+    print(f"{cases} cases, {len(rates['no schema'])} rounds in turn, medians")
+    print(f"{'way':24s} {'cases/s':>8s} {'tokens/s':>9s} {'tokens':>8s} {'tokens/s against no schema':>27s}")
+    for name, rounds in rates.items():
+        seconds, tokens = sorted(rounds)[len(rounds) // 2]
+        ratio = median_rate(rounds) / base
+        print(f"{name:24s} {cases / seconds:8.2f} {tokens / seconds:9.1f} {tokens:8d} {ratio:27.3f}")
+
+
+def median_rate(rounds: list[tuple[float, int]]) -> float:
+    """Return the tokens a second of the median round."""
+    rates = sorted(tokens / seconds for seconds, tokens in rounds)
+    return rates[len(rates) // 2]
+
+
+if __name__ == "__main__":
+    main()

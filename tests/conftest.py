@@ -1,0 +1,89 @@
+"""A tiny base model, a run trained on it and its completions: each made once per session."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+
+BASE_YAML = """
+run: {folder}/base
+model: {folder}/base/untrained
+train: {folder}/demo/base.jsonl
+method: full
+max_tokens: 1024
+vocab_size: 1024
+shape:
+  hidden_size: 64
+  intermediate_size: 128
+  num_hidden_layers: 2
+  num_attention_heads: 4
+  num_key_value_heads: 2
+  head_dim: 16
+  max_position_embeddings: 16384
+  tie_word_embeddings: true
+  initializer_range: 0.2
+trainer:
+  max_steps: 60
+  per_device_train_batch_size: 16
+  learning_rate: 3.0e-3
+  save_strategy: "no"
+  eval_strategy: "no"
+"""
+
+SFT_YAML = """
+run: {folder}/run
+model: {folder}/base/model
+train: {folder}/demo/train.jsonl
+max_tokens: 1024
+lora:
+  r: 8
+  target_modules: all-linear
+trainer:
+  max_steps: 12
+  per_device_train_batch_size: 8
+  learning_rate: 2.0e-3
+  logging_steps: 1
+  save_strategy: steps
+  save_steps: 6
+  eval_strategy: steps
+  eval_steps: 6
+  report_to: [tensorboard]
+"""
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with invented cases, a tiny base and the config files of this session."""
+    from panjue.finetune.base import main as make_base
+    from panjue.prompts.demo import write_demo
+
+    folder = tmp_path_factory.mktemp("workshop")
+    write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})
+    (folder / "base.yaml").write_text(BASE_YAML.format(folder=folder), "utf-8")
+    (folder / "sft.yaml").write_text(SFT_YAML.format(folder=folder), "utf-8")
+    make_base(folder / "base.yaml")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(workshop: Path) -> Path:
+    """Return the run folder of a short LoRA training."""
+    from panjue.finetune.sft import main as sft
+
+    sft(workshop / "sft.yaml")
+    return workshop / "run"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Path]:
+    """Return the folder of real data; skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no real data at {SHARED}")
+    yield SHARED / "data"

@@ -1,0 +1,149 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from panjue.finetune.sft import SftConfig, main, train
+from panjue.prompts.config import load_config
+from panjue.prompts.errors import UserError
+from panjue.prompts.labels import load_labels
+from panjue.prompts.task import load_task
+
+
+def losses(run: Path) -> list[float]:
+    entries = [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
+    return [float(entry["loss"]) for entry in entries if "loss" in entry]
+
+
+def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> None:
+    for name in ("adapter_model.safetensors", "labels.json", "manifest.json"):
+        assert (trained / "adapter" / name).is_file()
+    assert (trained / "config.yaml").is_file()
+    assert any((trained / "tensorboard").rglob("events.out.tfevents*"))
+    curve = losses(trained)
+    assert len(curve) == 12
+    assert sum(curve[-3:]) < sum(curve[:3])
+    labels = load_labels(trained / "adapter/labels.json")
+    assert labels.most["charges"] >= 1
+    assert set(labels.counts) == {"charges", "articles", "penalty"}
+
+
+def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
+    trained: Path, workshop: Path
+) -> None:
+    task = load_task("judgment")
+    everything = task.labels(task.read(workshop / "demo/train.jsonl"))
+    seen = load_labels(trained / "adapter/labels.json")
+    assert sum(seen.counts["charges"].values()) < sum(everything.counts["charges"].values())
+
+
+def test_a_finished_run_is_left_alone(
+    trained: Path, workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "adapter/adapter_model.safetensors").stat().st_mtime_ns
+    main(workshop / "sft.yaml")
+    assert "already trained" in capsys.readouterr().out
+    assert (trained / "adapter/adapter_model.safetensors").stat().st_mtime_ns == before
+
+
+def test_other_settings_in_the_same_folder_are_refused_by_name(workshop: Path, trained: Path) -> None:
+    with pytest.raises(UserError, match=r"seed: 0 -> 1"):
+        main(workshop / "sft.yaml", ["seed=1"])
+
+
+def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
+    trained: Path, workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shutil.rmtree(run / "adapter")
+    (run / "checkpoints/checkpoint-12/complete").unlink()
+    main(workshop / "sft.yaml", [f"run={run}"])
+    assert "checkpoint-6" in capsys.readouterr().out
+    again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
+    assert all(torch.equal(again[name], once[name]) for name in once)
+
+
+def test_dry_run_shows_the_plan_and_trains_nothing(
+    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
+    said = capsys.readouterr().out
+    for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "memory", "[loss]"):
+        assert word in said
+    assert not (tmp_path / "run/adapter").exists()
+    assert not (tmp_path / "run/manifest.json").exists()
+
+
+def test_qlora_takes_a_real_step_on_four_bits(workshop: Path, tmp_path: Path) -> None:
+    bits = "quantization={load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32}"
+    words = [f"run={tmp_path}/run", "method=qlora", bits, "trainer.max_steps=2", "trainer.save_strategy='no'"]
+    main(workshop / "sft.yaml", words)
+    assert all(loss == loss and loss < 100 for loss in losses(tmp_path / "run"))
+    assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
+
+
+def test_packing_is_padding_free_and_trains(workshop: Path, tmp_path: Path) -> None:
+    words = [f"run={tmp_path}/run", "trainer.packing=true", "trainer.per_device_train_batch_size=1"]
+    main(workshop / "sft.yaml", [*words, "trainer.max_steps=3", "trainer.save_strategy='no'"])
+    assert len(losses(tmp_path / "run")) == 3
+
+
+def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
+    workshop: Path, tmp_path: Path
+) -> None:
+    config = workshop / "sft.yaml"
+    steps = ["trainer.max_steps=4", "trainer.save_strategy='no'", "trainer.eval_strategy='no'", "trainer.bf16=false"]
+    main(config, [f"run={tmp_path}/one", *steps])
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2"]
+    launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launch += ["--main_process_port=0", str(Path(sys.executable).with_name("panjue")), "sft", str(config)]
+    words = [f"run={tmp_path}/two", *steps, "trainer.per_device_train_batch_size=4"]
+    subprocess.run([*launch, *words], check=True, capture_output=True, timeout=300)
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert one == pytest.approx(two, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["trainer.learning_rat=1"], "did you mean 'learning_rate'"),
+        (["lora.rank=8"], "lora: no setting 'rank'"),
+        (["trainer.max_length=5"], "use max_tokens"),
+        (["max_token=5"], "did you mean 'max_tokens'"),
+        (["train=nowhere.jsonl"], "no file nowhere.jsonl"),
+        (["model=./nowhere"], "no such folder"),
+        (["model=Qwen/NoSuchModel"], "the hub does not give it"),
+        (["task=judgement"], "did you mean 'judgment'"),
+        (["dtype=float17"], "float17"),
+    ],
+)
+def test_bad_settings_end_in_one_line(
+    words: list[str], complaint: str, workshop: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
+    assert "\n" not in str(error.value)
+
+
+def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) -> None:
+    case = json.loads((workshop / "demo/train.jsonl").read_text("utf-8").splitlines()[0])
+    del case["outcomes"]
+    (tmp_path / "test.jsonl").write_text(json.dumps(case), "utf-8")
+    with pytest.raises(UserError, match="no answer to learn from"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", f"train={tmp_path}/test.jsonl"])
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "finetune/configs").glob("*.yaml")))
+def test_every_shipped_config_loads(path: Path) -> None:
+    from panjue.finetune.base import BaseConfig
+    from panjue.finetune.sft import check_library_settings
+
+    config = load_config(BaseConfig if path.stem == "base" else SftConfig, path, ["train=x.jsonl"])
+    check_library_settings(config)
+    assert train is not None

@@ -1,0 +1,215 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import (
+    Rows,
+    difference,
+    dump,
+    parse_line,
+    read_json,
+    read_lines,
+    sha256,
+    stream,
+    whole_file,
+    write_json,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    TEXT | st.integers() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(TEXT, VALUES))
+def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None:
+    line = dump(row)
+    assert "\n" not in line
+    assert "\r" not in line
+    assert parse_line(line.encode(), "here") == row
+
+
+@given(st.binary())
+def test_a_line_is_an_object_or_a_user_error(raw: bytes) -> None:
+    try:
+        assert isinstance(parse_line(raw, "cases.jsonl:3"), dict)
+    except UserError as error:
+        assert str(error).startswith("cases.jsonl:3: ")
+
+
+def test_mark_carriage_returns_comments_and_blank_lines_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(
+        b"\xef\xbb\xbf// two remarks,\r\n  // as in the official example\r\n"
+        b'{"id":1}\r\n\r\n   \n{"id":2,"x":"//"}'
+    )
+    assert list(read_lines(path)) == [(3, {"id": 1}), (6, {"id": 2, "x": "//"})]
+
+
+def test_mark_before_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"id":1}\n')
+    assert list(read_lines(path)) == [(1, {"id": 1})]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b'{"id": 2', "not JSON"),
+        (b"[1]", "expected a JSON object, found list"),
+        (b'{"fact": "\xb5\xc1"}', "not UTF-8 at byte 10"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"fact": "\\ud83d"}', "stands alone"),
+        (b'\xef\xbb\xbf{"id": 2}', "not JSON"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: bytes, complaint: str) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(b'{"id":1}\n\n' + line + b'\n{"id":3}\n')
+    rows = read_lines(path)
+    assert next(rows) == (1, {"id": 1})
+    with pytest.raises(UserError) as caught:
+        next(rows)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_characters_may_be_escaped() -> None:
+    assert parse_line(rb'{"fact": "\ud83d\ude00 \\ud83d"}', "") == {"fact": "😀 \\ud83d"}
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for read in (lambda p: list(read_lines(p)), read_json, Rows):
+        with pytest.raises(UserError, match="no.jsonl: No such file"):
+            read(tmp_path / "no.jsonl")
+
+
+def test_whole_file_appears_at_the_end_only(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.txt"
+    with whole_file(path) as out:
+        out.write("判决\n")
+        assert not path.exists()
+    assert path.read_bytes() == "判决\n".encode()
+    assert os.listdir(path.parent) == ["out.txt"]
+
+
+def test_whole_file_leaves_nothing_behind_when_the_block_fails(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        with whole_file(path) as out:
+            out.write("half")
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        fail(tmp_path / "new.txt")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "old.txt").write_text("old", "utf-8")
+    with pytest.raises(KeyError):
+        fail(tmp_path / "old.txt")
+    assert os.listdir(tmp_path) == ["old.txt"]
+    assert (tmp_path / "old.txt").read_text("utf-8") == "old"
+
+
+def test_json_file_round_trip(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"罪": [1, None]})
+    assert read_json(tmp_path / "a.json") == {"罪": [1, None]}
+    assert "罪" in (tmp_path / "a.json").read_text("utf-8")
+    (tmp_path / "a.json").write_text("{", "utf-8")
+    with pytest.raises(UserError, match=r"a\.json: not JSON"):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        (b"", b""),
+        (b'{"id":1}\n', b'{"id":1}\n'),
+        (b'{"id":1}\n{"id":2}', b'{"id":1}\n'),
+        ('{"id":1}\n{"text":"判'.encode()[:-1], b'{"id":1}\n'),
+        (b'{"id":1}', b""),
+        (b"\x00\x00\x00", b""),
+    ],
+)
+def test_stream_drops_a_torn_last_line_and_goes_on(
+    tmp_path: Path, before: bytes, kept: bytes
+) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    if before:
+        path.parent.mkdir()
+        path.write_bytes(before)
+    with stream(path) as out:
+        out.write('{"id":"判"}\n')
+    assert path.read_bytes() == kept + '{"id":"判"}\n'.encode()
+
+
+@given(st.lists(st.integers() | TEXT, unique_by=str), st.randoms())
+def test_rows_come_back_by_id_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[int | str], draw: "object"
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text(
+        "".join(dump({"id": key, "of": [key]}) + "\n\n" for key in ids), "utf-8", newline="\n"
+    )
+    rows = Rows(path)
+    assert len(rows) == len(ids)
+    assert rows.ids() == {str(key) for key in ids}
+    assert rows.doubled == []
+    for key in reversed(ids):
+        assert key in rows
+        assert str(key) in rows
+        assert rows.get(key) == {"id": key, "of": [key]}
+
+
+def test_the_first_row_of_an_id_counts_and_later_ones_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id":1,"n":1}\n\n{"id":"1","n":2}\n{"id":2}\n{"id":1,"n":3}\n', "utf-8")
+    rows = Rows(path)
+    assert rows.get(1) == {"id": 1, "n": 1}
+    assert rows.doubled == [(3, "1"), (5, "1")]
+    assert len(rows) == 2
+    assert rows.get(3) is None
+    assert 3 not in rows
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [("{}", "no 'id'"), ("{", "not JSON"), ("// no comments here", "not JSON")],
+)
+def test_rows_name_a_broken_line(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"id":1}}\n{line}\n', "utf-8")
+    with pytest.raises(UserError, match=complaint) as caught:
+        Rows(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+
+
+def test_hash_of_a_folder_sees_names_and_contents(tmp_path: Path) -> None:
+    def make(name: str, files: dict[str, str]) -> str:
+        for file, text in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(text, "utf-8")
+        return sha256(tmp_path / name)
+
+    first = make("a", {"x": "1", "sub/y": "2"})
+    assert make("b", {"sub/y": "2", "x": "1"}) == first
+    assert make("c", {"x": "2", "sub/y": "2"}) != first
+    assert make("d", {"z": "1", "sub/y": "2"}) != first
+    # The digest of the text "1" itself, from `printf 1 | sha256sum`.
+    assert sha256(tmp_path / "a/x").startswith("6b86b273ff34fce1")
+
+
+def test_difference_names_every_entry_that_differs() -> None:
+    old = {"seed": 1, "model": "a" * 64, "same": [1]}
+    new = {"seed": 2, "same": [1], "extra": None, "fresh": True}
+    assert (
+        difference(old, new)
+        == f"seed: 1 -> 2; model: {'a' * 12}…{'a' * 12} -> null; fresh: null -> true"
+    )
+    assert difference(old, dict(old)) == ""

@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.labels import Labels, collect, load_labels
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
+ANSWERS = st.lists(
+    st.fixed_dictionaries(
+        {"charges": st.lists(NAMES, max_size=4), "articles": st.lists(NAMES, max_size=4)}
+    )
+)
+
+
+@given(ANSWERS)
+def test_saved_labels_come_back(
+    tmp_path_factory: pytest.TempPathFactory, answers: list[dict[str, list[str]]]
+) -> None:
+    folder = tmp_path_factory.mktemp("labels")
+    labels = collect(answers)
+    labels.save(folder)
+    again = load_labels(folder / "labels.json")
+    assert again == labels
+    # The order is the ranking; it must survive, and two savings must be the same bytes.
+    assert {kind: list(c) for kind, c in again.counts.items()} == {
+        kind: list(c) for kind, c in labels.counts.items()
+    }
+    before = (folder / "labels.json").read_bytes()
+    again.save(folder)
+    assert (folder / "labels.json").read_bytes() == before
+
+
+@given(ANSWERS, st.randoms())
+def test_the_order_of_the_training_file_changes_nothing(
+    answers: list[dict[str, list[str]]], draw: object
+) -> None:
+    assert json.dumps(vars(collect(answers))) == json.dumps(vars(collect(answers[::-1])))
+
+
+@given(ANSWERS)
+def test_counts_are_of_answers(answers: list[dict[str, list[str]]]) -> None:
+    labels = collect(answers)
+    for kind, counts in labels.counts.items():
+        assert sum(counts.values()) == sum(len(set(answer[kind])) for answer in answers)
+        assert list(counts.values()) == sorted(counts.values(), reverse=True)
+        assert labels.names(kind) == sorted(counts)
+        assert labels.most[kind] == max(len(set(answer[kind])) for answer in answers)
+        assert set(labels.normal_forms[kind].values()) <= set(counts)
+
+
+def test_counts_by_hand() -> None:
+    labels = collect(
+        [
+            {"charges": ["诈骗罪"], "articles": ["266"], "penalty": ["8"]},
+            {"charges": ["盗窃罪", "诈骗罪"], "articles": ["264", "266", "65"], "penalty": ["10"]},
+            {"charges": ["盗窃罪", "盗窃罪"], "articles": ["264"], "penalty": ["10"]},
+            {"charges": [], "articles": ["264"], "penalty": ["14"]},
+        ]
+    )
+    assert labels.counts == {
+        "charges": {"盗窃罪": 2, "诈骗罪": 2},
+        "articles": {"264": 3, "266": 2, "65": 1},
+        "penalty": {"10": 2, "14": 1, "8": 1},
+    }
+    assert labels.most == {"charges": 2, "articles": 3, "penalty": 1}
+    assert labels.pairs == {
+        "盗窃罪": {"264": 2, "266": 1, "65": 1},
+        "诈骗罪": {"266": 2, "264": 1, "65": 1},
+    }
+    assert labels.names("articles") == ["264", "266", "65"]
+    assert labels.normal_forms["charges"] == {"盗窃": "盗窃罪", "诈骗": "诈骗罪"}
+    assert labels.commonest("articles") == "264"
+    assert labels.commonest("penalty") == "10"
+    assert labels.commonest("articles", labels.pairs["诈骗罪"]) == "266"
+
+
+def test_a_tie_goes_to_the_first_by_code_point() -> None:
+    # 盗 is U+76D7, 诈 is U+8BC8.
+    for charges in (["盗窃罪", "诈骗罪"], ["诈骗罪", "盗窃罪"]):
+        assert collect({"charges": [charge]} for charge in charges).commonest("charges") == "盗窃罪"
+    assert Labels({"n": {"9": 1, "10": 1}}).commonest("n") == "10"
+
+
+def test_no_labels() -> None:
+    assert collect([]) == Labels()
+    assert Labels().names("charges") == []
+    assert Labels().commonest("charges") is None
+    assert Labels({"charges": {"盗窃罪": 1}}).commonest("charges", {}) is None
+
+
+@pytest.mark.parametrize("content", ['{"charges": []}', "[1]", "3", "{", ""])
+def test_another_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "labels.json").write_text(content, "utf-8")
+    with pytest.raises(UserError, match=r"labels\.json: not "):
+        load_labels(tmp_path / "labels.json")

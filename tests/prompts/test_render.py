@@ -1,0 +1,95 @@
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from panjue.prompts import render as rendering
+from panjue.prompts.errors import UserError
+from panjue.prompts.render import neutralize, render
+from panjue.prompts.task import Example, load_task
+from panjue.prompts.tasks import judgment
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+NASTY = Example(
+    id=1,
+    text="被告人{李某}发送“<|im_end|>”\r\n　<think>a < b > c</think>\t{x} {{y}} %s \\n。 ",
+    names=("{李某}", "<|im_start|>"),
+    inputs={"defendants": "{李某}、<|im_start|>"},
+)
+ANGLED = st.text(st.sampled_from("<>|ab_｜＜ \n\u3000/判"))
+
+
+def test_prompt_is_the_golden_file() -> None:
+    golden = (GOLDEN / "judgment.prompt.md").read_bytes().decode("utf-8")
+    assert load_task("judgment").prompt(NASTY) == [{"role": "user", "content": golden}]
+
+
+def test_the_template_stands_in_the_prompt_byte_for_byte() -> None:
+    template = (rendering.TEMPLATES / "judgment.md").read_text("utf-8")
+    case = Example(id=1, text="{text}", inputs={"defendants": "{defendants}"})
+    assert render("judgment", case)[0]["content"] == template
+
+
+@given(st.text(st.characters(exclude_characters="<"), max_size=50))
+def test_text_of_a_case_arrives_as_it_is(text: str) -> None:
+    content = render("judgment", Example(id=1, text=text, inputs={"defendants": "甲"}))[0][
+        "content"
+    ]
+    head, tail = render("judgment", Example(id=1, text="\0", inputs={"defendants": "甲"}))[0][
+        "content"
+    ].split("\0")
+    assert content == head + text + tail
+
+
+@given(ANGLED | st.text())
+@example("<|im_end|>")
+@example("<<a>>")
+@example("<" + "x" * 64 + ">")
+@example("<|im_<|im_end|>end|>")
+def test_no_marker_survives(text: str) -> None:
+    assert not re.search(r"<\S{1,64}>", neutralize(text).replace("<<", "< <"))
+    assert not re.search(r"<[^<>\s]{1,64}>", neutralize(text))
+
+
+@given(ANGLED | st.text())
+def test_neutralizing_twice_is_neutralizing_once(text: str) -> None:
+    assert neutralize(neutralize(text)) == neutralize(text)
+
+
+@given(ANGLED | st.text())
+def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
+    safe = neutralize(text)
+    assert len(safe) == len(text)
+    for place, (old, new) in enumerate(zip(text, safe, strict=True)):
+        if old != new:
+            assert (old, new) == ("<", "＜")
+            assert re.match(r"<[^<>\s]{1,64}>", text[place:])
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("<|im_end|>", "＜|im_end|>"),
+        ("<｜end▁of▁sentence｜>", "＜｜end▁of▁sentence｜>"),
+        ("</s><s>", "＜/s>＜s>"),
+        ("<<b>", "<＜b>"),
+        ("1 < 2 > 0", "1 < 2 > 0"),
+        ("a<b c>d", "a<b c>d"),
+        ("<>", "<>"),
+        ("<" + "x" * 65 + ">", "<" + "x" * 65 + ">"),
+    ],
+)
+def test_neutralize_examples(text: str, safe: str) -> None:
+    assert neutralize(text) == safe
+
+
+def test_a_field_that_the_example_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judgment.md").write_text("{text} {place}", "utf-8")
+    monkeypatch.setattr(rendering, "TEMPLATES", tmp_path)
+    with pytest.raises(UserError, match="asks for 'place'; the example has text, defendants"):
+        judgment.prompt(NASTY)

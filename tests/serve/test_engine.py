@@ -1,0 +1,133 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from panjue.finetune.data import Report
+from panjue.finetune.data import rows as training_rows
+from panjue.prompts.task import Example, load_task
+from panjue.serve.ask import Asker, Refusal
+from panjue.serve.engine import LLM, complete
+from panjue.serve.generate import rows
+from panjue.serve.merge import merge
+
+TASK = load_task("judgment")
+
+
+@pytest.fixture(scope="module")
+def examples(workshop: Path) -> list[Example]:
+    return list(TASK.read(workshop / "demo/test.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def finished(llm: LLM, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
+    return list(rows(llm, asker, iter(examples), in_flight=8))
+
+
+def test_every_example_is_answered_once(
+    finished: list[dict[str, Any]], examples: list[Example]
+) -> None:
+    assert sorted(row["id"] for row in finished) == sorted(example.id for example in examples)
+
+
+def test_every_reply_is_valid_against_its_own_schema(
+    finished: list[dict[str, Any]], examples: list[Example], asker: Asker
+) -> None:
+    by_id = {row["id"]: row for row in finished}
+    for example in examples:
+        row = by_id[example.id]
+        assert row["finish"] == ["stop"]
+        jsonschema.validate(json.loads(row["texts"][0]), TASK.schema(example, asker.labels))
+        assert TASK.decode(row["texts"][0], example, asker.labels).readable
+
+
+def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
+    llm: LLM, asker: Asker, examples: list[Example]
+) -> None:
+    trained_on = training_rows(
+        TASK, iter(examples), asker.tokenizer, asker.labels, asker.max_tokens, Report()
+    )
+    trained_prompts = {
+        str(example.id): [i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label == -100]
+        for example, row in zip(examples, trained_on, strict=True)
+    }
+    requests = [asker.request(example) for example in examples]
+    for request, output in complete(llm, requests, in_flight=8):
+        assert output.prompt_token_ids == trained_prompts[str(request.id)]
+
+
+def test_greedy_answers_are_the_same_whatever_stands_beside_them(
+    llm: LLM, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+) -> None:
+    alone = {row["id"]: row["texts"] for row in rows(llm, asker, iter(examples[:4]), in_flight=1)}
+    together = {row["id"]: row["texts"] for row in finished}
+    assert alone == {key: together[key] for key in alone}
+
+
+def test_greedy_without_schema_is_what_transformers_generates(
+    llm: LLM, asker: Asker, merged: Path, examples: list[Example]
+) -> None:
+    free = Asker(TASK, asker.labels, merged, None, asker.max_tokens, False, {"max_tokens": 24})
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    for request, output in complete(llm, [free.request(e) for e in examples[:3]], 3):
+        ids = torch.tensor([request.prompt])
+        with torch.no_grad():
+            both = model.generate(ids, max_new_tokens=24, do_sample=False)
+        mine = output.outputs[0].token_ids
+        assert list(mine) == both[0, len(request.prompt) :].tolist()[: len(mine)]
+
+
+def test_several_samples_come_back_together(llm: LLM, asker: Asker, merged: Path, examples: list[Example]) -> None:
+    sampling = {"n": 3, "temperature": 1.0}
+    three = Asker(TASK, asker.labels, merged, None, asker.max_tokens, True, sampling)
+    [row] = rows(llm, three, iter(examples[:1]), in_flight=1)
+    assert len(row["texts"]) == len(row["finish"]) == 3
+
+
+def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
+    llm: LLM, asker: Asker, examples: list[Example]
+) -> None:
+    names = examples[0].names
+    hopeless = replace(examples[0], id=-1, text="、".join(names) + "出行" * 4000)
+    done = {row["id"]: row for row in rows(llm, asker, iter([hopeless, examples[1]]), in_flight=4)}
+    assert "max_tokens" in done[-1]["refused"]
+    assert done[examples[1].id]["finish"] == ["stop"]
+    with pytest.raises(Refusal):
+        asker.request(hopeless)
+
+
+def test_a_long_case_is_shortened_and_says_so(llm: LLM, asker: Asker, examples: list[Example]) -> None:
+    long = replace(examples[0], text="案发当日天气晴朗。" * 400 + examples[0].text)
+    [row] = rows(llm, asker, iter([long]), in_flight=1)
+    assert row["dropped_sentences"] > 0
+    assert row["prompt_tokens"] < asker.max_tokens
+
+
+def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
+    asker: Asker, examples: list[Example]
+) -> None:
+    bad = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
+    sick = Asker(bad, asker.labels, asker.model, None, asker.max_tokens, True, {})
+    with pytest.raises(Refusal, match="grammar library"):
+        sick.request(examples[0])
+
+
+def test_merging_changes_no_logit(trained: Path, workshop: Path, merged: Path, asker: Asker, examples: list[Example]) -> None:
+    base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
+    apart = PeftModel.from_pretrained(base, str(trained / "adapter")).eval()
+    whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+    ids = torch.tensor([asker.request(examples[0]).prompt])
+    with torch.no_grad():
+        torch.testing.assert_close(apart(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-3)
+
+
+def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
+    before = (merged / "model.safetensors").stat().st_mtime_ns
+    assert merge(trained / "adapter", merged) == merged
+    assert (merged / "model.safetensors").stat().st_mtime_ns == before

@@ -1,0 +1,120 @@
+"""The whole second half as a user runs it, each with an engine of its own: kept to two starts."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.errors import UserError
+from panjue.serve.generate import GenerateConfig, main
+from panjue.prompts.config import load_config
+from panjue.prompts.task import load_task
+
+PANJUE = Path(sys.executable).with_name("panjue")
+
+YAML = """
+run: {run}
+test: {folder}/demo/test.jsonl
+engine: {{dtype: float32, max_num_seqs: 32, enforce_eager: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(trained: Path, workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("generate") / "run"
+    shutil.copytree(trained, run)
+    config = run / "generate.yaml"
+    config.write_text(YAML.format(run=run, folder=workshop), "utf-8")
+    done = subprocess.run([PANJUE, "generate", str(config)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "replies valid as they came" in done.stdout
+    return run
+
+
+def test_generate_writes_completions_and_a_clean_submission(run: Path, workshop: Path) -> None:
+    cases = workshop / "demo/test.jsonl"
+    assert len((run / "completions.jsonl").read_text("utf-8").splitlines()) == 24
+    done = subprocess.run(
+        [PANJUE, "check", run / "submission.jsonl", "--cases", cases, "--labels", run / "labels.json"],
+        capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    report = json.loads((run / "decode.json").read_text("utf-8"))
+    assert report["examples"] == 24
+    assert report["unreadable"] == report["cut"] == 0
+
+
+def test_an_interrupted_run_continues_and_ends_in_the_same_file(run: Path, tmp_path: Path) -> None:
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    lines = (run / "completions.jsonl").read_bytes().splitlines(keepends=True)
+    (again / "completions.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])
+    (again / "submission.jsonl").unlink()
+    done = subprocess.run(
+        [PANJUE, "generate", run / "generate.yaml", f"run={again}", f"trained={run}/adapter"],
+        capture_output=True, text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "15 of 24 are answered already" in done.stdout
+    assert (again / "completions.jsonl").read_bytes().startswith(b"".join(lines[:15]))
+    assert (again / "submission.jsonl").read_bytes() == (run / "submission.jsonl").read_bytes()
+
+
+def test_a_finished_run_starts_no_engine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(run / "generate.yaml")
+    assert "all 24 are answered already" in capsys.readouterr().out
+
+
+def test_resuming_under_other_sampling_stops_and_names_it(run: Path) -> None:
+    with pytest.raises(UserError, match="sampling"):
+        main(run / "generate.yaml", ["sampling.temperature=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["test=nowhere.jsonl"], "no file nowhere.jsonl"),
+        (["sampling.temprature=1"], "did you mean 'temperature'"),
+        (["engine.dtyp=float32"], "did you mean 'dtype'"),
+        (["trained=nowhere"], "nothing trained is there"),
+        (["contrained=false"], "did you mean 'constrained'"),
+        (["sampling.seed=1"], "set the top-level seed"),
+    ],
+)
+def test_bad_settings_end_in_one_line(words: list[str], complaint: str, run: Path, tmp_path: Path) -> None:
+    words = [f"run={tmp_path}", *([] if "trained=nowhere" in words else [f"trained={run}/adapter"]), *words]
+    with pytest.raises(UserError, match=complaint) as error:
+        main(run / "generate.yaml", words)
+    assert "\n" not in str(error.value)
+
+
+def test_cases_without_defendants_end_in_one_line(run: Path, workshop: Path, tmp_path: Path) -> None:
+    case = json.loads((workshop / "demo/test.jsonl").read_text("utf-8").splitlines()[0])
+    del case["defendants"]
+    (tmp_path / "test.jsonl").write_text("\n" + json.dumps(case), "utf-8")
+    with pytest.raises(UserError, match=r"test.jsonl:2: 'defendants'"):
+        main(run / "generate.yaml", [f"run={tmp_path}", f"trained={run}/adapter", f"test={tmp_path}/test.jsonl"])
+
+
+def test_an_adapter_of_another_base_or_other_labels_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "adapter"
+    shutil.copytree(run / "adapter", copy)
+    manifest = json.loads((copy / "manifest.json").read_text("utf-8"))
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "base_sha256": "0"}), "utf-8")
+    with pytest.raises(UserError, match="another base"):
+        main(run / "generate.yaml", [f"run={tmp_path}/a", f"trained={copy}"])
+    (copy / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    labels = json.loads((copy / "labels.json").read_text("utf-8"))
+    labels["counts"]["charges"].pop("盗窃罪")
+    (copy / "labels.json").write_text(json.dumps(labels), "utf-8")
+    with pytest.raises(UserError, match="labels"):
+        main(run / "generate.yaml", [f"run={tmp_path}/b", f"trained={copy}"])
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "serve/configs").glob("*.yaml")))
+def test_every_shipped_config_loads(path: Path) -> None:
+    assert load_config(GenerateConfig, path, ["test=x.jsonl"]).task == "judgment"
+    assert load_task("judgment")

@@ -1,0 +1,120 @@
+"""Who may import whom. The rooms meet in files on disk, so few imports are needed at all."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT: dict[str, set[str]] = {
+    "prompts": set(),
+    "eval": {"prompts"},
+    "finetune": {"prompts", "eval"},
+    "serve": {"prompts", "eval"},
+}
+BY_NAME = {"prompts/cli.py", "prompts/task.py"}
+"""May load modules whose names they compute: the command line its rooms, `load_task` the tasks."""
+HEAVY = {"torch", "transformers", "trl", "peft", "vllm"}
+LIGHT = ("panjue.prompts.task", "panjue.prompts.cli", "panjue.eval.score", "panjue.eval.check")
+
+
+def sources(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield every module that the code imports, wherever the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def rooms(names: Iterator[str]) -> set[str]:
+    return {name.split(".")[1] for name in names if name.startswith("panjue.")}
+
+
+def at_top(path: Path) -> ast.Module:
+    """Return the module without its functions and classes: what runs when it is imported."""
+    tree = ast.parse(path.read_text("utf-8"))
+    inner = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return ast.Module([node for node in tree.body if not isinstance(node, inner)], [])
+
+
+def loads(tree: ast.AST) -> Iterator[str | None]:
+    """Yield what `import_module` and its like are called with, None where it is computed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__")
+        ):
+            word = node.args[0]
+            yield word.value if isinstance(word, ast.Constant) else None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    assert sources(room)
+    for path in sources(room):
+        # The one exception: each command of the command line loads its room when it is called.
+        tree = (
+            at_top(path) if path == ROOT / "prompts/cli.py" else ast.parse(path.read_text("utf-8"))
+        )
+        assert rooms(imports(tree)) <= MAY_IMPORT[room] | {room}, path
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_nobody_gets_round_the_rule_by_name(room: str) -> None:
+    for path in sources(room):
+        found = list(loads(ast.parse(path.read_text("utf-8"))))
+        literal = (name for name in found if name is not None)
+        assert rooms(literal) <= MAY_IMPORT[room] | {room}, path
+        if None in found:
+            assert str(path.relative_to(ROOT)) in BY_NAME, path
+
+
+def test_what_the_command_line_loads_by_name_is_there() -> None:
+    tree = ast.parse((ROOT / "prompts/cli.py").read_text("utf-8"))
+    calls = [
+        [ast.literal_eval(word) for word in node.args]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_load"
+    ]
+    assert calls
+    for module, name in calls:
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        top = ast.parse(path.read_text("utf-8")).body
+        assert name in {node.name for node in top if isinstance(node, ast.FunctionDef)}, path
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_contract_and_scoring_stay_light(module: str) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    assert module in loaded
+    assert not HEAVY & loaded
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_imports_are_absolute(room: str) -> None:
+    for path in sources(room):
+        tree = ast.parse(path.read_text("utf-8"))
+        relative = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+        assert not relative, path
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_no_model_may_run_its_own_code(room: str) -> None:
+    on = re.compile(r"--trust-remote-code|trust_remote_code[\"']?\s*[:=]\s*(?!false|False)\w")
+    assert on.search("f(trust_remote_code=True)")
+    assert on.search("trust_remote_code: yes")
+    assert on.search('{"trust_remote_code": flag}')
+    assert not on.search("f(trust_remote_code=False)")
+    for path in (ROOT / room).rglob("*"):
+        if path.suffix in {".py", ".yaml", ".json", ".sh"}:
+            assert not on.search(path.read_text("utf-8")), path

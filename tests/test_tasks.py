@@ -1,0 +1,197 @@
+"""What every task must keep to. A new task is covered at once: it brings `samples/<task>.*`."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from panjue.eval import metrics
+from panjue.prompts import render, tasks
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example, Task, load_task, task_names
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def check_task(name: str, sample: Path) -> None:
+    """Hold a task to what training, serving and scoring take for granted."""
+    task = load_task(name)
+    assert (render.TEMPLATES / f"{name}.md").is_file()
+    examples = list(task.read(sample))
+    assert examples, f"{sample}: no examples"
+    assert len({str(example.id) for example in examples}) == len(examples)
+    labels = task.labels(examples)
+    for example in examples:
+        check_prompt(task, example)
+        check_gold(task, example, labels)
+        check_any_reply(task, example, labels)
+
+
+def check_prompt(task: Task, example: Example) -> None:
+    for message in task.prompt(example):
+        assert message["role"] in {"system", "user", "assistant"}
+        assert message["content"] == render.neutralize(message["content"])
+        assert task.prompt(example) == task.prompt(example)
+
+
+def check_gold(task: Task, example: Example, labels: Labels) -> None:
+    """The gold reply is valid, read back without loss, scores 1.0 and would be accepted."""
+    assert example.answer is not None
+    schema = task.schema(example, labels)
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(json.loads(task.target(example)))
+    decoded = task.decode(task.target(example), example, labels)
+    assert decoded.answer == example.answer
+    assert decoded.repairs == ()
+    assert decoded.readable
+    row = task.submission(example, decoded.answer)
+    assert row["id"] == example.id
+    assert list(task.faults(example, row, labels)) == []
+    for metric in task.metrics:
+        assert getattr(metrics, metric)(example.answer, row) == pytest.approx(1.0)
+        assert 0 <= getattr(metrics, metric)(example.answer, None) < 1
+    assert task.weight(example) >= 0
+
+
+def check_any_reply(task: Task, example: Example, labels: Labels) -> None:
+    """Whatever the reply is, there is an answer that the contest would accept."""
+
+    @settings(max_examples=60)
+    @given(replies(task.target(example)))
+    def answers(reply: str) -> None:
+        decoded = task.decode(reply, example, labels)
+        row = task.submission(example, decoded.answer)
+        assert list(task.faults(example, row, labels)) == []
+        dump(row).encode("utf-8")
+
+    answers()
+
+
+def replies(target: str) -> st.SearchStrategy[str]:
+    """Arbitrary text, arbitrary JSON, and the gold reply with a hole or foreign text in it."""
+    words = st.text() | st.integers() | st.none() | st.booleans() | st.floats()
+    values = st.recursive(
+        words, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+    )
+    place = st.integers(0, len(target))
+    torn = st.builds(lambda a, b, text: target[:a] + text + target[b:], place, place, st.text())
+    return st.text() | st.builds(dump, values) | torn
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_task(name: str) -> None:
+    samples = sorted(SAMPLES.glob(f"{name}.*"))
+    assert samples, f"put a few invented examples of {name} into {SAMPLES}/{name}.jsonl"
+    for sample in samples:
+        check_task(name, sample)
+
+
+def test_there_are_tasks() -> None:
+    assert "judgment" in task_names()
+
+
+TOY = '''
+"""Is a remark kind? A toy that shows how little a task is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from panjue.prompts.files import dump, read_lines
+from panjue.prompts.decode import load_json
+from panjue.prompts.labels import Labels
+from panjue.prompts.render import render
+from panjue.prompts.task import Answer, Decoded, Example, Messages, Schema, Task
+
+KINDS = ["no", "yes"]
+
+
+def read(path: Path) -> Iterator[Example]:
+    for _, row in read_lines(path):
+        yield Example(row["id"], row["text"], answer={"kind": row["kind"]})
+
+
+def prompt(example: Example) -> Messages:
+    return render("toy", example)
+
+
+def schema(example: Example, labels: Labels) -> Schema:
+    return {
+        "type": "object",
+        "properties": {"kind": {"enum": KINDS}},
+        "required": ["kind"],
+        "additionalProperties": False,
+    }
+
+
+def target(example: Example) -> str:
+    return dump(example.answer)
+
+
+def decode(reply: str, example: Example, labels: Labels) -> Decoded:
+    found = load_json(reply)
+    if isinstance(found, dict) and found.get("kind") in KINDS:
+        return Decoded({"kind": found["kind"]})
+    return Decoded({"kind": "no"}, ("not read",), readable=False)
+
+
+def submission(example: Example, answer: Answer) -> dict[str, object]:
+    return {"id": example.id, **answer}
+
+
+TASK = Task(read, prompt, schema, target, decode, submission, metrics=("exact_match",))
+'''
+TOY_SAMPLE = (
+    '{"id":1,"text":"谢谢 <|im_end|> {x}","kind":"yes"}\n{"id":2,"text":"走开","kind":"no"}\n'
+)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make a folder whose modules are tasks too, with a template and a sample for `toy`."""
+    (tmp_path / "toy.md").write_text("友善吗？{text}", "utf-8")
+    (tmp_path / "toy.jsonl").write_text(TOY_SAMPLE, "utf-8")
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    monkeypatch.setattr(render, "TEMPLATES", tmp_path)
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("panjue.prompts.tasks.toy", None)
+    vars(tasks).pop("toy", None)
+
+
+def test_a_new_task_is_one_file_and_one_template(toy: Path) -> None:
+    assert len(TOY.splitlines()) < 60
+    (toy / "toy.py").write_text(TOY, "utf-8")
+    assert "toy" in task_names()
+    check_task("toy", toy / "toy.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('"enum": KINDS', '"enum": "no"'),  # no schema
+        ('"enum": KINDS', '"enum": ["no"]'),  # the gold reply breaks it
+        ('{"kind": found["kind"]}', '{"kind": "no"}'),  # the answer is lost on the way
+        ('return Decoded({"kind": "no"}', 'raise ValueError({"kind": "no"}'),
+        ('"id": example.id', '"id": 0'),
+        ('"exact_match"', '"no_such_metric"'),
+    ],
+)
+def test_the_check_finds_a_broken_task(toy: Path, right: str, wrong: str) -> None:
+    assert right in TOY
+    (toy / "toy.py").write_text(TOY.replace(right, wrong), "utf-8")
+    with pytest.raises(Exception):  # noqa: B017, PT011  # of many kinds; that it fails is the point
+        check_task("toy", toy / "toy.jsonl")
+
+
+def test_the_check_wants_a_template(toy: Path) -> None:
+    (toy / "toy.py").write_text(TOY, "utf-8")
+    (toy / "toy.md").unlink()
+    with pytest.raises(AssertionError):
+        check_task("toy", toy / "toy.jsonl")
