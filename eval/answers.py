@@ -26,13 +26,15 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    near_ties: int = 0
     repairs: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for a person."""
         yield (
             f"{self.examples} examples: {self.valid} replies valid as they came, "
-            f"{self.repaired} repaired, {self.unreadable} unreadable (answered by the commonest labels)"
+            f"{self.repaired} repaired, "
+            f"{self.unreadable} unreadable (answered by the commonest labels)"
         )
         yield (
             f"{self.cut} cut by length, {self.refused} too long to ask, "
@@ -43,6 +45,8 @@ class Tally:
             f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
             f"{self.completion_tokens:,} output tokens"
         )
+        if self.near_ties:
+            yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
 
 
@@ -60,7 +64,9 @@ def decode_run(run: Path) -> Tally:
         raise UserError(f"{run}: has no completions yet; run `panjue generate` first")
     test = Path(made["test"])
     if not test.exists() or sha256(test) != made["test_sha256"]:
-        raise UserError(f"{test}: missing, or not the file that {run}/completions.jsonl was made from")
+        raise UserError(
+            f"{test}: missing, or not the file that {run}/completions.jsonl was made from"
+        )
     return decode(load_task(made["task"]), test, load_labels(run / "labels.json"), run)
 
 
@@ -97,6 +103,7 @@ def _answer(
         tally.prompt_tokens += completion["prompt_tokens"]
         tally.cached_tokens += completion["cached_tokens"]
         tally.completion_tokens += completion["completion_tokens"]
+        tally.near_ties += bool(completion["near_ties"])
         tally.unreadable += not decoded.readable
         tally.valid += not decoded.repairs
         tally.repaired += bool(decoded.repairs) and decoded.readable

@@ -1,4 +1,4 @@
-"""A submission against gold: the task's metrics, how sure they are, and what is trivial to reach."""
+"""A submission against gold: the task's metrics, how sure they are, what is trivial to reach."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,7 +122,9 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
 def _gold(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
     for example in task.read(gold):
         if example.answer is None:
-            raise UserError(f"{gold}: id {example.id} has no gold answer; score needs the labelled file")
+            raise UserError(
+                f"{gold}: id {example.id} has no gold answer; score needs the labelled file"
+            )
         yield example, example.answer
 
 
@@ -134,14 +136,19 @@ def _values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place: str)
 
 
 def _unknown(task: Task, gold: Path, labels: Labels) -> int:
-    """Count the gold labels that training never saw; they are scored as missed, whatever is said."""
+    """Count the gold labels that training never saw; they are scored as missed."""
     counts = task.labels(task.read(gold)).counts
     return sum(
-        n for kind in counts for label, n in counts[kind].items() if label not in labels.counts.get(kind, ())
+        n
+        for kind in counts
+        for label, n in counts[kind].items()
+        if label not in labels.counts.get(kind, ())
     )
 
 
-def summarize(columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None) -> Summary:
+def summarize(
+    columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
+) -> Summary:
     """Return weighted means with 95% percentile bootstrap intervals over examples (seed 0).
 
     Where all weights are 0 (cases of one defendant in the official metric) the mean is the plain
@@ -158,10 +165,7 @@ def summarize(columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.boo
     return Summary(
         len(weights),
         dict(zip(columns.names, mean.tolist(), strict=True)),
-        {
-            name: (float(a), float(b))
-            for name, a, b in zip(columns.names, low, high, strict=True)
-        },
+        {name: (float(a), float(b)) for name, a, b in zip(columns.names, low, high, strict=True)},
         unweighted,
     )
 
@@ -180,7 +184,8 @@ def _interval(weights: Numbers, values: Numbers, resamples: int) -> tuple[Number
 def _by_group(columns: Columns, attribute: str) -> dict[str, Summary]:
     groups = np.array(columns.groups[attribute])
     return {
-        str(name): summarize(columns, resamples=0, mask=groups == name) for name in np.unique(groups)
+        str(name): summarize(columns, resamples=0, mask=groups == name)
+        for name in np.unique(groups)
     }
 
 
@@ -206,11 +211,9 @@ def show(scores: Scores, console: Console) -> None:
 
 
 def _remarks(scores: Scores) -> Iterator[str]:
-    yield f"{scores.total.examples} examples, {scores.missing} of them without a row (scored as unanswered)"
+    yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.total.unweighted:
-        yield (
-            "every example has weight 0 (log2 of one defendant), so these are plain, unweighted means"
-        )
+        yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
     if scores.unreadable_rate is None:
         yield "unreadable replies: unknown, there is no decode.json beside the submission"
     else:
@@ -218,4 +221,4 @@ def _remarks(scores: Scores) -> Iterator[str]:
     if scores.commonest is None:
         yield "commonest labels: unknown, there is no labels.json beside the submission"
     else:
-        yield f"gold labels that training never saw, so nobody could answer: {scores.unknown_labels}"
+        yield f"gold labels that training never saw: {scores.unknown_labels}, scored as missed"

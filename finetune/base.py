@@ -77,13 +77,16 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
 
 
 def texts(task: Task, cases: Path) -> Iterator[str]:
-    """Yield what the tokenizer learns from: prompts and replies, names set apart character by character.
+    """Yield what the tokenizer learns from: prompts and replies, names cut into characters.
 
     A name must be the same tokens wherever it stands, or so small a model never learns to follow
     a person through the text; without this, BPE joins names with the words around them.
     """
     for example in task.read(cases):
-        for text in (*(message["content"] for message in task.prompt(example)), task.target(example)):
+        for text in (
+            *(message["content"] for message in task.prompt(example)),
+            task.target(example),
+        ):
             for name in example.names:
                 text = text.replace(name, "\n" + "\n".join(name) + "\n")  # noqa: PLW2901
             yield text

@@ -15,7 +15,7 @@ COMPLETE = "complete"
 """The file that marks a checkpoint as whole: written last, when everything else is there."""
 
 
-class Journal(TrainerCallback):
+class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Shows progress with tokens/s and time left, appends every log entry to `log.jsonl`.
 
     Marks every checkpoint as complete once it is. Only the first process writes.
@@ -51,7 +51,7 @@ class Journal(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Append the entry to `log.jsonl`; its loss and speed stand beside the meter from now on."""
+        """Append the entry to `log.jsonl`; its loss and speed now stand beside the meter."""
         if not self._meter or not logs:
             return
         entry = {"step": state.global_step, "seconds": round(self._meter.seconds, 1), **logs}
@@ -59,7 +59,8 @@ class Journal(TrainerCallback):
             out.write(dump(entry) + "\n")
         if "eval_loss" in logs:
             self._console.print(
-                f"step {state.global_step}: held-out loss {float(logs['eval_loss']):.4f}", highlight=False
+                f"step {state.global_step}: held-out loss {float(logs['eval_loss']):.4f}",
+                highlight=False,
             )
         elif "loss" in logs:
             rate = float(logs.get("num_tokens", 0)) / self._meter.seconds

@@ -13,7 +13,9 @@ from panjue.prompts.errors import UserError
 Model = PreTrainedModel | PeftModel
 
 
-def load_base(folder: Path, dtype: str, quantization: Mapping[str, Any] | None = None) -> PreTrainedModel:
+def load_base(
+    folder: Path, dtype: str, quantization: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """Load the base model's safetensors; four-bit where `quantization` says so.
 
     Args:
@@ -47,10 +49,10 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def has_bf16() -> bool:
-    """Say whether the machine computes in bfloat16: a recent GPU, or a CPU with AVX-512 BF16 or AMX."""
+    """Say whether the GPU, else the CPU (AVX-512 BF16 or AMX), computes in bfloat16."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    can = getattr(torch.cpu, "get_capabilities", dict)()
+        return bool(torch.cuda.is_bf16_supported())
+    can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
@@ -63,4 +65,7 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], *, quantized:
 
 def _dtypes(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the dtype names of a YAML section into torch types."""
-    return {key: getattr(torch, value) if key.endswith("_dtype") and isinstance(value, str) else value for key, value in settings.items()}
+    return {
+        key: getattr(torch, value) if key.endswith("_dtype") and isinstance(value, str) else value
+        for key, value in settings.items()
+    }

@@ -42,6 +42,16 @@ OURS = {
 }
 """trl settings that panjue makes itself -> the setting to use instead."""
 
+ROWS_DEPEND_ON = (
+    "task",
+    "base_sha256",
+    "train_sha256",
+    "dev_sha256",
+    "prompt_sha256",
+    "max_tokens",
+)
+"""Entries of the manifest that decide the token rows."""
+
 
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved beside the adapter."""
@@ -93,7 +103,9 @@ def train(config: SftConfig) -> None:
     task, folder = load_task(config.task), model_folder(config.model)
     made = provenance(config, folder)
     if is_finished(config.run, made):
-        console.print(f"{trained_folder(config)}: already trained with these settings, nothing to do")
+        console.print(
+            f"{trained_folder(config)}: already trained with these settings, nothing to do"
+        )
         return
     tokenizer = load_tokenizer(folder)
 
@@ -102,7 +114,9 @@ def train(config: SftConfig) -> None:
         train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
         held_out, _ = token_rows(config, task, tokenizer, labels, made, "dev")
     if not len(train_rows):
-        raise UserError(f"{config.train}: no example is left to train on; {'; '.join(report.refused[:1])}")
+        raise UserError(
+            f"{config.train}: no example is left to train on; {'; '.join(report.refused[:1])}"
+        )
 
     quantized = config.method == "qlora"
     model: Model = load_base(folder, config.dtype, config.quantization if quantized else None)
@@ -174,20 +188,24 @@ def held_out_examples(config: SftConfig, task: Task) -> Iterator[Example]:
 def _answered(task: Task, path: Path) -> Iterator[Example]:
     for example in task.read(path):
         if example.answer is None:
-            raise UserError(f"{path}: id {example.id} has no answer to learn from; this is a test file")
+            raise UserError(
+                f"{path}: id {example.id} has no answer to learn from; this is a test file"
+            )
         yield example
 
 
-def token_rows(  # noqa: PLR0913  # the last one tells the two files apart
+def token_rows(
     config: SftConfig, task: Task, tokenizer: Any, labels: Labels, made: dict[str, Any], part: str
 ) -> tuple[Dataset, Report]:
     """Return the token rows of one part, tokenised at most once."""
     examples = {"train": train_examples, "dev": held_out_examples}[part]
-    key = {name: made[name] for name in ("task", "base_sha256", "train_sha256", "dev_sha256", "prompt_sha256", "max_tokens")}
+    key = {name: made[name] for name in ROWS_DEPEND_ON}
     return cached(
         config.run / "rows",
         {**key, "part": part},
-        lambda report: rows(task, examples(config, task), tokenizer, labels, config.max_tokens, report),
+        lambda report: rows(
+            task, examples(config, task), tokenizer, labels, config.max_tokens, report
+        ),
     )
 
 
@@ -206,7 +224,7 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     return TrainerConfig(
         **given,
         output_dir=str(config.run / "checkpoints"),
-        # Rows never exceed max_tokens, so trl's silent cut has nothing to cut; packing needs to know.
+        # Rows never exceed max_tokens, so trl's silent cut finds nothing; packing needs the size.
         max_length=config.max_tokens if given.get("packing") else None,
         seed=config.seed,
         use_cpu=not gpu,
@@ -252,7 +270,9 @@ def is_finished(run: Path, made: dict[str, Any]) -> bool:
     before = read_json(run / "manifest.json").get("sft")
     if before is None or {**before, "versions": None} != {**made, "versions": None}:
         what = difference(before or {}, made)
-        raise UserError(f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one")
+        raise UserError(
+            f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one"
+        )
     return any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
 
 

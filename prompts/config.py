@@ -38,7 +38,9 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+        raise UserError(
+            f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"
+        ) from None
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
     try:

@@ -42,7 +42,9 @@ def parse_line(raw: bytes, place: str) -> dict[str, Json]:
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+        raise UserError(
+            f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not JSON: {error}") from None
     if not isinstance(row, dict):
@@ -176,7 +178,9 @@ class Rows:
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's files with their relative names."""
     if path.is_dir():
-        parts = (f"{sha256(p)} {p.relative_to(path)}" for p in sorted(path.rglob("*")) if p.is_file())
+        parts = (
+            f"{sha256(p)} {p.relative_to(path)}" for p in sorted(path.rglob("*")) if p.is_file()
+        )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()

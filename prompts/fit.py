@@ -71,7 +71,9 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     return Fitted(shorter, tokens, full, len(gone), fits=tokens <= budget)
 
 
-def fit_prompt(task: Task, example: Example, labels: Labels, tokenizer: Any, max_tokens: int) -> Fitted:
+def fit_prompt(
+    task: Task, example: Example, labels: Labels, tokenizer: Any, max_tokens: int
+) -> Fitted:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
     The room is measured on the answer made of the commonest labels, not on the gold one: a case

@@ -71,9 +71,9 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
         for kind, labels in sets.items():
             counts.setdefault(kind, Counter()).update(labels)
             most[kind] = max(most[kind], len(labels))
-        first, second, *_ = (*sets.values(), [], [])
-        for label in first:
-            pairs.setdefault(label, Counter()).update(second)
+        of_both = list(sets.values())[:2]
+        for label in of_both[0] if len(of_both) == 2 else ():
+            pairs.setdefault(label, Counter()).update(of_both[1])
     return Labels(
         {kind: _ranked(counter) for kind, counter in counts.items()},
         dict(most),

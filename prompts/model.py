@@ -23,7 +23,9 @@ def model_folder(name: str) -> Path:
         folder = _from_hub(name)
     config = read_json(folder / "config.json")
     if "auto_map" in config:
-        raise UserError(f"{folder}: wants its own code to run (auto_map); panjue never runs a model's code")
+        raise UserError(
+            f"{folder}: wants its own code to run (auto_map); panjue never runs a model's code"
+        )
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: has no .safetensors weights; convert the model first")
     return folder
@@ -35,12 +37,16 @@ def _from_hub(name: str) -> Path:
 
     place = f"base model {name!r}"
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise UserError(f"{place}: there is no such folder; give a model's folder or a hub name like Qwen/Qwen3-8B")
+        raise UserError(
+            f"{place}: there is no such folder; give a model's folder or a hub name like Qwen/Qwen3-8B"
+        )
     try:
         return Path(snapshot_download(name, allow_patterns=list(PARTS)))
     except (OSError, HFValidationError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{place}: no such folder, and the hub does not give it ({reason})") from None
+        raise UserError(
+            f"{place}: no such folder, and the hub does not give it ({reason})"
+        ) from None
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -54,12 +60,16 @@ def load_tokenizer(folder: Path) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
-        raise UserError(f"{folder}: its tokenizer has no chat template; take an instruction-tuned model")
+        raise UserError(
+            f"{folder}: its tokenizer has no chat template; take an instruction-tuned model"
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(f"{folder}: its tokenizer has no end token")
     unsafe = [token for token in tokenizer.all_special_tokens if neutralize(token) == token]
     if unsafe:
-        raise UserError(f"{folder}: the special token {unsafe[0]!r} could be forged by a case's text")
+        raise UserError(
+            f"{folder}: the special token {unsafe[0]!r} could be forged by a case's text"
+        )
     return tokenizer
 
 

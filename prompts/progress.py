@@ -37,7 +37,9 @@ class Meter:
         elif time.monotonic() - self._last_line >= LINE_EVERY_S or done == self.total:
             self._last_line = time.monotonic()
             left = (self.total - done) / self.rate / 60 if self.rate else 0.0
-            self._console.print(f"{done}/{self.total}  {text}  {left:.1f} min left", highlight=False)
+            self._console.print(
+                f"{done}/{self.total}  {text}  {left:.1f} min left", highlight=False
+            )
 
 
 @contextmanager
@@ -47,7 +49,12 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
     if not console.is_terminal or console.quiet:
         yield shown
         return
-    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=console) as bar:
         bar.add_task("", total=total, completed=start)
         shown.bar = bar

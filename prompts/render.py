@@ -13,7 +13,7 @@ TEMPLATE_ARGS = {"enable_thinking": False}
 """Arguments of every chat template, in training and serving alike: the reply is the JSON at once.
 Qwen3's hybrid models then put an empty think block into the prompt; other templates ignore it."""
 
-MARKUP = re.compile(r"<(?=[^<>\s]{1,64}>)")
+MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
 
 
 def neutralize(text: str) -> str:

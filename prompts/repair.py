@@ -98,7 +98,11 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
     for written in strings_in(text or "")[: 4 * most]:
         label = _article(written, known) if field == "articles" else snap(written, known)
         if label != written:
-            repairs.append(f"{field} {written[:40]!r} -> {label!r}" if label else f"{field} {written[:40]!r} unknown, dropped")
+            repairs.append(
+                f"{field} {written[:40]!r} -> {label!r}"
+                if label
+                else f"{field} {written[:40]!r} unknown, dropped"
+            )
         if label in read:
             repairs.append(f"{field} {label!r} repeated")
         if label:
@@ -124,7 +128,9 @@ def _penalty_in(segment: str | None, labels: Labels) -> tuple[int, str | None]:
     digits = re.search(r"-?\d{1,3}", text or "")
     if digits and int(digits[0]) in PENALTIES:
         return int(digits[0]), None
-    return int(labels.commonest("penalty") or 10), "penalty missing or not 0-14, the commonest stands in"
+    return int(
+        labels.commonest("penalty") or 10
+    ), "penalty missing or not 0-14, the commonest stands in"
 
 
 def _commonest(labels: Labels, field: str) -> list[str]:

@@ -110,6 +110,8 @@ def load_task(name: str) -> Task:
     """
     known = task_names()
     if name not in known:
-        raise UserError(f"no task {name!r} in prompts/tasks/ ({', '.join(known)}){did_you_mean(name, known)}")
+        raise UserError(
+            f"no task {name!r} in prompts/tasks/ ({', '.join(known)}){did_you_mean(name, known)}"
+        )
     task: Task = import_module(f"{tasks.__name__}.{name}").TASK
     return task

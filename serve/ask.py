@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance.hf
 from llguidance import LLMatcher
@@ -26,8 +26,15 @@ class Refusal(Exception):
     """One example cannot be asked; its message says why."""
 
 
-def served_model(trained: Path, adapter: str) -> tuple[Path, Path | None]:
-    """Return the folder of the model to start and that of the adapter beside it, if any.
+class Served(NamedTuple):
+    """The folder of the model that is started, and that of the adapter beside it, if any."""
+
+    model: Path
+    adapter: Path | None = None
+
+
+def served_model(trained: Path, adapter: str) -> Served:
+    """Return what to serve of a training's result.
 
     Args:
         trained: Result of a training: an adapter, or a whole model.
@@ -35,34 +42,40 @@ def served_model(trained: Path, adapter: str) -> tuple[Path, Path | None]:
     """
     manifest = read_json(trained / "manifest.json")
     if not (trained / "adapter_config.json").exists():
-        return (model_folder(manifest["base"]) if adapter == "none" else trained), None
+        return Served(model_folder(manifest["base"]) if adapter == "none" else trained)
     if adapter == "merge":
-        return merge(trained, trained.with_name("merged")), None
-    return check_base(trained, manifest), (trained if adapter == "lora" else None)
+        return Served(merge(trained, trained.with_name("merged")))
+    return Served(check_base(trained, manifest), trained if adapter == "lora" else None)
 
 
 class Asker:
     """Turns examples into requests: fits, renders, builds and checks the schema."""
 
-    def __init__(  # noqa: PLR0913  # what one generation is made of; each is used in one place
+    def __init__(
         self,
         task: Task,
         labels: Labels,
-        model: Path,
-        adapter: Path | None,
+        served: Served,
         max_tokens: int,
-        constrained: bool,
-        sampling: Mapping[str, Any],
+        sampling: Mapping[str, Any] | None = None,
+        *,
+        constrained: bool = True,
     ) -> None:
-        """Load the tokenizer of `model`; `sampling` are vLLM's SamplingParams, greedy without."""
+        """Load the model's tokenizer; `sampling` are vLLM's SamplingParams, greedy by default."""
+        sampling = sampling or {}
         check_settings("sampling", sampling, SamplingParams.__struct_fields__)
         if "seed" in sampling and on_cpu():
-            raise UserError("sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed")
-        self.task, self.labels, self.model, self.max_tokens = task, labels, model, max_tokens
-        self.tokenizer = load_tokenizer(model)
+            raise UserError(
+                "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
+            )
+        self.task, self.labels, self.max_tokens = task, labels, max_tokens
+        self.tokenizer = load_tokenizer(served.model)
+        adapter = served.adapter
         self.lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         self.lora_rank = read_json(adapter / "adapter_config.json")["r"] if adapter else 0
         self._constrained, self._sampling = constrained, {"temperature": 0.0, **sampling}
+        if self._sampling["temperature"] == 0:
+            self._sampling.setdefault("logprobs", 2)  # the two best, to tell near ties
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
     def request(self, example: Example) -> Request:
@@ -73,7 +86,9 @@ class Asker:
         """
         fitted = fit_prompt(self.task, example, self.labels, self.tokenizer, self.max_tokens)
         if not fitted.fits:
-            raise Refusal(f"the prompt needs {fitted.tokens} tokens, max_tokens is {self.max_tokens}")
+            raise Refusal(
+                f"the prompt needs {fitted.tokens} tokens, max_tokens is {self.max_tokens}"
+            )
         prompt = prompt_ids(self.tokenizer, self.task.prompt(fitted.example))
         schema = self.task.schema(example, self.labels) if self._constrained else None
         if schema:

@@ -19,12 +19,13 @@ os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT
 
 from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt  # noqa: E402  # reads the environment
 from vllm.lora.request import LoRARequest  # noqa: E402
-from vllm.outputs import RequestOutput  # noqa: E402
+from vllm.outputs import CompletionOutput, RequestOutput  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
 
 __all__ = [
     "LLM",
+    "CompletionOutput",
     "EngineArgs",
     "LoRARequest",
     "Request",

@@ -1,6 +1,5 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
@@ -18,7 +17,10 @@ from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal, served_model
-from panjue.serve.engine import LLM, EngineArgs, Request, complete, engine
+from panjue.serve.engine import LLM, CompletionOutput, EngineArgs, Request, complete, engine
+
+NEAR_TIE = 1e-4
+"""Difference in log-probability under which two tokens count as equally likely (float32)."""
 
 
 class GenerateConfig(Config):
@@ -33,9 +35,9 @@ class GenerateConfig(Config):
     trained: Path | None = None
     """Adapter or model folder of a training run; by default the one in `run`."""
     adapter: Literal["merge", "lora", "none"] = "merge"
-    """Serve the adapter folded into a cached copy of its base, or as it is, or the base alone."""
+    """Serve the adapter folded into a cached copy of its base, as it is, or the base alone."""
     constrained: bool = True
-    """Decode under each case's schema. Without it replies are free text, repaired as well as can be."""
+    """Decode under each case's schema. Without it replies are free text, repaired if need be."""
     max_tokens: int | None = Field(None, ge=64)
     """Prompt plus reply; by default what training had, so that cases are shortened alike."""
     seed: int = 0
@@ -49,7 +51,7 @@ class GenerateConfig(Config):
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> Path:
-    """Generate as the config at `path` says and return the run folder; continues where it stopped."""
+    """Generate as the config at `path` says, from where it stopped, and return the run folder."""
     config = load_config(GenerateConfig, path, overrides)
     generate(config)
     return config.run
@@ -59,8 +61,8 @@ def generate(config: GenerateConfig) -> None:
     """Write one row per example of `config.test` to `completions.jsonl`.
 
     A row has the raw reply (`texts`, one per sample), why each ended (`finish`), token counts and
-    how many sentences `fit` left out. An example that cannot be asked at all has `refused`, the
-    reason, instead. Rows that are there already are kept and not made again.
+    how many sentences `fit` left out; greedy rows list their `near_ties`. An example that cannot
+    be asked at all has `refused`, the reason, instead. Rows that are there are not made again.
 
     Raises:
         UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
@@ -83,9 +85,11 @@ def generate(config: GenerateConfig) -> None:
     if done:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in task.read(config.test) if str(example.id) not in done)
-    model, lora = served_model(trained, config.adapter)
-    asker = Asker(task, labels, model, lora, max_tokens, config.constrained, config.sampling)
-    write_rows(config, asker, todo, len(done), examples)
+    served = served_model(trained, config.adapter)
+    asker = Asker(task, labels, served, max_tokens, config.sampling, constrained=config.constrained)
+    with engine(served.model, config.engine, max_tokens, config.seed, asker.lora_rank) as llm:
+        finished = rows(llm, asker, todo, config.in_flight)
+        append(config.run / "completions.jsonl", finished, len(done), examples)
 
 
 def trained_folder(config: GenerateConfig) -> Path:
@@ -94,12 +98,16 @@ def trained_folder(config: GenerateConfig) -> Path:
     Raises:
         UserError: It has no labels or manifest, or was trained for another task.
     """
-    candidates = [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
+    candidates = (
+        [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
+    )
     for folder in candidates:
         if (folder / "manifest.json").exists():
             check_trained(folder, config.task)
             return folder
-    raise UserError(f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER")
+    raise UserError(
+        f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
+    )
 
 
 def check_trained(folder: Path, task: str) -> None:
@@ -112,7 +120,9 @@ def check_trained(folder: Path, task: str) -> None:
     if made["task"] != task:
         raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
     if sha256(folder / "labels.json") != made["labels_sha256"]:
-        raise UserError(f"{folder}: labels.json is not the one it was trained with; restore it or train again")
+        raise UserError(
+            f"{folder}: labels.json is not the one it was trained with; restore it or train again"
+        )
 
 
 def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
             "choose another run=FOLDER or delete that file"
         )
     run.mkdir(parents=True, exist_ok=True)
-    shutil.copy(trained / "labels.json", run / "labels.json")
+    load_labels(trained / "labels.json").save(run)
     write_json(place, {**manifest, "generate": made})
 
 
@@ -163,22 +173,18 @@ def finished_ids(path: Path) -> set[str]:
     return Rows(path).ids()
 
 
-def write_rows(
-    config: GenerateConfig, asker: Asker, todo: Iterator[Example], done: int, total: int
-) -> None:
-    """Decode `todo` with one engine and append every finished row at once."""
-    with (
-        engine(asker.model, config.engine, asker.max_tokens, config.seed, asker.lora_rank) as llm,
-        stream(config.run / "completions.jsonl") as out,
-        meter(Console(), total, done) as shown,
-    ):
-        for row in rows(llm, asker, todo, config.in_flight):
+def append(path: Path, finished: Iterator[dict[str, Any]], done: int, total: int) -> None:
+    """Append every finished row at once, showing how many of `total` are there."""
+    with stream(path) as out, meter(Console(), total, done) as shown:
+        for row in finished:
             out.write(dump(row) + "\n")
             out.flush()
             shown.to(shown.done + 1, f"{shown.rate:.2f} cases/s")
 
 
-def rows(llm: LLM, asker: Asker, examples: Iterator[Example], in_flight: int) -> Iterator[dict[str, Any]]:
+def rows(
+    llm: LLM, asker: Asker, examples: Iterator[Example], in_flight: int
+) -> Iterator[dict[str, Any]]:
     """Yield one row of `completions.jsonl` per example, in the order they finish."""
     refused: list[dict[str, Any]] = []
 
@@ -198,5 +204,18 @@ def rows(llm: LLM, asker: Asker, examples: Iterator[Example], in_flight: int) ->
             "cached_tokens": output.num_cached_tokens or 0,
             "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),
             "dropped_sentences": request.dropped,
+            "near_ties": near_ties(output.outputs[0]) if request.params.temperature == 0 else [],
         }
     yield from refused
+
+
+def near_ties(reply: CompletionOutput) -> list[int]:
+    """Return the positions of a greedy reply where the two best tokens lie within `NEAR_TIE`.
+
+    There, and only there, may another batch or machine continue differently: sums of floats
+    depend on their order.
+    """
+    best_two = (
+        sorted(t.logprob for t in options.values())[-2:] for options in reply.logprobs or ()
+    )
+    return [i for i, two in enumerate(best_two) if len(two) == 2 and two[1] - two[0] < NEAR_TIE]

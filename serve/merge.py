@@ -55,5 +55,7 @@ def check_base(adapter: Path, made: dict[str, str]) -> Path:
     """
     base = model_folder(made["base"])
     if model_sha256(base) != made["base_sha256"]:
-        raise UserError(f"{adapter}: was trained on another base than {made['base']} is now; train it again")
+        raise UserError(
+            f"{adapter}: was trained on another base than {made['base']} is now; train it again"
+        )
     return base

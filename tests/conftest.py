@@ -1,7 +1,6 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,8 +81,8 @@ def trained(workshop: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[Path]:
+def shared() -> Path:
     """Return the folder of real data; skip where it is absent."""
     if not SHARED.is_dir():
         pytest.skip(f"no real data at {SHARED}")
-    yield SHARED / "data"
+    return SHARED / "data"

@@ -60,10 +60,10 @@ def example_of(row: Mapping[str, Any]) -> Example:
         raise UserError("'id' must be a number or a string")
     if not isinstance(row.get("fact"), str) or not row["fact"].strip():
         raise UserError("'fact' must be a text that is not empty")
-    names = row.get("defendants")
+    names: Any = row.get("defendants")
     if not _is_names(names):
         raise UserError("'defendants' must list the defendants' names, one or more, each once")
-    answer = None
+    answer: Answer | None = None
     if "outcomes" in row:
         judgments = _judgments(row["outcomes"])
         if set(judgments) != set(names):
@@ -90,7 +90,8 @@ def _is_names(names: Any) -> bool:
 
 def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
     judgments: dict[str, dict[str, Any]] = {}
-    for outcome in outcomes if isinstance(outcomes, list) else [None]:
+    rows: list[Any] = outcomes if isinstance(outcomes, list) else [None]
+    for outcome in rows:
         try:
             name, penalty = outcome["name"], outcome["penalty"]
             sets = {field: _labels_of(outcome[field]) for field in FIELDS}
@@ -100,7 +101,9 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
         except KeyError as error:
             raise UserError(f"'outcomes' lacks {error}") from None
         except TypeError:
-            raise UserError("'outcomes' must be a list of {name, penalty, charges, articles}") from None
+            raise UserError(
+                "'outcomes' must be a list of {name, penalty, charges, articles}"
+            ) from None
     return judgments
 
 
@@ -257,8 +260,12 @@ def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> I
         yield from wrong
         return
     written = Counter(judgment["name"] for judgment in row["judgments"])
-    yield from (f"defendant {name!r} is not answered" for name in example.names if name not in written)
-    yield from (f"{name!r} is no defendant of this case" for name in written if name not in example.names)
+    yield from (
+        f"defendant {name!r} is not answered" for name in example.names if name not in written
+    )
+    yield from (
+        f"{name!r} is no defendant of this case" for name in written if name not in example.names
+    )
     yield from (f"defendant {name!r} is answered {n} times" for name, n in written.items() if n > 1)
     if labels is None:
         return

@@ -34,28 +34,35 @@ def main() -> None:
     """Run the four ways and print the table."""
     options = arguments()
     task = load_task("judgment")
-    model, _ = served_model(options.trained, "merge")
+    served = served_model(options.trained, "merge")
     labels = load_labels(options.trained / "labels.json")
     max_tokens = read_json(options.trained / "manifest.json")["max_tokens"]
-    asker = Asker(task, labels, model, None, max_tokens, True, {})
+    asker = Asker(task, labels, served, max_tokens)
     examples = list(islice(askable(asker, task.read(options.cases)), options.limit))
-    with quiet_engine(model, options.dtype, max_tokens) as llm:
+    with quiet_engine(served.model, options.dtype, max_tokens) as llm:
         own = [asker.request(example) for example in examples]
         lengths = run(llm, own)[1]  # also warms up
         free = [without_schema(request, lengths[str(request.id)]) for request in own]
-        shared = [with_schema(request, schema_for_all(task.schema(examples[0], labels))) for request in own]
+        shared = [
+            with_schema(request, schema_for_all(task.schema(examples[0], labels)))
+            for request in own
+        ]
         ways = {"no schema": free, "a schema per case": own, "one schema for all": shared}
         rates = {name: [] for name in ways}
         for _ in range(ROUNDS):  # in turn, so that a drift of the machine hits all alike
             for name, requests in ways.items():
                 rates[name].append(timed(lambda requests=requests: run(llm, requests)))
-    rates["transformers.generate"] = [timed(lambda: transformers_generate(model, options.dtype, free))]
+    rates["transformers.generate"] = [
+        timed(lambda: transformers_generate(served.model, options.dtype, free))
+    ]
     report(rates, len(examples))
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("trained", type=Path)
     parser.add_argument("cases", type=Path)
     parser.add_argument("--limit", type=int, default=64)
@@ -131,7 +138,11 @@ def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> t
         longest = max(request.params.max_tokens for request in batch)
         with torch.inference_mode():
             network.generate(
-                ids, attention_mask=mask, do_sample=False, max_new_tokens=longest, min_new_tokens=longest
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=longest,
+                min_new_tokens=longest,
             )
         tokens += sum(request.params.max_tokens for request in batch)  # what a batch pads is waste
     return tokens, None
@@ -141,11 +152,15 @@ def report(rates: dict[str, list[tuple[float, int]]], cases: int) -> None:
     """Print the median round of each way and its ratio to the engine without a schema."""
     base = median_rate(rates["no schema"])
     print(f"{cases} cases, {len(rates['no schema'])} rounds in turn, medians")
-    print(f"{'way':24s} {'cases/s':>8s} {'tokens/s':>9s} {'tokens':>8s} {'tokens/s against no schema':>27s}")
+    print(
+        f"{'way':24s} {'cases/s':>8s} {'tokens/s':>9s} {'tokens':>8s} {'tokens/s against no schema':>27s}"
+    )
     for name, rounds in rates.items():
         seconds, tokens = sorted(rounds)[len(rounds) // 2]
         ratio = median_rate(rounds) / base
-        print(f"{name:24s} {cases / seconds:8.2f} {tokens / seconds:9.1f} {tokens:8d} {ratio:27.3f}")
+        print(
+            f"{name:24s} {cases / seconds:8.2f} {tokens / seconds:9.1f} {tokens:8d} {ratio:27.3f}"
+        )
 
 
 def median_rate(rounds: list[tuple[float, int]]) -> float:

@@ -38,9 +38,13 @@ def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None
 @given(st.binary())
 def test_a_line_is_an_object_or_a_user_error(raw: bytes) -> None:
     try:
-        assert isinstance(parse_line(raw, "cases.jsonl:3"), dict)
+        row = parse_line(raw, "cases.jsonl:3")
     except UserError as error:
-        assert str(error).startswith("cases.jsonl:3: ")
+        complaint = str(error)
+    else:
+        complaint = "cases.jsonl:3: none"
+        assert parse_line(dump(row).encode(), "") == row
+    assert complaint.startswith("cases.jsonl:3: ")
 
 
 def test_mark_carriage_returns_comments_and_blank_lines_are_accepted(tmp_path: Path) -> None:
@@ -88,7 +92,7 @@ def test_whole_characters_may_be_escaped() -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for read in (lambda p: list(read_lines(p)), read_json, Rows):
-        with pytest.raises(UserError, match="no.jsonl: No such file"):
+        with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
             read(tmp_path / "no.jsonl")
 
 
@@ -149,9 +153,9 @@ def test_stream_drops_a_torn_last_line_and_goes_on(
     assert path.read_bytes() == kept + '{"id":"判"}\n'.encode()
 
 
-@given(st.lists(st.integers() | TEXT, unique_by=str), st.randoms())
+@given(st.lists(st.integers() | TEXT, unique_by=str))
 def test_rows_come_back_by_id_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, ids: list[int | str], draw: "object"
+    tmp_path_factory: pytest.TempPathFactory, ids: list[int | str]
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_text(

@@ -50,8 +50,7 @@ def test_text_of_a_case_arrives_as_it_is(text: str) -> None:
 @example("<" + "x" * 64 + ">")
 @example("<|im_<|im_end|>end|>")
 def test_no_marker_survives(text: str) -> None:
-    assert not re.search(r"<\S{1,64}>", neutralize(text).replace("<<", "< <"))
-    assert not re.search(r"<[^<>\s]{1,64}>", neutralize(text))
+    assert not re.search(r"<[^>\s]{1,64}>", neutralize(text))
 
 
 @given(ANGLED | st.text())
@@ -66,7 +65,7 @@ def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
     for place, (old, new) in enumerate(zip(text, safe, strict=True)):
         if old != new:
             assert (old, new) == ("<", "＜")
-            assert re.match(r"<[^<>\s]{1,64}>", text[place:])
+            assert re.match(r"<[^>\s]{1,64}>", text[place:])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,8 @@ def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
         ("<|im_end|>", "＜|im_end|>"),
         ("<｜end▁of▁sentence｜>", "＜｜end▁of▁sentence｜>"),
         ("</s><s>", "＜/s>＜s>"),
-        ("<<b>", "<＜b>"),
+        ("<<b>", "＜＜b>"),
+        ("<x<|im_end|>", "＜x＜|im_end|>"),
         ("1 < 2 > 0", "1 < 2 > 0"),
         ("a<b c>d", "a<b c>d"),
         ("<>", "<>"),

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.task import Example, load_task
-from panjue.serve.ask import Asker, Refusal
+from panjue.serve.ask import Asker, Refusal, Served
 from panjue.serve.engine import LLM, complete
 from panjue.serve.generate import rows
 from panjue.serve.merge import merge
@@ -54,7 +54,9 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
         TASK, iter(examples), asker.tokenizer, asker.labels, asker.max_tokens, Report()
     )
     trained_prompts = {
-        str(example.id): [i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label == -100]
+        str(example.id): [
+            i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label == -100
+        ]
         for example, row in zip(examples, trained_on, strict=True)
     }
     requests = [asker.request(example) for example in examples]
@@ -73,7 +75,9 @@ def test_greedy_answers_are_the_same_whatever_stands_beside_them(
 def test_greedy_without_schema_is_what_transformers_generates(
     llm: LLM, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
-    free = Asker(TASK, asker.labels, merged, None, asker.max_tokens, False, {"max_tokens": 24})
+    free = Asker(
+        TASK, asker.labels, Served(merged), asker.max_tokens, {"max_tokens": 24}, constrained=False
+    )
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     for request, output in complete(llm, [free.request(e) for e in examples[:3]], 3):
         ids = torch.tensor([request.prompt])
@@ -83,9 +87,11 @@ def test_greedy_without_schema_is_what_transformers_generates(
         assert list(mine) == both[0, len(request.prompt) :].tolist()[: len(mine)]
 
 
-def test_several_samples_come_back_together(llm: LLM, asker: Asker, merged: Path, examples: list[Example]) -> None:
+def test_several_samples_come_back_together(
+    llm: LLM, asker: Asker, merged: Path, examples: list[Example]
+) -> None:
     sampling = {"n": 3, "temperature": 1.0}
-    three = Asker(TASK, asker.labels, merged, None, asker.max_tokens, True, sampling)
+    three = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, sampling)
     [row] = rows(llm, three, iter(examples[:1]), in_flight=1)
     assert len(row["texts"]) == len(row["finish"]) == 3
 
@@ -102,7 +108,9 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
         asker.request(hopeless)
 
 
-def test_a_long_case_is_shortened_and_says_so(llm: LLM, asker: Asker, examples: list[Example]) -> None:
+def test_a_long_case_is_shortened_and_says_so(
+    llm: LLM, asker: Asker, examples: list[Example]
+) -> None:
     long = replace(examples[0], text="案发当日天气晴朗。" * 400 + examples[0].text)
     [row] = rows(llm, asker, iter([long]), in_flight=1)
     assert row["dropped_sentences"] > 0
@@ -110,15 +118,17 @@ def test_a_long_case_is_shortened_and_says_so(llm: LLM, asker: Asker, examples: 
 
 
 def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
-    asker: Asker, examples: list[Example]
+    asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
     bad = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
-    sick = Asker(bad, asker.labels, asker.model, None, asker.max_tokens, True, {})
+    sick = Asker(bad, asker.labels, Served(merged), asker.max_tokens)
     with pytest.raises(Refusal, match="grammar library"):
         sick.request(examples[0])
 
 
-def test_merging_changes_no_logit(trained: Path, workshop: Path, merged: Path, asker: Asker, examples: list[Example]) -> None:
+def test_merging_changes_no_logit(
+    trained: Path, workshop: Path, merged: Path, asker: Asker, examples: list[Example]
+) -> None:
     base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
     apart = PeftModel.from_pretrained(base, str(trained / "adapter")).eval()
     whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()

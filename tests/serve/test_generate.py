@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts.errors import UserError
-from panjue.serve.generate import GenerateConfig, main
 from panjue.prompts.config import load_config
+from panjue.prompts.errors import UserError
 from panjue.prompts.task import load_task
+from panjue.serve.generate import GenerateConfig, main
 
 PANJUE = Path(sys.executable).with_name("panjue")
 
@@ -28,7 +28,9 @@ def run(trained: Path, workshop: Path, tmp_path_factory: pytest.TempPathFactory)
     shutil.copytree(trained, run)
     config = run / "generate.yaml"
     config.write_text(YAML.format(run=run, folder=workshop), "utf-8")
-    done = subprocess.run([PANJUE, "generate", str(config)], capture_output=True, text=True)
+    done = subprocess.run(
+        [PANJUE, "generate", str(config)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "replies valid as they came" in done.stdout
     return run
@@ -38,8 +40,18 @@ def test_generate_writes_completions_and_a_clean_submission(run: Path, workshop:
     cases = workshop / "demo/test.jsonl"
     assert len((run / "completions.jsonl").read_text("utf-8").splitlines()) == 24
     done = subprocess.run(
-        [PANJUE, "check", run / "submission.jsonl", "--cases", cases, "--labels", run / "labels.json"],
-        capture_output=True, text=True,
+        [
+            PANJUE,
+            "check",
+            run / "submission.jsonl",
+            "--cases",
+            cases,
+            "--labels",
+            run / "labels.json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     report = json.loads((run / "decode.json").read_text("utf-8"))
@@ -55,7 +67,9 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(run: Path, tmp_p
     (again / "submission.jsonl").unlink()
     done = subprocess.run(
         [PANJUE, "generate", run / "generate.yaml", f"run={again}", f"trained={run}/adapter"],
-        capture_output=True, text=True,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "15 of 24 are answered already" in done.stdout
@@ -84,19 +98,30 @@ def test_resuming_under_other_sampling_stops_and_names_it(run: Path) -> None:
         (["sampling.seed=1"], "set the top-level seed"),
     ],
 )
-def test_bad_settings_end_in_one_line(words: list[str], complaint: str, run: Path, tmp_path: Path) -> None:
-    words = [f"run={tmp_path}", *([] if "trained=nowhere" in words else [f"trained={run}/adapter"]), *words]
+def test_bad_settings_end_in_one_line(
+    words: list[str], complaint: str, run: Path, tmp_path: Path
+) -> None:
+    words = [
+        f"run={tmp_path}",
+        *([] if "trained=nowhere" in words else [f"trained={run}/adapter"]),
+        *words,
+    ]
     with pytest.raises(UserError, match=complaint) as error:
         main(run / "generate.yaml", words)
     assert "\n" not in str(error.value)
 
 
-def test_cases_without_defendants_end_in_one_line(run: Path, workshop: Path, tmp_path: Path) -> None:
+def test_cases_without_defendants_end_in_one_line(
+    run: Path, workshop: Path, tmp_path: Path
+) -> None:
     case = json.loads((workshop / "demo/test.jsonl").read_text("utf-8").splitlines()[0])
     del case["defendants"]
     (tmp_path / "test.jsonl").write_text("\n" + json.dumps(case), "utf-8")
     with pytest.raises(UserError, match=r"test.jsonl:2: 'defendants'"):
-        main(run / "generate.yaml", [f"run={tmp_path}", f"trained={run}/adapter", f"test={tmp_path}/test.jsonl"])
+        main(
+            run / "generate.yaml",
+            [f"run={tmp_path}", f"trained={run}/adapter", f"test={tmp_path}/test.jsonl"],
+        )
 
 
 def test_an_adapter_of_another_base_or_other_labels_is_refused(run: Path, tmp_path: Path) -> None:
@@ -114,7 +139,9 @@ def test_an_adapter_of_another_base_or_other_labels_is_refused(run: Path, tmp_pa
         main(run / "generate.yaml", [f"run={tmp_path}/b", f"trained={copy}"])
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "serve/configs").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "serve/configs").glob("*.yaml"))
+)
 def test_every_shipped_config_loads(path: Path) -> None:
     assert load_config(GenerateConfig, path, ["test=x.jsonl"]).task == "judgment"
     assert load_task("judgment")

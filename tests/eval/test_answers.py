@@ -1,0 +1,179 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.eval.answers import decode_run
+from panjue.eval.check import check
+from panjue.eval.score import score
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump, read_lines, sha256, write_json
+from panjue.prompts.labels import collect
+from panjue.prompts.task import load_task
+
+TASK = load_task("judgment")
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
+GOOD = [
+    {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 10},
+    {"name": "乙", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 2},
+]
+
+
+def completion(key: int | str, text: str, finish: str = "stop", dropped: int = 0) -> dict[str, Any]:
+    return {
+        "id": key,
+        "texts": [text, "a second sample, which does not count"],
+        "finish": [finish, "stop"],
+        "prompt_tokens": 100,
+        "cached_tokens": 25,
+        "completion_tokens": 40,
+        "dropped_sentences": dropped,
+        "near_ties": [],
+    }
+
+
+WHOLE = dump({"judgments": GOOD})
+COMPLETIONS = [
+    completion("f", WHOLE.replace('"penalty":2', '"penalty":99')),
+    completion(1, WHOLE),
+    completion(2, f"```json\n{WHOLE}\n```", dropped=3),
+    completion(3, WHOLE[: WHOLE.index('"乙"')], finish="length"),
+    completion(4, "我无法判断。"),
+    {"id": 5, "refused": "the prompt needs 9000 tokens, max_tokens is 4096"},
+]
+
+
+@pytest.fixture
+def run(case: Row, write: Write, tmp_path: Path) -> Path:
+    """Return a run folder with the completions of six cases, in another order than the cases."""
+    people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
+    test = write("test.jsonl", [case(key, *people, gold=False) for key in (1, 2, 3, 4, 5, "f")])
+    write("run/completions.jsonl", COMPLETIONS)
+    training = [(["盗窃罪"], ["264"], "8")] * 2 + [(["诈骗罪"], ["266"], "10")]
+    collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in training).save(
+        tmp_path / "run"
+    )
+    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test)}
+    write_json(tmp_path / "run" / "manifest.json", {"generate": made})
+    return tmp_path / "run"
+
+
+def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None:
+    decode_run(run)
+    first, second = GOOD
+    guesses = [{"name": "甲", **GUESS}, {"name": "乙", **GUESS}]
+    assert [row for _, row in read_lines(run / "submission.jsonl")] == [
+        {"id": 1, "judgments": GOOD},
+        {"id": 2, "judgments": GOOD},
+        {"id": 3, "judgments": [first, guesses[1]]},  # cut before 乙
+        {"id": 4, "judgments": guesses},
+        {"id": 5, "judgments": guesses},
+        {"id": "f", "judgments": [first, {**second, "penalty": 8}]},
+    ]
+    assert list(check(TASK, run / "submission.jsonl", run.parent / "test.jsonl")) == []
+
+
+def test_what_was_met_is_counted(run: Path) -> None:
+    tally = decode_run(run)
+    counts = {key: value for key, value in vars(tally).items() if key != "repairs"}
+    assert counts == {
+        "examples": 6,
+        "valid": 1,
+        "repaired": 3,
+        "unreadable": 1,
+        "cut": 1,
+        "refused": 1,
+        "shortened": 1,
+        "prompt_tokens": 500,
+        "cached_tokens": 125,
+        "completion_tokens": 200,
+    }
+    # The name before the colon is gone, so that kinds of repair add up.
+    assert tally.repairs == {
+        "not the JSON that was asked for": 1,
+        "no answer, the commonest stands in": 3,
+        "penalty missing or not 0-14, the commonest stands in": 1,
+    }
+    assert json.loads((run / "decode.json").read_text("utf-8")) == {
+        **counts,
+        "repairs": dict(tally.repairs),
+    }
+
+
+def test_the_summary_for_a_person(run: Path) -> None:
+    lines = list(decode_run(run).lines())
+    assert lines[0].startswith("6 examples: 1 replies valid as they came, 3 repaired, 1 unreadable")
+    assert lines[1] == "1 cut by length, 1 too long to ask, 1 shortened to fit"
+    assert lines[2] == "500 prompt tokens (25% from the cache), 200 output tokens"
+    assert lines[3] == "      3 × no answer, the commonest stands in"
+
+
+def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
+    def written() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in run.iterdir()}
+
+    decode_run(run)
+    before = written()
+    assert set(before) == {
+        "completions.jsonl",
+        "decode.json",
+        "labels.json",
+        "manifest.json",
+        "submission.jsonl",
+    }
+    decode_run(run)
+    assert written() == before
+
+
+def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, write: Write) -> None:
+    decode_run(run)
+    people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
+    gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
+    scores = score(TASK, gold, run / "submission.jsonl")
+    assert scores.unreadable_rate == pytest.approx(1 / 6)
+    assert scores.commonest == pytest.approx(dict.fromkeys(TASK.metrics, 1.0))
+    # 甲 is wrong in the cases 1, 2, 3 and f; 乙 has the wrong class in 1 and 2.
+    assert scores.total.mean["charge_f1"] == pytest.approx(8 / 12)
+    assert scores.total.mean["penalty_accuracy"] == pytest.approx(6 / 12)
+
+
+def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: Write) -> None:
+    write("run/completions.jsonl", [row for row in COMPLETIONS if row["id"] != 4])
+    with pytest.raises(UserError, match=r"completions\.jsonl: no row for id 4; .*generate"):
+        decode_run(run)
+    assert sorted(path.name for path in run.iterdir()) == [
+        "completions.jsonl",
+        "labels.json",
+        "manifest.json",
+    ]
+
+
+def test_an_earlier_submission_outlives_a_failure(run: Path, write: Write) -> None:
+    decode_run(run)
+    before = (run / "submission.jsonl").read_bytes()
+    write("run/completions.jsonl", COMPLETIONS[:2])
+    with pytest.raises(UserError, match="no row for id 2"):
+        decode_run(run)
+    assert (run / "submission.jsonl").read_bytes() == before
+
+
+def test_a_changed_or_missing_test_file_is_named(run: Path) -> None:
+    test = run.parent / "test.jsonl"
+    test.write_text(test.read_text("utf-8").replace("事实", "事"), "utf-8")
+    with pytest.raises(UserError, match=r"test\.jsonl: missing, or not the file"):
+        decode_run(run)
+    test.unlink()
+    with pytest.raises(UserError, match=r"test\.jsonl: missing"):
+        decode_run(run)
+
+
+def test_a_run_without_completions_is_named(run: Path, tmp_path: Path) -> None:
+    write_json(run / "manifest.json", {})
+    with pytest.raises(UserError, match="has no completions yet; run `panjue generate` first"):
+        decode_run(run)
+    with pytest.raises(UserError, match=r"nowhere/manifest\.json: No such file"):
+        decode_run(tmp_path / "nowhere")

@@ -1,0 +1,199 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.eval.check import check
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels, collect
+from panjue.prompts.task import load_task
+
+TASK = load_task("judgment")
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+ALSO = ("乙", ["诈骗罪"], ["266"], 10)
+
+
+@pytest.fixture
+def cases(case: Row, write: Write) -> Path:
+    """Return four unlabelled cases with the ids 1, 2, 3 and x."""
+    judgments = ("甲", ["盗窃罪"], ["264"], 8), ALSO
+    return write("cases.jsonl", [case(key, *judgments, gold=False) for key in (1, 2, 3, "x")])
+
+
+@pytest.fixture
+def rows(row: Row) -> list[dict[str, Any]]:
+    """Return a clean hand-in."""
+    return [row(key, ("甲", ["盗窃罪"], ["264"], 8), ALSO) for key in (1, 2, 3, "x")]
+
+
+@pytest.fixture(scope="module")
+def labels() -> Labels:
+    """Return the labels of the clean hand-in."""
+    both = ["盗窃罪", "诈骗罪"], ["264", "266"]
+    return collect([{"charges": both[0], "articles": both[1], "penalty": ["8"]}])
+
+
+def faults(path: Path, cases: Path, labels: Labels | None = None) -> list[str]:
+    """Return the faults without the file's name; the line, where there is one, stays."""
+    found = list(check(TASK, path, cases, labels))
+    assert all(fault.startswith(f"{path}:") and "\n" not in fault for fault in found)
+    return [fault.removeprefix(f"{path}:") for fault in found]
+
+
+def test_a_clean_file_is_clean(
+    cases: Path, rows: list[dict[str, Any]], write: Write, labels: Labels
+) -> None:
+    path = write("submission.jsonl", rows)
+    assert faults(path, cases) == []
+    assert faults(path, cases, labels) == []
+
+
+def test_a_missing_case(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
+    assert faults(write("submission.jsonl", rows[:1] + rows[2:]), cases) == [
+        " id 2 is not answered"
+    ]
+    assert faults(write("submission.jsonl", rows[:2]), cases) == [
+        " id 3 is not answered",
+        " id x is not answered",
+    ]
+
+
+def test_a_doubled_case(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
+    path = write("submission.jsonl", [rows[0], *rows])
+    assert faults(path, cases) == ["2: id 1 stands already on line 1"]
+
+
+def test_cases_out_of_order(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
+    path = write("submission.jsonl", [rows[1], rows[0], rows[3], rows[2]])
+    assert faults(path, cases) == ["2: id 1 is out of order", "4: id 3 is out of order"]
+    # A row out of order is looked at all the same.
+    rows[0]["judgments"][0]["penalty"] = 15
+    assert faults(write("submission.jsonl", [rows[1], rows[0], *rows[2:]]), cases) == [
+        "2: id 1 is out of order",
+        "2: id 1: $.judgments[0].penalty: 15 is greater than the maximum of 14",
+    ]
+
+
+def test_an_unknown_id(cases: Path, rows: list[dict[str, Any]], row: Row, write: Write) -> None:
+    path = write("submission.jsonl", [*rows, row(9, ALSO), {"judgments": []}])
+    assert faults(path, cases) == [f"5: id 9 is no case of {cases}", "6: no 'id'"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b'{"id": 1, ', "not JSON"),
+        (b"[]", "expected a JSON object, found list"),
+        (b"// remark", "not JSON"),
+        (b'{"id": 1, "name": "\xb5\xc1"}', "not UTF-8 at byte 19"),
+    ],
+)
+def test_a_broken_line(
+    cases: Path, rows: list[dict[str, Any]], write: Write, line: bytes, complaint: str
+) -> None:
+    path = write("submission.jsonl", rows)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n" + line + b"\n", 1))
+    (found,) = faults(path, cases)
+    assert found.startswith(f"3: {complaint}")
+
+
+def test_blank_lines_are_no_fault(cases: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "submission.jsonl"
+    path.write_bytes("\r\n\r\n".join(map(dump, rows)).encode())
+    assert faults(path, cases) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "submission.jsonl"
+    path.write_bytes(content)
+    found = faults(path, cases)
+    assert found[-1] == " the file is empty"
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    ("judgments", "expected"),
+    [
+        ([ALSO], ["defendant '甲' is not answered"]),
+        ([ALSO, ALSO], ["defendant '甲' is not answered", "defendant '乙' is answered 2 times"]),
+        (
+            [("丙", ["盗窃罪"], ["264"], 8), ALSO],
+            ["defendant '甲' is not answered", "'丙' is no defendant of this case"],
+        ),
+        (
+            [("甲", ["盗窃罪"], ["264"], 15), ALSO],
+            ["$.judgments[0].penalty: 15 is greater than the maximum of 14"],
+        ),
+        (
+            [("甲", ["盗窃罪"], ["264"], -1), ALSO],
+            ["$.judgments[0].penalty: -1 is less than the minimum of 0"],
+        ),
+        (
+            [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
+            ["$.judgments[0].penalty: '8' is not of type 'integer'"],
+        ),
+        ([("甲", [], ["264"], 8), ALSO], ["$.judgments[0].charges: [] should be non-empty"]),
+        (
+            [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
+            ["$.judgments[0].articles: ['264', '264'] has non-unique elements"],
+        ),
+        (
+            [("甲", ["盗窃罪"], [264], 8), ALSO],
+            ["$.judgments[0].articles[0]: 264 is not of type 'string'"],
+        ),
+        (
+            [("甲", "盗窃罪", ["264"], 8), ALSO],
+            ["$.judgments[0].charges: '盗窃罪' is not of type 'array'"],
+        ),
+    ],
+)
+def test_defendants_and_shape(
+    cases: Path,
+    rows: list[dict[str, Any]],
+    row: Row,
+    write: Write,
+    judgments: list[object],
+    expected: list[str],
+) -> None:
+    path = write("submission.jsonl", [rows[0], row(2, *judgments), *rows[2:]])
+    assert faults(path, cases) == [f"2: id 2: {text}" for text in expected]
+
+
+def test_keys_that_are_missing_or_foreign(
+    cases: Path, rows: list[dict[str, Any]], write: Write
+) -> None:
+    del rows[0]["judgments"][1]["penalty"]
+    rows[1]["judgments"][0]["reason"] = "因"
+    del rows[2]["judgments"]
+    rows[3]["note"] = "记"
+    assert faults(write("submission.jsonl", rows), cases) == [
+        "1: id 1: $.judgments[1]: 'penalty' is a required property",
+        "2: id 2: $.judgments[0]: Additional properties are not allowed ('reason' was unexpected)",
+        "3: id 3: $: 'judgments' is a required property",
+        "4: id x: $: Additional properties are not allowed ('note' was unexpected)",
+    ]
+
+
+def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
+    cases: Path, rows: list[dict[str, Any]], write: Write, labels: Labels
+) -> None:
+    rows[2]["judgments"][0]["charges"] = ["盗窃", "诈骗罪"]
+    rows[3]["judgments"][1]["articles"] = ["9"]
+    path = write("submission.jsonl", rows)
+    assert faults(path, cases) == []
+    assert faults(path, cases, labels) == [
+        "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
+        "4: id x: 乙: articles has the unknown label '9'",
+    ]
+
+
+def test_files_that_cannot_be_read(cases: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
+        faults(tmp_path / "no.jsonl", cases)
+    (tmp_path / "submission.jsonl").touch()
+    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
+        faults(tmp_path / "submission.jsonl", tmp_path / "no.jsonl")

@@ -1,0 +1,286 @@
+import json
+from collections.abc import Callable, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from panjue.eval.score import Columns, Scores, score, show, summarize
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import write_json
+from panjue.prompts.labels import collect
+from panjue.prompts.task import Example, load_task
+
+TASK = load_task("judgment")
+Case = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def gold(case: Case, write: Write) -> Path:
+    """Return three cases: two defendants (weight 1), four (weight 2), one (weight 0)."""
+    return write(
+        "gold.jsonl",
+        [
+            case(
+                1, ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪", "诈骗罪"], ["264", "266"], 10)
+            ),
+            case(
+                2,
+                ("甲", ["盗窃罪"], ["264"], 13),
+                ("乙", ["盗窃罪"], ["264"], 13),
+                ("丙", ["诈骗罪"], ["266"], 10),
+                ("丁", ["诈骗罪"], ["266"], 10),
+            ),
+            case("three", ("甲", ["抢劫罪"], ["263"], 5)),
+        ],
+    )
+
+
+@pytest.fixture
+def answers(row: Case) -> list[dict[str, Any]]:
+    """Return a hand-in for `gold`, in another order than the cases."""
+    return [
+        row("three", ("甲", ["盗窃罪"], ["264"], 5)),
+        row(
+            2,
+            ("丙", ["诈骗罪"], ["266"], 10),
+            ("乙", ["盗窃罪"], ["264"], 13),
+            ("甲", ["盗窃罪"], ["264"], 13),
+        ),
+        row(1, ("甲", ["盗窃罪", "诈骗罪"], ["264"], 13), ("乙", ["盗窃罪"], ["266"], 11)),
+    ]
+
+
+# Case 1: 甲 P 1/2 R 1 F 2/3, articles 1; 乙 P 1 R 1/2 F 2/3, articles the same; one penalty of two.
+ONE = {
+    "charge_precision": 3 / 4,
+    "charge_recall": 3 / 4,
+    "charge_f1": 2 / 3,
+    "article_precision": 1,
+    "article_recall": 3 / 4,
+    "article_f1": 5 / 6,
+    "penalty_accuracy": 1 / 2,
+    "final": 0.3 * 2 / 3 + 0.3 * 5 / 6 + 0.4 / 2,  # 0.65
+}
+# Case 2: three of four right, the fourth is not answered.
+TWO = dict.fromkeys(ONE, 3 / 4)
+# Weights 1, 2, 0: (ONE + 2 TWO) / 3.
+TOTAL = {
+    "charge_precision": 3 / 4,
+    "charge_recall": 3 / 4,
+    "charge_f1": 13 / 18,
+    "article_precision": 5 / 6,
+    "article_recall": 3 / 4,
+    "article_f1": 7 / 9,
+    "penalty_accuracy": 2 / 3,
+    "final": 43 / 60,
+}
+
+
+def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
+    found = score(TASK, gold, write("submission.jsonl", answers)).to_json()
+    assert {name: found[name] for name in TOTAL} == pytest.approx(TOTAL)
+    assert list(found)[: len(TOTAL)] == list(TOTAL)
+    assert set(found) - set(TOTAL) == {
+        "examples",
+        "unweighted",
+        "interval",
+        "groups",
+        "commonest",
+        "unreadable_rate",
+        "missing",
+        "unknown_gold_labels",
+    }
+    assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
+    # Nothing lies beside the submission, so these are unknown, not zero.
+    assert found["commonest"] is found["unreadable_rate"] is found["unknown_gold_labels"] is None
+    assert json.loads(json.dumps(found, allow_nan=False))["final"] == found["final"]
+
+
+def test_groups_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
+    groups = score(TASK, gold, write("submission.jsonl", answers)).to_json()["groups"]
+    assert list(groups) == ["defendants"]
+    assert set(groups["defendants"]) == {"1", "2", "4"}
+    assert groups["defendants"]["2"] == pytest.approx({"examples": 1, **ONE})
+    assert groups["defendants"]["4"] == pytest.approx({"examples": 1, **TWO})
+    # The one defendant has weight 0: the group's mean is the plain one.
+    lone = {**dict.fromkeys(ONE, 0.0), "penalty_accuracy": 1.0, "final": 0.4}
+    assert groups["defendants"]["1"] == pytest.approx({"examples": 1, **lone})
+
+
+def test_gold_scores_one(gold: Path, write: Write) -> None:
+    rows = [TASK.submission(e, e.answer) for e in TASK.read(gold) if e.answer]
+    scores = score(TASK, gold, write("submission.jsonl", rows))
+    assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 1.0))
+    for low, high in scores.total.interval.values():
+        assert (low, high) == pytest.approx((1, 1))
+
+
+def test_a_case_without_a_row_scores_nothing_and_is_counted(
+    gold: Path, answers: list[dict[str, Any]], write: Write
+) -> None:
+    scores = score(TASK, gold, write("submission.jsonl", answers[1:2]))
+    assert scores.missing == 2
+    assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 0.5))  # 2 * 3/4 of 3
+
+
+def test_single_defendants_are_averaged_plainly_and_it_is_said(
+    case: Case, row: Case, write: Write
+) -> None:
+    cases = [case(n, ("甲", ["盗窃罪"], ["264"], 8)) for n in range(4)]
+    rows = [row(n, ("甲", ["盗窃罪"], ["264" if n else "1"], 8)) for n in range(3)]
+    scores = score(TASK, write("gold.jsonl", cases), write("submission.jsonl", rows))
+    assert scores.total.unweighted
+    assert scores.to_json()["unweighted"] is True
+    assert scores.total.mean["charge_f1"] == pytest.approx(3 / 4)
+    assert scores.total.mean["article_f1"] == pytest.approx(1 / 2)
+    assert "weight 0" in printed(scores)
+
+
+def test_the_commonest_labels_as_a_peer(
+    gold: Path, answers: list[dict[str, Any]], write: Write
+) -> None:
+    path = write("submission.jsonl", answers)
+    training = (["盗窃罪"], ["264"], "13"), (["盗窃罪"], ["264"], "13"), (["诈骗罪"], ["266"], "10")
+    collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in training).save(path.parent)
+    scores = score(TASK, gold, path)
+    # Always 盗窃罪, 264, class 13. Case 1: F1 (1 + 2/3) / 2, penalty 1/2; case 2: half of all.
+    assert scores.commonest is not None
+    assert scores.commonest["charge_f1"] == pytest.approx((5 / 6 + 2 * 1 / 2) / 3)
+    assert scores.commonest["article_f1"] == pytest.approx(11 / 18)
+    assert scores.commonest["penalty_accuracy"] == pytest.approx(1 / 2)
+    assert scores.commonest["final"] == pytest.approx(0.6 * 11 / 18 + 0.2)
+    # 抢劫罪, 263 and class 5 of the third case were never seen.
+    assert scores.unknown_labels == 3
+    assert scores.total.mean == pytest.approx(TOTAL)
+    assert "0.5667" in printed(scores)
+
+
+def test_the_rate_of_unreadable_replies(
+    gold: Path, answers: list[dict[str, Any]], write: Write
+) -> None:
+    path = write("submission.jsonl", answers)
+    write_json(path.parent / "decode.json", {"examples": 12, "unreadable": 3})
+    scores = score(TASK, gold, path)
+    assert scores.unreadable_rate == pytest.approx(0.25)
+    assert "unreadable replies: 25.00%" in printed(scores)
+
+
+def printed(scores: Scores) -> str:
+    out = StringIO()
+    show(scores, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_what_is_printed(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
+    text = printed(score(TASK, gold, write("submission.jsonl", answers[:2])))
+    for word in ("final", "95% interval", "defendants", "3 examples; 1 without a row"):
+        assert word in text
+    assert "there is no decode.json" in text
+    assert "there is no labels.json" in text
+
+
+BROKEN: dict[str, object] = {
+    "judgments are no list": 3,
+    "judgments are null": None,
+    "a judgment is no object": ["甲"],
+    "a judgment has no name": [{"charges": [], "articles": [], "penalty": 1}],
+    "a judgment has no charges": [{"name": "甲", "articles": [], "penalty": 1}],
+    "a charge is a list": [{"name": "甲", "charges": [["a"]], "articles": [], "penalty": 1}],
+    "charges are a number": [{"name": "甲", "charges": 1, "articles": [], "penalty": 1}],
+    "no penalty": [{"name": "甲", "charges": [], "articles": []}],
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_malformed_row_is_named(gold: Path, write: Write, what: str) -> None:
+    path = write("submission.jsonl", [{"id": 2, "judgments": BROKEN[what]}])
+    with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
+        score(TASK, gold, path)
+
+
+def test_a_row_without_judgments_is_malformed_too(gold: Path, write: Write) -> None:
+    with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
+        score(TASK, gold, write("submission.jsonl", [{"id": 1}]))
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"judgments": []}'])
+def test_a_broken_line_is_named(gold: Path, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "submission.jsonl"
+    path.write_text('{"id":1,"judgments":[]}\n' + line, "utf-8")
+    with pytest.raises(UserError, match=r"submission\.jsonl:2: "):
+        score(TASK, gold, path)
+
+
+def test_gold_must_be_labelled_and_there(case: Case, write: Write, tmp_path: Path) -> None:
+    rows = write("submission.jsonl", [])
+    cases = write("gold.jsonl", [case(4, ("甲", ["a"], ["1"], 8), gold=False)])
+    with pytest.raises(UserError, match="id 4 has no gold answer"):
+        score(TASK, cases, rows)
+    with pytest.raises(UserError, match="has no examples"):
+        score(TASK, write("gold.jsonl", []), rows)
+    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
+        score(TASK, tmp_path / "no.jsonl", rows)
+
+
+def columns(weights: list[float], values: list[float], groups: list[str] | None = None) -> Columns:
+    found = Columns(("m",))
+    for i, (weight, value) in enumerate(zip(weights, values, strict=True)):
+        of: Mapping[str, str] = {"kind": groups[i]} if groups and groups[i] else {}
+        found.add(Example(i, "", groups=of), weight, np.array([value]))
+    return found
+
+
+NUMBERS = st.lists(st.tuples(st.floats(0, 6), st.floats(0, 1)), min_size=1, max_size=30)
+
+
+@given(NUMBERS)
+def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]]) -> None:
+    weights, values = map(list, zip(*pairs, strict=True))
+    summary = summarize(columns(weights, values), resamples=40)
+    low, high = summary.interval["m"]
+    for number in (low, high, summary.mean["m"]):
+        assert min(values) - 1e-9 <= number <= max(values) + 1e-9
+    assert low <= high
+    assert summary.unweighted == (not any(weights))
+    assert summarize(columns(weights, values), resamples=40) == summary
+
+
+def test_the_interval_narrows_with_more_examples() -> None:
+    few = summarize(columns([1.0] * 20, [0.0, 1.0] * 10)).interval["m"]
+    many = summarize(columns([1.0] * 2000, [0.0, 1.0] * 1000)).interval["m"]
+    # 1.96 standard errors: 0.22 for 20 fair coins, 0.022 for 2000.
+    assert few[1] - few[0] == pytest.approx(0.44, abs=0.07)
+    assert many[1] - many[0] == pytest.approx(0.044, abs=0.007)
+
+
+def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
+    found = columns([1, 1, 1], [0, 1, 0.5], ["", "x", ""])
+    assert found.groups == {"kind": ["-", "x", "-"]}
+
+
+def test_twenty_thousand_cases(case: Case, row: Case, write: Write) -> None:
+    right = ("盗窃罪", "264", 8)
+    wrong = ("诈骗罪", "266", 10)
+
+    def people(n: int, known: bool) -> list[tuple[str, list[str], list[str], int]]:
+        charge, article, penalty = right if known else wrong
+        return [(f"甲{i}", [charge], [article], penalty) for i in range(2 if n % 2 else 4)]
+
+    size = 20_000
+    gold = write("gold.jsonl", (case(n, *people(n, known=True)) for n in range(size)))
+    # Those of four defendants (weight 2) are right, a quarter of those of two (weight 1) as well.
+    rows = (row(n, *people(n, known=n % 2 == 0 or n % 8 == 1)) for n in reversed(range(size)))
+    scores = score(TASK, gold, write("submission.jsonl", rows))
+    expected = (2 + 1 * 0.25) / 3
+    assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, expected))
+    assert scores.total.examples == size
+    assert scores.groups["defendants"]["2"].mean["final"] == pytest.approx(0.25)
+    low, high = scores.total.interval["final"]
+    assert 0.01 > high - expected > 0 < expected - low < 0.01

@@ -1,0 +1,75 @@
+"""The light commands, as they are typed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.cli import main
+from panjue.prompts.files import dump
+from panjue.prompts.task import load_task
+
+TASK = load_task("judgment")
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Run `panjue WORDS` and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["panjue", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with invented cases and the gold answers as a hand-in."""
+    assert typed(monkeypatch, "demo", tmp_path, "--train", 8, "--test", 4, "--base", 2) == 0
+    rows = [TASK.submission(e, e.answer) for e in TASK.read(tmp_path / "test.jsonl") if e.answer]
+    (tmp_path / "submission.jsonl").write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+    return tmp_path
+
+
+def test_demo_writes_as_many_cases_as_it_is_told(folder: Path) -> None:
+    sizes = {p.stem: len(p.read_text("utf-8").splitlines()) for p in folder.glob("*.jsonl")}
+    assert sizes == {"train": 8, "test": 4, "base": 2, "submission": 4}
+
+
+def test_score_prints_and_writes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "scores.json"
+    words = ("score", folder / "test.jsonl", folder / "submission.jsonl", "--json", out)
+    assert typed(monkeypatch, *words) == 0
+    assert "final" in capsys.readouterr().out
+    assert json.loads(out.read_text("utf-8"))["final"] == pytest.approx(1)
+
+
+def test_check_says_by_its_exit_code_whether_the_file_is_clean(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "submission.jsonl"
+    words = ("check", path, "--cases", folder / "test.jsonl")
+    assert typed(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == f"{path}: clean\n"
+    path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]), "utf-8")
+    assert typed(monkeypatch, *words) == 1
+    assert capsys.readouterr().out == f"{path}: id 0 is not answered\n{path}: 1 faults\n"
+
+
+def test_check_refuses_labels_that_training_never_saw(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TASK.labels(list(TASK.read(folder / "test.jsonl"))[:1]).save(folder)
+    words = ("check", folder / "submission.jsonl", "--cases", folder / "test.jsonl")
+    assert typed(monkeypatch, *words, "--labels", folder / "labels.json") == 1
+    assert "has the unknown label" in capsys.readouterr().out
+
+
+def test_what_a_user_can_mend_is_one_line_and_exit_code_two(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "score", folder / "no.jsonl", folder / "submission.jsonl") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"panjue: {folder}/no.jsonl: No such file or directory\n"

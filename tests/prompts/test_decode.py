@@ -1,0 +1,151 @@
+"""The tools that read replies, and strict reading of a judgment."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.decode import (
+    after_thinking,
+    field_text,
+    flatten_forms,
+    load_json,
+    normal,
+    snap,
+    strings_in,
+    unquote,
+)
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example
+from panjue.prompts.tasks.judgment import decode, target
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+KNOWN = {
+    normal(label): label for label in ("盗窃罪", "诈骗罪", "掩饰、隐瞒犯罪所得、犯罪所得收益罪")
+}
+
+
+@given(TEXT)
+def test_a_string_survives_its_json(text: str) -> None:
+    assert unquote(dump(text)) == text
+    assert unquote(json.dumps(text)) == text
+
+
+@given(st.lists(TEXT))
+def test_a_list_of_strings_survives_its_json(texts: list[str]) -> None:
+    assert strings_in(dump(texts)) == texts
+    assert strings_in(json.dumps(texts, indent=1)) == texts
+
+
+@given(TEXT, st.lists(TEXT), st.integers())
+def test_fields_are_found(text: str, texts: list[str], number: int) -> None:
+    row = dump({"a": texts, "b": text, "c": number})
+    assert field_text(row, "a") == dump(texts)[:-1]  # a list goes up to its bracket
+    assert field_text(row, "x|b") == dump(text)
+    assert field_text(row, "c") == str(number)
+
+
+@pytest.mark.parametrize(
+    ("segment", "found"),
+    [
+        ('"charges":["盗窃罪","诈骗罪"],"x":1', '["盗窃罪","诈骗罪"'),
+        ('"charges" : ["a]b", "c"]', '["a]b", "c"'),
+        ('"charges":["盗窃罪","诈骗', '["盗窃罪",'),
+        ('"charges":[', "["),
+        ('"charges":"盗窃罪"', '"盗窃罪"'),
+        ('"charges":12', "12"),
+        ('"charges":null,"charges":["a"]', '["a"'),
+        ('"charges":', None),
+        ('"charge":["a"]', None),
+        ("", None),
+    ],
+)
+def test_field_text_by_hand(segment: str, found: str | None) -> None:
+    assert field_text(segment, "charges") == found
+
+
+@given(st.text())
+def test_the_tools_take_any_text(text: str) -> None:
+    load_json(text)
+    field_text(text, "name")
+    assert all(isinstance(part, str) for part in strings_in(text))
+    assert flatten_forms(flatten_forms(text)) == flatten_forms(text)
+    assert normal(normal(text) + "罪") == normal(normal(text))
+    assert snap(text, KNOWN) in {None, *KNOWN.values()}
+    assert after_thinking(text) in text
+
+
+@pytest.mark.parametrize("reply", ["", "{", "[" * 100_000, "9" * 10_000, "\ud800", "NaN,"])
+def test_what_is_no_json_is_none(reply: str) -> None:
+    assert load_json(reply) is None
+
+
+def test_plain_forms() -> None:
+    assert (
+        flatten_forms("｛“罪名”：［“盗窃罪”］，“等级”：１２｝") == '{"罪名":["盗窃罪"],"等级":12}'
+    )
+    assert flatten_forms('"王某（绰号“小王”）"') == '"王某(绰号“小王”)"'
+
+
+@pytest.mark.parametrize(
+    ("reply", "rest"),
+    [
+        ("<think>\n\n</think>\n\n{}", "\n\n{}"),
+        ("让我想想</think>{}", "{}"),
+        ("<think>a</think>b</think>c", "b</think>c"),
+        ("<think>{}", "<think>{}"),
+        ("{}", "{}"),
+    ],
+)
+def test_thinking_is_dropped(reply: str, rest: str) -> None:
+    assert after_thinking(reply) == rest
+
+
+@pytest.mark.parametrize(
+    ("written", "label"),
+    [
+        ("盗窃罪", "盗窃罪"),
+        ("盗窃", "盗窃罪"),
+        (" 盗 窃 罪\n", "盗窃罪"),
+        ("掩饰、隐瞒犯罪所得罪", None),
+        ("掩饰、隐瞒犯罪所得、犯罪所得收益", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"),
+        ("掩饰隐瞒犯罪所得、犯罪所得收益罪", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"),
+        ("合同诈骗罪", None),
+        ("抢劫罪", None),
+        ("罪", None),
+        ("", None),
+    ],
+)
+def test_snap_takes_only_what_is_near(written: str, label: str | None) -> None:
+    assert snap(written, KNOWN) == label
+
+
+def test_a_valid_reply_is_read_without_repair(case: Example, labels: Labels) -> None:
+    spaced = json.dumps(json.loads(target(case)), ensure_ascii=True, indent=2)
+    for reply in (target(case), spaced, f" {target(case)}\n"):
+        decoded = decode(reply, case, labels)
+        assert decoded.answer == case.answer
+        assert decoded.repairs == ()
+        assert decoded.readable
+
+
+def test_what_is_said_of_the_reply(case: Example, labels: Labels) -> None:
+    read, mended = decode(target(case), case, labels), decode(f"答：{target(case)}", case, labels)
+    lost = decode("我不知道", case, labels)
+    assert (read.readable, mended.readable, lost.readable) == (True, True, False)
+    assert read.repairs == ()
+    assert mended.repairs == ("not the JSON that was asked for",)
+    assert lost.repairs == (
+        "张某甲: no answer, the commonest stands in",
+        "李某: no answer, the commonest stands in",
+    )
+    assert mended.answer == read.answer == case.answer
+
+
+def test_an_empty_reply_is_answered_by_the_commonest(case: Example, labels: Labels) -> None:
+    guess = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 10}
+    assert decode("", case, labels).answer == {
+        "judgments": [{"name": "张某甲", **guess}, {"name": "李某", **guess}]
+    }

@@ -1,0 +1,111 @@
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.demo import CRIMES, write_demo
+from panjue.prompts.files import read_lines
+from panjue.prompts.fit import leaving_order, split_sentences
+from panjue.prompts.task import Example, load_task
+
+SIZES = {"train": 400, "test": 80, "base": 300}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of invented cases."""
+    folder = tmp_path_factory.mktemp("demo")
+    write_demo(folder, SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cases(demo: Path) -> dict[str, list[Example]]:
+    """Return the cases of each file, as the task reads them."""
+    read = load_task("judgment").read
+    return {name: list(read(demo / f"{name}.jsonl")) for name in SIZES}
+
+
+def differs(case: Example) -> bool:
+    assert case.answer is not None
+    return len({tuple(judgment["charges"]) for judgment in case.answer["judgments"]}) > 1
+
+
+def test_every_case_is_read_and_has_its_number(cases: dict[str, list[Example]]) -> None:
+    for name, size in SIZES.items():
+        assert [case.id for case in cases[name]] == list(range(size))
+        assert all(case.answer for case in cases[name])
+
+
+def test_the_same_seed_writes_the_same_bytes(demo: Path, tmp_path: Path) -> None:
+    write_demo(tmp_path / "again", SIZES)
+    write_demo(tmp_path / "other", SIZES, seed=1)
+    for name in SIZES:
+        first = (demo / f"{name}.jsonl").read_bytes()
+        assert (tmp_path / "again" / f"{name}.jsonl").read_bytes() == first
+        assert (tmp_path / "other" / f"{name}.jsonl").read_bytes() != first
+
+
+def test_more_cases_begin_with_the_same_ones(demo: Path, tmp_path: Path) -> None:
+    write_demo(tmp_path, {"train": 10})
+    few = (tmp_path / "train.jsonl").read_text("utf-8").splitlines()
+    assert (demo / "train.jsonl").read_text("utf-8").splitlines()[:10] == few
+
+
+def test_no_fact_stands_twice(demo: Path) -> None:
+    facts = [row["fact"] for name in SIZES for _, row in read_lines(demo / f"{name}.jsonl")]
+    assert len(set(facts)) == len(facts) == sum(SIZES.values())
+
+
+def test_how_many_defendants(cases: dict[str, list[Example]]) -> None:
+    for name in ("train", "test"):
+        assert {len(case.names) for case in cases[name]} == {2, 3, 4, 5}
+    assert {len(case.names) for case in cases["base"]} == {1, 2}
+
+
+def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example]]) -> None:
+    labels = load_task("judgment").labels(cases["train"])
+    assert len(labels.counts["charges"]) >= 12
+    assert len(labels.counts["penalty"]) >= 5
+    article = {crime.charge: crime.article for crime in CRIMES}
+    for case in cases["train"]:
+        assert case.answer is not None
+        for judgment in case.answer["judgments"]:
+            assert judgment["articles"] == [article[charge] for charge in judgment["charges"]]
+    assert set(load_task("judgment").labels(cases["test"]).counts["charges"]) <= set(article)
+
+
+def test_a_fifth_of_the_cases_differ_among_their_defendants(
+    cases: dict[str, list[Example]],
+) -> None:
+    # 0.2 of 400 cases, give or take three standard deviations (0.02 each).
+    assert 0.14 < sum(map(differs, cases["train"])) / len(cases["train"]) < 0.26
+
+
+def test_some_defendants_have_two_charges(cases: dict[str, list[Example]]) -> None:
+    sizes = Counter(
+        len(judgment["charges"])
+        for case in cases["train"]
+        if case.answer
+        for judgment in case.answer["judgments"]
+    )
+    assert set(sizes) == {1, 2}
+    assert sizes[2] >= 20
+
+
+def test_the_text_names_everybody(cases: dict[str, list[Example]]) -> None:
+    for case in cases["train"]:
+        sentences = split_sentences(case.text)
+        assert all(name in case.text for name in case.names)
+        assert len(leaving_order(sentences, case.names)) < len(sentences)
+
+
+def test_nothing_else_is_left_in_the_folder(demo: Path) -> None:
+    assert sorted(path.name for path in demo.iterdir()) == [
+        "base.jsonl",
+        "test.jsonl",
+        "train.jsonl",
+    ]
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in demo.iterdir()}
+    assert len(digests) == 3

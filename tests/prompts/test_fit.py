@@ -1,0 +1,217 @@
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from panjue.prompts.fit import (
+    GAP,
+    Fitted,
+    fit,
+    fit_prompt,
+    leaving_order,
+    split_sentences,
+    without,
+)
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example, load_task
+
+NAMES = ("张某", "张某甲", "李某")
+BODIES = st.lists(
+    st.sampled_from([*NAMES, "盗窃", "逃离现场", "价值1元", "，"]), min_size=1, max_size=6
+)
+SENTENCES = st.lists(
+    st.builds(lambda body, end: "".join(body) + end, BODIES, st.sampled_from("。；！\n")),
+    min_size=1,
+    max_size=20,
+)
+
+
+def length(example: Example) -> int:
+    return len(example.text)
+
+
+def example_of(sentences: list[str]) -> Example:
+    return Example(id=1, text="".join(sentences), names=NAMES)
+
+
+def shortened(sentences: list[str], budget: int) -> Fitted:
+    return fit(example_of(sentences), budget, length)
+
+
+def kept(sentences: list[str], fitted: Fitted) -> list[str]:
+    gone = leaving_order(sentences, NAMES)[: fitted.dropped]
+    return [sentence for i, sentence in enumerate(sentences) if i not in gone]
+
+
+def shortest(sentences: list[str]) -> int:
+    return len(without(example_of(sentences), sentences, leaving_order(sentences, NAMES)).text)
+
+
+@given(st.text() | st.text(st.sampled_from("a。！？；!?;\n”’」』）) ")))
+def test_sentences_joined_give_the_text(text: str) -> None:
+    assert "".join(split_sentences(text)) == text
+    assert all(split_sentences(text))
+
+
+def test_sentences_by_hand() -> None:
+    text = "他说：“走！”众人散去。价值3.5元；另案处理\n\n完"
+    assert split_sentences(text) == [
+        "他说：“走！”",
+        "众人散去。",
+        "价值3.5元；",
+        "另案处理\n\n",
+        "完",
+    ]
+
+
+@given(SENTENCES, st.integers(0, 300))
+def test_it_fits_wherever_the_rule_lets_it(sentences: list[str], budget: int) -> None:
+    fitted = shortened(sentences, budget)
+    assert fitted.tokens == length(fitted.example)
+    assert fitted.full_tokens == len("".join(sentences))
+    assert fitted.fits == (fitted.tokens <= budget)
+    if shortest(sentences) <= budget:
+        assert fitted.fits
+    if not fitted.fits:
+        assert fitted.dropped == len(leaving_order(sentences, NAMES))
+
+
+@given(SENTENCES, st.integers(0, 50))
+def test_nothing_changes_where_it_fits_already(sentences: list[str], room: int) -> None:
+    example = example_of(sentences)
+    full = length(example)
+    fitted = fit(example, full + room, length)
+    assert fitted == Fitted(example, full, full, 0, fits=True)
+    assert fitted.example is example
+
+
+@given(SENTENCES, st.integers(0, 300))
+def test_sentences_that_introduce_a_name_stay(sentences: list[str], budget: int) -> None:
+    remaining = kept(sentences, shortened(sentences, budget))
+    for name in NAMES:
+        # 张某甲 does not name 张某, so the longer name is taken out first.
+        bare = [s.replace("张某甲", "") if name == "张某" else s for s in sentences]
+        first = next((i for i, sentence in enumerate(bare) if name in sentence), None)
+        if first is not None:
+            assert sentences[first] in remaining
+            assert sentences[first] in shortened(sentences, budget).example.text
+
+
+@given(SENTENCES, st.integers(0, 300))
+def test_what_stays_stays_in_order_and_each_gap_shows(sentences: list[str], budget: int) -> None:
+    fitted = shortened(sentences, budget)
+    pieces = fitted.example.text.split(GAP)
+    assert "".join(pieces) == "".join(kept(sentences, fitted))
+    assert "" not in pieces[1:-1]  # one gap per stretch
+    assert bool(fitted.dropped) == (len(pieces) > 1)
+    place, text = 0, "".join(sentences)
+    for piece in pieces:
+        place = text.index(piece, place) + len(piece)
+
+
+@given(SENTENCES, st.integers(0, 300), st.integers(0, 300))
+def test_more_room_never_costs_a_sentence(sentences: list[str], one: int, other: int) -> None:
+    # A gap is two characters: what is shorter than that does not get shorter by leaving.
+    assume(all(len(sentence) >= len(GAP) for sentence in sentences))
+    tight, wide = sorted((one, other))
+    assert shortened(sentences, tight).dropped >= shortened(sentences, wide).dropped
+    assert set(kept(sentences, shortened(sentences, tight))) <= set(
+        kept(sentences, shortened(sentences, wide))
+    )
+
+
+@given(SENTENCES, st.integers(0, 300))
+def test_no_sentence_goes_without_need(sentences: list[str], budget: int) -> None:
+    assume(all(len(sentence) >= len(GAP) for sentence in sentences))
+    fitted = shortened(sentences, budget)
+    if fitted.dropped:
+        order = leaving_order(sentences, NAMES)[: fitted.dropped - 1]
+        assert length(without(example_of(sentences), sentences, order)) > budget
+
+
+def test_leaving_order_by_hand() -> None:
+    sentences = [
+        "经审理查明。",  # 0: nobody, three from the middle
+        "张某入室。",  # 1: introduces 张某
+        "天气晴朗。",  # 2: nobody, one from the middle
+        "张某与李某同去，后又返回原处。",  # 3: introduces 李某; the longest, yet it stays
+        "物品若干。",  # 4: nobody, one from the middle
+        "张某逃走。",  # 5: names somebody known
+        "李某在家中被抓获归案。",  # 6: the same, longer
+    ]
+    assert leaving_order(sentences, ["张某", "李某"]) == [2, 4, 0, 6, 5]
+    assert leaving_order(sentences, ["王某"]) == [3, 2, 4, 1, 5, 0, 6]
+
+
+def test_a_longer_name_does_not_introduce_a_shorter_one() -> None:
+    sentences = ["张某甲入室。", "张某望风。", "张某甲与张某逃走。"]
+    assert leaving_order(sentences, ["张某", "张某甲"]) == [2]
+    assert leaving_order(sentences, ["张某甲", "张某"]) == [2]
+
+
+def test_shortening_by_hand() -> None:
+    sentences = ["张某入室。", "天气晴朗。", "物品若干。", "李某望风。", "张某李某均逃走。"]
+    example = Example(id=1, text="".join(sentences), names=("张某", "李某"))
+    assert length(example) == 28
+    # Middle is sentence 2; one for one: 28 -> 25 -> (2 and 1 share a gap) 20 -> 14.
+    for budget, text, dropped in (
+        (27, "张某入室。天气晴朗。……李某望风。张某李某均逃走。", 1),
+        (25, "张某入室。天气晴朗。……李某望风。张某李某均逃走。", 1),
+        (24, "张某入室。……李某望风。张某李某均逃走。", 2),
+        (19, "张某入室。……李某望风。……", 3),
+        (14, "张某入室。……李某望风。……", 3),
+    ):
+        fitted = fit(example, budget, length)
+        assert fitted == Fitted(
+            Example(id=1, text=text, names=example.names), len(text), 28, dropped, fits=True
+        )
+    refused = fit(example, 13, length)
+    assert (refused.fits, refused.dropped, refused.tokens) == (False, 3, 14)
+
+
+def test_an_example_without_sentences_to_spare_is_returned_as_it_is() -> None:
+    example = Example(id=1, text="张某甲盗窃。", names=("张某甲",))
+    assert fit(example, 3, length) == Fitted(example, 6, 6, 0, fits=False)
+
+
+class Letters:
+    """A tokenizer whose tokens are characters."""
+
+    eos_token_id = 0
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> list[int]:
+        return [ord(letter) for letter in messages[0]["content"]]
+
+    def __call__(self, text: str, **_: object) -> "Letters":
+        self.input_ids = [ord(letter) for letter in text]
+        return self
+
+
+def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> None:
+    task = load_task("judgment")
+    long = Example(
+        case.id,
+        case.text + "其间天气晴朗。" * 500 + "李某到案。",
+        case.names,
+        case.inputs,
+        case.answer,
+    )
+    fitted = fit_prompt(task, long, labels, Letters(), 1000)
+    assert fitted.fits
+    assert fitted.dropped > 300
+    content = task.prompt(fitted.example)[0]["content"]
+    assert "被告人张某甲、李某共同行窃。" in content
+    assert "李某到案。" in content
+    assert fitted.tokens == len(content)
+    # The commonest answer is 64 + 63 characters for the two, a comma, 16 around them and the end:
+    # 145, half as much again 217. 1000 - 64 - 217 = 719, and a sentence more would have been 7.
+    assert 719 - 7 < fitted.tokens <= 719
+
+
+def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels) -> None:
+    task = load_task("judgment")
+    text = case.text + "其间天气晴朗。" * 500
+    trained = Example(case.id, text, case.names, case.inputs, case.answer)
+    served = Example(case.id, text, case.names, case.inputs)
+    one = fit_prompt(task, trained, labels, Letters(), 800)
+    other = fit_prompt(task, served, labels, Letters(), 800)
+    assert one.example.text == other.example.text
+    assert one.dropped == other.dropped > 0

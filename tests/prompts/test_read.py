@@ -1,0 +1,136 @@
+"""Reading cases: what is accepted, what a wrong line is told, and how tasks are found."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment import read
+
+PENALTY = {
+    "surveillance": 0,
+    "detention": 0,
+    "imprisonment": 12,
+    "death_penalty": False,
+    "life_imprisonment": False,
+    "fine": 5000,
+    "fine_without_amount": False,
+}
+CASE: dict[str, Any] = {
+    "id": 0,
+    "fact": "甲、乙行窃。",
+    "defendants": ["甲", "乙"],
+    "outcomes": [
+        {
+            "name": "乙",
+            "penalty": PENALTY,
+            "charges": ["诈骗罪"],
+            "articles": [266, "266", "303-2"],
+        },
+        {"name": "甲", "penalty": PENALTY, "charges": ["盗窃罪"], "articles": ["264"]},
+    ],
+}
+
+
+def test_a_line_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(f"// a remark\n{dump(CASE)}\n", "utf-8")
+    (example,) = read(path)
+    assert (example.id, example.text, example.names) == (0, "甲、乙行窃。", ("甲", "乙"))
+    assert example.inputs == {"defendants": "甲、乙"}
+    assert example.groups == {"defendants": "2"}
+    assert example.answer == {  # in the order of the defendants, labels as text and once
+        "judgments": [
+            {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 11},
+            {"name": "乙", "charges": ["诈骗罪"], "articles": ["266", "303-2"], "penalty": 11},
+        ]
+    }
+
+
+def test_a_test_line_has_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    names = [f"甲{i}" for i in range(6)]
+    path.write_text(dump({"id": "a", "fact": "事实", "defendants": names}), "utf-8")
+    (example,) = read(path)
+    assert example.answer is None
+    assert example.groups == {"defendants": "5+"}
+
+
+def without(*way: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(row: Any) -> None:
+        *steps, last = way
+        for step in steps:
+            row = row[step]
+        del row[last]
+
+    return change
+
+
+def put(value: object, *way: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(row: Any) -> None:
+        *steps, last = way
+        for step in steps:
+            row = row[step]
+        row[last] = value
+
+    return change
+
+
+NAMES = "'defendants' must list the defendants' names, one or more, each once"
+SHAPE = "'outcomes' must be a list of {name, penalty, charges, articles}"
+EACH = "'outcomes' must have exactly one entry per defendant"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (without("id"), "'id' must be a number or a string"),
+        (put(None, "id"), "'id' must be a number or a string"),
+        (without("fact"), "'fact' must be a text that is not empty"),
+        (put(" \n", "fact"), "'fact' must be a text that is not empty"),
+        (put(["a"], "fact"), "'fact' must be a text that is not empty"),
+        (without("defendants"), NAMES),
+        (put([], "defendants"), NAMES),
+        (put("甲", "defendants"), NAMES),
+        (put(["甲", "甲"], "defendants"), NAMES),
+        (put(["甲", ""], "defendants"), NAMES),
+        (put(["甲", 2], "defendants"), NAMES),
+        (put(["甲", "丙"], "defendants"), EACH),
+        (put(["甲"], "defendants"), EACH),
+        (without("outcomes", 0), EACH),
+        (put({}, "outcomes"), SHAPE),
+        (put(None, "outcomes"), SHAPE),
+        (put("乙", "outcomes", 0), SHAPE),
+        (put(None, "outcomes", 0, "charges"), SHAPE),
+        (put("诈骗罪", "outcomes", 0, "charges"), SHAPE),
+        (put({"264": 1}, "outcomes", 0, "articles"), SHAPE),
+        (put("12", "outcomes", 0, "penalty", "imprisonment"), SHAPE),
+        (put(3, "outcomes", 0, "penalty"), SHAPE),
+        (put("甲", "outcomes", 0, "name"), "'outcomes' has '甲' twice or not as a name"),
+        (put(7, "outcomes", 0, "name"), "'outcomes' has 7 twice or not as a name"),
+        (without("outcomes", 0, "articles"), "'outcomes' lacks 'articles'"),
+        (without("outcomes", 1, "penalty", "detention"), "'outcomes' lacks 'detention'"),
+    ],
+)
+def test_a_wrong_line_is_told_what_is_wrong(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], complaint: str
+) -> None:
+    wrong = copy.deepcopy(CASE)
+    change(wrong)
+    path = tmp_path / "cases.jsonl"
+    path.write_text(f"{dump(CASE)}\n\n{dump(wrong)}\n", "utf-8")
+    examples = read(path)
+    assert next(examples).id == 0
+    with pytest.raises(UserError) as caught:
+        next(examples)
+    assert str(caught.value) == f"{path}:3: {complaint}"
+
+
+def test_a_task_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no task 'judgement' .*; did you mean 'judgment'\?"):
+        load_task("judgement")

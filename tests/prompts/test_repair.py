@@ -1,0 +1,310 @@
+"""Replies that are nearly right: nothing is lost that is there, and nobody goes unanswered."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from panjue.prompts.decode import flatten_forms
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels
+from panjue.prompts.render import neutralize
+from panjue.prompts.task import Decoded, Example
+from panjue.prompts.tasks.judgment import decode, faults, submission, target
+
+WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
+NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)
+NAMES = st.lists(
+    NAME.filter(str.strip),
+    min_size=1,
+    max_size=4,
+    # Two names that differ in their full-width forms only are one name to the decoder.
+    unique_by=lambda name: flatten_forms(neutralize(name)),
+)
+GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 10}
+
+
+@st.composite
+def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Example:
+    """Draw a case with its answer; the labels are those of the fixture."""
+    charges = st.lists(
+        st.sampled_from(["盗窃罪", "诈骗罪", "故意伤害罪"]), min_size=1, max_size=2, unique=True
+    )
+    articles = st.lists(
+        st.sampled_from(["264", "266", "303-2", "287.2"]), min_size=1, max_size=3, unique=True
+    )
+    judgments = [
+        {
+            "name": name,
+            "charges": draw(charges),
+            "articles": draw(articles),
+            "penalty": draw(st.integers(0, 14)),
+        }
+        for name in draw(names)
+    ]
+    found = tuple(str(judgment["name"]) for judgment in judgments)
+    return Example(id=1, text="事实", names=found, answer={"judgments": judgments})
+
+
+def sound(decoded: Decoded, case: Example, labels: Labels) -> None:
+    """Everybody is answered, in order and with labels that the contest takes."""
+    assert [judgment["name"] for judgment in decoded.answer["judgments"]] == list(case.names)
+    assert list(faults(case, submission(case, decoded.answer), labels)) == []
+
+
+def gold(case: Example) -> list[dict[str, Any]]:
+    assert case.answer is not None
+    judgments: list[dict[str, Any]] = case.answer["judgments"]
+    return judgments
+
+
+WRAPPINGS = {
+    "fence": "```json\n{}\n```",
+    "remarks": "好的，判断如下：\n{}\n以上判断仅供参考，[1] 详见 {{法条}}。",
+    "think block": "<think>\n先看罪名：“盗窃”？\n</think>\n\n{}",
+    "think block without its start": "嗯…… </think>{}",
+    "fence not closed": "```\n{}",
+    "said twice": "{0}\n{0}",
+    "missing the last brackets": "{}",
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@settings(max_examples=50)
+@given(case=answered())
+def test_nothing_is_lost_in_wrappings(labels: Labels, wrapping: str, case: Example) -> None:
+    reply = WRAPPINGS[wrapping].format(target(case))
+    reply = reply.removesuffix("]}") if "missing" in wrapping else reply
+    decoded = decode(reply, case, labels)
+    assert decoded.answer == case.answer
+    assert decoded.repairs
+    assert decoded.readable
+
+
+@given(case=answered())
+def test_full_width_digits_are_digits(labels: Labels, case: Example) -> None:
+    decoded = decode(target(case).translate(WIDE), case, labels)
+    assert decoded.answer == case.answer
+    assert decoded.repairs
+
+
+@given(case=answered())
+def test_a_charge_is_known_without_its_last_character(labels: Labels, case: Example) -> None:
+    decoded = decode(target(case).replace("罪", ""), case, labels)
+    assert decoded.answer == case.answer
+    mended = [text for text in decoded.repairs if "charges" in text]
+    assert len(mended) == sum(len(judgment["charges"]) for judgment in gold(case))
+
+
+@given(case=answered())
+def test_other_json_is_read_alike(labels: Labels, case: Example) -> None:
+    reply = json.loads(target(case))
+    lone = dump(reply["judgments"])
+    keyed = dump({"answer": reply, "confidence": 0.9})
+    turned = dump({"judgments": reply["judgments"][::-1]})
+    escaped = json.dumps(reply["judgments"])
+    numbers = target(case).replace('"264"', "264")
+    for other in (lone, keyed, turned, escaped, numbers):
+        assert decode(other, case, labels).answer == case.answer
+
+
+@given(case=answered(), cut=st.integers(0, 400))
+def test_what_stood_before_the_cut_counts(labels: Labels, case: Example, cut: int) -> None:
+    reply = target(case)[:cut]
+    decoded = decode(reply, case, labels)
+    sound(decoded, case, labels)
+    # Objects that are closed are read as they were meant, whatever became of the rest.
+    prefix = '{"judgments":['
+    for judgment, read in zip(gold(case), decoded.answer["judgments"], strict=True):
+        prefix += dump({**judgment, "name": neutralize(judgment["name"])})
+        if len(prefix) > cut:
+            break
+        assert read == judgment
+        prefix += ","
+
+
+def test_a_real_reply_cut_anywhere(case: Example, labels: Labels) -> None:
+    whole = target(case)
+    first, second = gold(case)
+    for cut in range(len(whole)):
+        decoded = decode(whole[:cut], case, labels)
+        sound(decoded, case, labels)
+        assert decoded.repairs
+        assert decoded.readable == (cut >= whole.index("张某甲") + len("张某甲") + 1)
+        if cut >= whole.index('"penalty":12') + len('"penalty":12'):
+            assert decoded.answer["judgments"][0] == first
+    assert decode(whole[:-2], case, labels).answer["judgments"] == [first, second]
+
+
+def test_a_list_that_was_cut_counts_as_far_as_it_goes(case: Example, labels: Labels) -> None:
+    whole = target(case)
+    reply = whole[: whole.index('"诈骗罪"') + 3]
+    decoded = decode(reply, case, labels)
+    assert decoded.answer["judgments"][1] == {"name": "李某", **GUESS}
+    assert set(decoded.repairs) == {
+        "李某: articles missing, the commonest stand in",
+        "李某: penalty missing or not 0-14, the commonest stands in",
+    }
+
+
+def test_the_articles_of_a_known_charge_stand_in_for_missing_ones(labels: Labels) -> None:
+    case = Example(id=1, text="事实", names=("甲",))
+    for charge, article in (("故意伤害罪", "234"), ("诈骗罪", "266"), ("开设赌场罪", "303-2")):
+        reply = dump({"name": "甲", "charges": [charge], "penalty": 3})
+        assert decode(reply, case, labels).answer == {
+            "judgments": [{"name": "甲", "charges": [charge], "articles": [article], "penalty": 3}]
+        }
+
+
+def reply_of(*judgments: tuple[str, str, int]) -> str:
+    rows = [
+        {"name": name, "charges": [charge], "articles": ["266"], "penalty": penalty}
+        for name, charge, penalty in judgments
+    ]
+    return dump({"judgments": rows})
+
+
+def penalties(decoded: Decoded) -> list[int]:
+    return [judgment["penalty"] for judgment in decoded.answer["judgments"]]
+
+
+def test_of_two_answers_the_first_counts(case: Example, labels: Labels) -> None:
+    reply = reply_of(("李某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
+    decoded = decode(reply, case, labels)
+    assert penalties(decoded) == [4, 3]
+    assert decoded.repairs == ("李某: answered twice, the first counts",)
+
+
+def test_a_misspelled_name_is_read_by_its_place(case: Example, labels: Labels) -> None:
+    decoded = decode(reply_of(("张某", "诈骗罪", 3), ("李某", "诈骗罪", 4)), case, labels)
+    assert penalties(decoded) == [3, 4]
+    assert decoded.repairs == ("name '张某' -> '张某甲' by its place",)
+    both = decode(reply_of(("甲", "诈骗罪", 3), ("乙", "诈骗罪", 4)), case, labels)
+    assert penalties(both) == [3, 4]
+
+
+def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
+    reply = reply_of(("王某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
+    decoded = decode(reply, case, labels)
+    assert penalties(decoded) == [4, 5]
+    assert decoded.repairs == ("name '王某' is no defendant, dropped",)
+    # In the place of somebody who is answered elsewhere.
+    decoded = decode(reply_of(("李某", "诈骗罪", 5), ("王某", "诈骗罪", 3)), case, labels)
+    assert penalties(decoded) == [10, 5]
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "read", "repair"),
+    [
+        ("charges", ["盗窃"], ["盗窃罪"], "charges '盗窃' -> '盗窃罪'"),
+        ("charges", ["抢劫罪"], ["盗窃罪"], "charges '抢劫罪' unknown, dropped"),
+        ("charges", ["诈骗罪", "诈骗罪"], ["诈骗罪"], "charges '诈骗罪' repeated"),
+        ("charges", ["诈骗", "诈骗罪"], ["诈骗罪"], "charges '诈骗罪' repeated"),
+        (
+            "charges",
+            ["诈骗罪", "开设赌场罪", "盗窃罪"],
+            ["诈骗罪", "开设赌场罪"],
+            "charges cut to 2, the most in training",
+        ),
+        ("charges", "诈骗罪", ["诈骗罪"], "not the JSON that was asked for"),
+        ("charges", [], ["盗窃罪"], "charges missing, the commonest stand in"),
+        ("charges", [["诈骗罪"]], ["诈骗罪"], "not the JSON that was asked for"),
+        ("articles", ["第266条"], ["266"], "articles '第266条' -> '266'"),
+        ("articles", ["第二百六十六条"], ["264"], "articles '第二百六十六条' unknown, dropped"),
+        ("articles", ["第303条第2款"], ["303-2"], "articles '第303条第2款' -> '303-2'"),
+        ("articles", ["303-1"], ["303"], "articles '303-1' -> '303'"),
+        ("articles", ["《刑法》第287.2条"], ["287.2"], "articles '《刑法》第287.2条' -> '287.2'"),
+        ("articles", ["999"], ["264"], "articles '999' unknown, dropped"),
+        ("articles", [266, "266"], ["266"], "articles '266' repeated"),
+        ("articles", 266, ["266"], "not the JSON that was asked for"),
+        ("penalty", "3", 3, "not the JSON that was asked for"),
+        ("penalty", "第3档", 3, "not the JSON that was asked for"),
+        ("penalty", [3], 3, "not the JSON that was asked for"),
+        ("penalty", 3.0, 3, "not the JSON that was asked for"),
+        ("penalty", 15, 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", -1, 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", 120, 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", 1200, 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", None, 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", True, 10, "penalty missing or not 0-14, the commonest stands in"),
+    ],
+)
+def test_one_thing_wrong(
+    labels: Labels, field: str, written: object, read: object, repair: str
+) -> None:
+    case = Example(id=1, text="事实", names=("甲",))
+    judgment = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 2}
+    decoded = decode(dump({"judgments": [{**judgment, field: written}]}), case, labels)
+    sound(decoded, case, labels)
+    assert decoded.answer == {"judgments": [{**judgment, field: read}]}
+    assert any(text.removeprefix("甲: ") == repair for text in decoded.repairs), decoded.repairs
+
+
+def test_chinese_keys_and_curly_quotes(labels: Labels) -> None:
+    case = Example(id=1, text="事实", names=("甲", "乙"))
+    reply = "［｛“姓名”：“乙”，“罪名”：［“诈骗”］，“法条”：［“２６６”］，“刑罚等级”：８｝］"
+    decoded = decode(reply, case, labels)
+    assert decoded.answer["judgments"][1] == {
+        "name": "乙",
+        "charges": ["诈骗罪"],
+        "articles": ["266"],
+        "penalty": 8,
+    }
+    assert decoded.answer["judgments"][0] == {"name": "甲", **GUESS}
+
+
+@settings(max_examples=200)
+@given(case=answered(), data=st.data())
+def test_any_reply_answers_everybody(labels: Labels, case: Example, data: st.DataObject) -> None:
+    pieces = st.sampled_from(
+        [
+            *'{}[]",:\\ ',
+            '"name":',
+            '"charges":[',
+            '"penalty":',
+            "</think>",
+            "盗窃",
+            "26",
+            "-",
+            *case.names,
+        ]
+    )
+    reply = data.draw(st.text() | st.lists(pieces | st.text(max_size=3)).map("".join))
+    decoded = decode(reply, case, labels)
+    sound(decoded, case, labels)
+    dump([decoded.answer, decoded.repairs]).encode("utf-8")
+
+
+MEGABYTE = 1_000_000
+HOSTILE = {
+    "quotes": '"',
+    "backslashes": "\\",
+    "escaped quotes": '\\"',
+    "open brackets": "[",
+    "open objects": '{"judgments":[',
+    "names": '"name":"张某甲",',
+    "names without end": '"name":"',
+    "names with space": '"name"     :     ',
+    "lists without end": '"name":"张某甲","charges":["',
+    "lists of lists": '"name":"张某甲","articles":[[["1",',
+    "labels": '"盗窃",',
+    "digits": "9",
+    "spaces": " ",
+    "think": "<think>",
+    "end of thinking": "</think>",
+    "wide": "ﷺ",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize(
+    "head", ["", '{"judgments":[{"name":"张某甲","charges":["', '"name":"李某","articles":[']
+)
+def test_a_hostile_megabyte_comes_to_an_end(
+    case: Example, labels: Labels, what: str, head: str
+) -> None:
+    # Were the reading quadratic in the reply, this would take hours.
+    piece = HOSTILE[what]
+    sound(decode(head + piece * (MEGABYTE // len(piece)), case, labels), case, labels)

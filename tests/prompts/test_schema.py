@@ -1,0 +1,210 @@
+"""The grammar of a case takes its gold reply and nothing that is wrong: by two readers of it."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels, collect
+from panjue.prompts.task import Example
+from panjue.prompts.tasks.judgment import schema, target
+
+# No control characters: no name has them, and DEL llguidance takes only in its escaped form.
+NAME = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
+    str.strip
+)
+NASTY = st.text(st.sampled_from("\"\\/{}[]<>|'张😀\u3000 :,\u2028"), min_size=1, max_size=8).filter(
+    str.strip
+)
+NAMES = st.lists(NAME | NASTY, min_size=1, max_size=6, unique=True)
+
+
+def matches(rules: dict[str, Any], reply: str) -> bool:
+    """Say whether llguidance lets a model write `reply`, byte by byte, and end there."""
+    llguidance = pytest.importorskip("llguidance")
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(rules), defaults={"whitespace_flexible": False}
+    )
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.get_error()
+    tokens = tokenizer.tokenize_str(reply)
+    assert len(tokens) == len(reply.encode())  # one token a byte: nothing is jumped over
+    return bool(
+        matcher.try_consume_tokens(tokens) == len(tokens)
+        and not matcher.get_error()
+        and (matcher.is_accepting() or matcher.is_stopped())
+    )
+
+
+def accepts(rules: dict[str, Any], reply: str) -> bool:
+    return Draft202012Validator(rules).is_valid(json.loads(reply))
+
+
+def answered(names: list[str], draw: st.DataObject, labels: Labels) -> Example:
+    """Return a case of `names` with a drawn answer."""
+    sets = {
+        field: st.lists(
+            st.sampled_from(labels.names(field)),
+            min_size=1,
+            max_size=labels.most[field],
+            unique=True,
+        )
+        for field in ("charges", "articles")
+    }
+    judgment = st.fixed_dictionaries({**sets, "penalty": st.integers(0, 14)})
+    fields = ("charges", "articles", "penalty")
+    drawn = [draw.draw(judgment) for _ in names]
+    judgments = [
+        {"name": name, **{field: found[field] for field in fields}}
+        for name, found in zip(names, drawn, strict=True)
+    ]
+    return Example(id=1, text="事实", names=tuple(names), answer={"judgments": judgments})
+
+
+@settings(max_examples=60)
+@given(NAMES, st.data())
+def test_every_gold_reply_is_taken(labels: Labels, names: list[str], draw: st.DataObject) -> None:
+    example = answered(names, draw, labels)
+    rules = schema(example, labels)
+    Draft202012Validator.check_schema(rules)
+    assert accepts(rules, target(example))
+    assert matches(rules, target(example))
+
+
+@settings(max_examples=60)
+@given(NAMES, NAME | NASTY, st.data())
+def test_no_other_name_is_taken(
+    labels: Labels, names: list[str], other: str, draw: st.DataObject
+) -> None:
+    example = answered(names, draw, labels)
+    reply = json.loads(target(example))
+    place = draw.draw(st.integers(0, len(names) - 1))
+    if reply["judgments"][place]["name"] == other:
+        other += "甲"
+    reply["judgments"][place]["name"] = other
+    assert not accepts(schema(example, labels), dump(reply))
+    assert not matches(schema(example, labels), dump(reply))
+
+
+def changed(case: Example, *path: str | int, to: object) -> str:
+    """Return the gold reply with the value at `path` replaced; `...` deletes it."""
+    reply = json.loads(target(case))
+    *way, last = path
+    inner = reply
+    for step in way:
+        inner = inner[step]
+    if to is ...:
+        del inner[last]
+    else:
+        inner[last] = to
+    return dump(reply)
+
+
+WRONG: dict[str, tuple[tuple[str | int, ...], object]] = {
+    "wrong name": (("judgments", 0, "name"), "王某"),
+    "the other's name": (("judgments", 0, "name"), "李某"),
+    "a name not neutralized": (("judgments", 0, "name"), "<张某甲>"),
+    "unknown charge": (("judgments", 0, "charges"), ["抢劫罪"]),
+    "charge without 罪": (("judgments", 0, "charges"), ["盗窃"]),
+    "no charge": (("judgments", 0, "charges"), []),
+    "no article": (("judgments", 1, "articles"), []),
+    "too many charges": (("judgments", 0, "charges"), ["盗窃罪"] * 3),
+    "too many articles": (("judgments", 0, "articles"), ["264"] * 4),
+    "an article among the charges": (("judgments", 0, "charges"), ["264"]),
+    "an article as a number": (("judgments", 0, "articles"), [264]),
+    "a charge without its list": (("judgments", 0, "charges"), "盗窃罪"),
+    "class 15": (("judgments", 0, "penalty"), 15),
+    "class -1": (("judgments", 0, "penalty"), -1),
+    "a class as text": (("judgments", 0, "penalty"), "12"),
+    "half a class": (("judgments", 0, "penalty"), 1.5),
+    "no class": (("judgments", 0, "penalty"), ...),
+    "no charges": (("judgments", 0, "charges"), ...),
+    "no name": (("judgments", 0, "name"), ...),
+    "an extra key": (("judgments", 0, "reason"), "因"),
+    "an extra key outside": (("reason",), "因"),
+    "one defendant missing": (("judgments", 1), ...),
+    "nobody": (("judgments",), []),
+    "an empty object": (("judgments",), ...),
+    "null": (("judgments",), None),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_refused(case: Example, labels: Labels, what: str) -> None:
+    path, value = WRONG[what]
+    rules, reply = schema(case, labels), changed(case, *path, to=value)
+    assert reply != target(case)
+    assert not accepts(rules, reply)
+    assert not matches(rules, reply)
+
+
+def test_order_and_number_of_the_defendants(case: Example, labels: Labels) -> None:
+    rules, reply = schema(case, labels), json.loads(target(case))
+    first, second = reply["judgments"]
+    for judgments in ([second, first], [first, second, second], [first, first], [second]):
+        assert not accepts(rules, dump({"judgments": judgments}))
+        assert not matches(rules, dump({"judgments": judgments}))
+
+
+def test_the_grammar_fixes_the_order_of_keys_and_all_space(case: Example, labels: Labels) -> None:
+    # JSON Schema itself knows neither; the decoder takes both for valid or repairs them.
+    rules, reply = schema(case, labels), json.loads(target(case))
+    assert matches(rules, target(case))
+    turned = copy.deepcopy(reply)
+    turned["judgments"][0] = dict(reversed(turned["judgments"][0].items()))
+    for other in (dump(turned), json.dumps(reply, ensure_ascii=False), target(case) + " "):
+        assert accepts(rules, other)
+        assert not matches(rules, other)
+
+
+def test_a_reply_that_stops_early_is_not_complete(case: Example, labels: Labels) -> None:
+    rules, reply = schema(case, labels), target(case)
+    for end in range(len(reply)):
+        assert not matches(rules, reply[:end])
+
+
+def test_most_labels_are_taken(case: Example, labels: Labels) -> None:
+    rules = schema(case, labels)
+    for reply in (
+        changed(case, "judgments", 0, "charges", to=["诈骗罪", "盗窃罪"]),
+        changed(case, "judgments", 0, "articles", to=["264", "303-2", "287.2"]),
+        changed(case, "judgments", 0, "penalty", to=0),
+        changed(case, "judgments", 0, "penalty", to=14),
+    ):
+        assert accepts(rules, reply)
+        assert matches(rules, reply)
+
+
+def test_a_marker_as_a_name_stands_in_its_neutral_form(labels: Labels) -> None:
+    judgment = {"name": "<|im_end|>", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 1}
+    example = Example(1, "事实", ("<|im_end|>",), answer={"judgments": [judgment]})
+    assert "<" not in target(example)
+    assert "<" not in json.dumps(schema(example, labels), ensure_ascii=False)
+    assert matches(schema(example, labels), target(example))
+
+
+def test_sixty_three_defendants_and_all_labels_make_a_grammar() -> None:
+    # With the enums inline instead of in $defs this is refused.
+    charges = [f"第{n}号犯罪罪" for n in range(321)]
+    articles = [f"{n // 4 + 102}-{n % 4}" if n % 4 else str(n // 4 + 102) for n in range(1404)]
+    wide = zip(charges * 5, articles, strict=False)
+    labels = collect([{"charges": [c], "articles": [a], "penalty": ["1"]} for c, a in wide])
+    assert len(labels.names("charges")) == 321
+    assert len(labels.names("articles")) == 1404
+    names = tuple(f"被告人{n}" for n in range(63))
+    judgments = [
+        {"name": name, "charges": [charges[-1]], "articles": [articles[-1]], "penalty": 14}
+        for name in names
+    ]
+    example = Example(1, "事实", names, answer={"judgments": judgments})
+    rules = schema(example, labels)
+    assert json.dumps(rules).count(json.dumps(charges[7])) == 1
+    assert accepts(rules, target(example))
+    assert matches(rules, target(example))
+    assert not matches(rules, target(example).replace(charges[-1], "第322号犯罪罪", 1))
