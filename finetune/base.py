@@ -22,6 +22,20 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 """Qwen's pre-tokenizer without English contractions: every digit is a token of its own."""
 
+COMMON = """
+的一是了我不人在他有这个上们来到时大地为子中你说生国年着就那和要她出也得里后自以会家可下而过天去能对小多然于心学
+么之都好看起发当没成只如事把还用第样道想作种开美总从无情己面最女但现前些所同日手又行意动方期它头经长儿回位分爱老因很
+给名法间斯知世什两次使身者被高已亲其进此话常与活正感见明问力理尔点文几定本公特做外孩相西果走将月十实向声车全信重三机
+工物气每并别真打太新比才便夫再书部水像眼等体却加电主界门利海受听表德少克代员许先口由死安写性马光白或住难望教命花结乐
+色更拉东神记处让母父应直字场平报友关放至张认接告入笑内英军候民岁往何度山觉路带万男边风解叫任金快原吃变通师立象数四失
+满战远格士音轻目条病始达深完今提求清王化空业思切怎非找片罗钱语元曾离飞科言干流约各即指合反题必该论交终林请医晚制决传
+画保读运及则房早院量苦火布品近坐产答星精视五连司管类未朋且婚台夜青北队久乎越观落尽形影红百令周识步留市半送兴造谈容极
+随收首根讲整式取照办强石古华拿计装似足双妻转诉米称客南领节衣站黑刻统断福城故历选包紧争另建维绝系伤示持千准联妇纪基买
+共官待究跟穿室程号居考突费倒价图具商专黄块脚改据破引食仍存众注某血备校务须试料调广查密议底列座参八除设线停际致阳李验
+助严证支罪犯刑盗窃抢劫诈骗毒赌伙窜抓获供述缴案款购售贩卖携刀鉴害嫌疑侦押逃骑驶撬锁殴租赃赔偿谅鉴县镇村街银
+"""
+"""Frequent characters: with a token each, real cases are half as long as in bytes."""
+
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -80,8 +94,10 @@ def texts(task: Task, cases: Path) -> Iterator[str]:
     """Yield what the tokenizer learns from: prompts and replies, names cut into characters.
 
     A name must be the same tokens wherever it stands, or so small a model never learns to follow
-    a person through the text; without this, BPE joins names with the words around them.
+    a person through the text; without this, BPE joins names with the words around them. The
+    common characters come often enough to become tokens.
     """
+    yield from COMMON.strip() * 50
     for example in task.read(cases):
         for text in (
             *(message["content"] for message in task.prompt(example)),

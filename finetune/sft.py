@@ -210,7 +210,7 @@ def token_rows(
 
 
 def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
-    """Return trl's settings: ours where they must be, the config's, and defaults for the machine."""
+    """Return trl's settings: the config's, with defaults for the machine and what is ours."""
     gpu = torch.cuda.is_available()
     defaults = {
         "bf16": has_bf16(),

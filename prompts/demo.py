@@ -185,7 +185,7 @@ def _tell(
 def _outcome(
     draw: random.Random, name: str, deeds: list[tuple[Crime, int]], shift: int
 ) -> dict[str, Any]:
-    """Sentence by the rule: two steps for each level of the gravest deed, one for role and record."""
+    """Sentence by the rule: two steps per level of the gravest deed, one for role and record."""
     severity = 1 + 2 * max(level for _, level in deeds) + shift
     penalty = {
         "surveillance": 0,
@@ -207,7 +207,7 @@ def _outcome(
 def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
     """Write `<name>.jsonl` with as many cases as `sizes` says; always the same for a seed.
 
-    `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice in all.
+    `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
     """
     seen: set[str] = set()
     for name, size in sizes.items():

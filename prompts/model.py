@@ -13,7 +13,7 @@ PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.tx
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a base model: a folder here, else a model of the hub, fetched if need be.
+    """Return the folder of a base model: a folder here, else a model of the hub.
 
     Raises:
         UserError: It is neither, has no safetensors weights, or wants code of its own to run.
@@ -38,7 +38,7 @@ def _from_hub(name: str) -> Path:
     place = f"base model {name!r}"
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise UserError(
-            f"{place}: there is no such folder; give a model's folder or a hub name like Qwen/Qwen3-8B"
+            f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B"
         )
     try:
         return Path(snapshot_download(name, allow_patterns=list(PARTS)))

@@ -115,7 +115,7 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
 
 
 def _article(written: str, known: Mapping[str, str]) -> str | None:
-    """Find the article in `第264条第1款`, `264-1` or `264.0`: the paragraph if known, else the article."""
+    """Find the article in `第264条第1款` or `264-1`: the paragraph if known, else the article."""
     numbers = re.match(r"\D*(\d+(?:\.\d+)?)(?:\D+(\d+))?", normal(written))
     if not numbers:
         return None

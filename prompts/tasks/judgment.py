@@ -171,7 +171,7 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    """Read a reply as the judgments of the example's defendants; whatever it is, all are answered."""
+    """Read a reply as the judgments of all the example's defendants, whatever it is."""
     answer = _read_strictly(reply, example, labels)
     return Decoded(answer) if answer else repair(reply, example.names, labels)
 
@@ -278,7 +278,7 @@ def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> I
 
 
 def weight(example: Example) -> float:
-    """Weigh a case by log2 of its defendants, as the official metric does; one defendant weighs 0."""
+    """Weigh a case by log2 of its defendants, as the official metric does: 0 for one."""
     return math.log2(len(example.names))
 
 

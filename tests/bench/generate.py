@@ -11,7 +11,7 @@ tokens per case as the run with one, so that the figures compare speed and not l
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -80,7 +80,7 @@ def askable(asker: Asker, examples: Iterator[Example]) -> Iterator[Example]:
         yield example
 
 
-def quiet_engine(model: Path, dtype: str, max_tokens: int) -> contextmanager[LLM]:
+def quiet_engine(model: Path, dtype: str, max_tokens: int) -> AbstractContextManager[LLM]:
     """Start the engine without prefix cache: every round must do all the work again."""
     settings = {"dtype": dtype, "enable_prefix_caching": False, "max_num_seqs": 32}
     return engine(model, settings, max_tokens, seed=0)
@@ -152,14 +152,12 @@ def report(rates: dict[str, list[tuple[float, int]]], cases: int) -> None:
     """Print the median round of each way and its ratio to the engine without a schema."""
     base = median_rate(rates["no schema"])
     print(f"{cases} cases, {len(rates['no schema'])} rounds in turn, medians")
-    print(
-        f"{'way':24s} {'cases/s':>8s} {'tokens/s':>9s} {'tokens':>8s} {'tokens/s against no schema':>27s}"
-    )
+    print(f"{'way':24s} {'cases/s':>8s} {'tokens/s':>9s} {'tokens':>8s} {'against no schema':>18s}")
     for name, rounds in rates.items():
         seconds, tokens = sorted(rounds)[len(rounds) // 2]
         ratio = median_rate(rounds) / base
         print(
-            f"{name:24s} {cases / seconds:8.2f} {tokens / seconds:9.1f} {tokens:8d} {ratio:27.3f}"
+            f"{name:24s} {cases / seconds:8.2f} {tokens / seconds:9.1f} {tokens:8d} {ratio:18.3f}"
         )
 
 

@@ -92,7 +92,8 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
 
 
 def test_qlora_takes_a_real_step_on_four_bits(workshop: Path, tmp_path: Path) -> None:
-    bits = "quantization={load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32}"
+    nf4 = "load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32"
+    bits = f"quantization={{{nf4}}}"
     words = [
         f"run={tmp_path}/run",
         "method=qlora",
