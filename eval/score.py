@@ -201,13 +201,18 @@ def show(scores: Scores, console: Console) -> None:
         )
     console.print(table)
     for attribute, groups in scores.groups.items():
-        by_group = Table(attribute, "examples", *scores.total.mean)
-        for name, summary in groups.items():
-            numbers = (f"{value:.3f}" for value in summary.mean.values())
-            by_group.add_row(name, str(summary.examples), *numbers)
-        console.print(by_group)
+        console.print(_group_table(attribute, groups))
     for line in _remarks(scores):
         console.print(line, highlight=False, markup=False)
+
+
+def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
+    """Return metrics by rows and groups, with their numbers of examples, by columns."""
+    table = Table(f"by {attribute}", *groups)
+    table.add_row("examples", *(str(summary.examples) for summary in groups.values()))
+    for name in next(iter(groups.values())).mean:
+        table.add_row(name, *(f"{summary.mean[name]:.4f}" for summary in groups.values()))
+    return table
 
 
 def _remarks(scores: Scores) -> Iterator[str]:

@@ -97,7 +97,7 @@ def train(config: SftConfig) -> None:
     Raises:
         UserError: A file or setting is wrong, or the run folder holds another run's work.
     """
-    console = Console(quiet=not PartialState().is_main_process)
+    console = Console(quiet=not PartialState().is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
     task, folder = load_task(config.task), model_folder(config.model)
@@ -227,6 +227,7 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         # Rows never exceed max_tokens, so trl's silent cut finds nothing; packing needs the size.
         max_length=config.max_tokens if given.get("packing") else None,
         seed=config.seed,
+        data_seed=config.seed,  # else the order depends on the number of processes
         use_cpu=not gpu,
         disable_tqdm=True,  # the journal shows progress
     )

@@ -38,9 +38,9 @@ def after_thinking(reply: str) -> str:
 def field_text(segment: str, keys: str) -> str | None:
     """Return what stands behind the first of the keys (`a|b`): a string, a list or a number.
 
-    A list that was cut off counts as far as it goes.
+    A list that was cut off counts as far as it goes; a number that was (1 of 12?) does not.
     """
-    value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++"
+    value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?=\s*+[,}}\]])"
     found = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
     return found[1] if found else None
 

@@ -15,7 +15,6 @@ from panjue.prompts.decode import (
     unquote,
 )
 from panjue.prompts.labels import Labels
-from panjue.prompts.render import neutralize
 from panjue.prompts.task import Decoded
 
 PENALTIES = range(15)
@@ -52,7 +51,7 @@ def _assign(
     segments: list[tuple[str, str]], names: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Give each defendant the first segment with their name, else the one in their place."""
-    forms = {flatten_forms(neutralize(name)): name for name in names}
+    forms = {flatten_forms(name): name for name in names}  # undoes `neutralize` as well
     found: dict[str, str] = {}
     repairs = []
     strangers = {}

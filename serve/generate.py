@@ -67,7 +67,7 @@ def generate(config: GenerateConfig) -> None:
     Raises:
         UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
     """
-    console = Console()
+    console = Console(soft_wrap=True)
     task = load_task(config.task)
     if not config.test.is_file():
         raise UserError(f"test: no file {config.test}")
@@ -175,7 +175,7 @@ def finished_ids(path: Path) -> set[str]:
 
 def append(path: Path, finished: Iterator[dict[str, Any]], done: int, total: int) -> None:
     """Append every finished row at once, showing how many of `total` are there."""
-    with stream(path) as out, meter(Console(), total, done) as shown:
+    with stream(path) as out, meter(Console(soft_wrap=True), total, done) as shown:
         for row in finished:
             out.write(dump(row) + "\n")
             out.flush()

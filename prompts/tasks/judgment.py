@@ -43,11 +43,16 @@ def read(path: Path) -> Iterator[Example]:
     Raises:
         UserError: A line is not what the format asks for; names the file and the line.
     """
+    lines: dict[str, int] = {}
     for number, row in read_lines(path):
         try:
-            yield example_of(row)
+            example = example_of(row)
         except UserError as error:
             raise UserError(f"{path}:{number}: {error}") from None
+        first = lines.setdefault(str(example.id), number)
+        if first != number:
+            raise UserError(f"{path}:{number}: id {example.id} stands already on line {first}")
+        yield example
 
 
 def example_of(row: Mapping[str, Any]) -> Example:

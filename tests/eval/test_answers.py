@@ -32,7 +32,7 @@ def completion(key: int | str, text: str, finish: str = "stop", dropped: int = 0
         "cached_tokens": 25,
         "completion_tokens": 40,
         "dropped_sentences": dropped,
-        "near_ties": [],
+        "near_ties": [12, 30] if dropped else [],
     }
 
 
@@ -91,6 +91,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "prompt_tokens": 500,
         "cached_tokens": 125,
         "completion_tokens": 200,
+        "near_ties": 1,
     }
     # The name before the colon is gone, so that kinds of repair add up.
     assert tally.repairs == {
@@ -109,7 +110,8 @@ def test_the_summary_for_a_person(run: Path) -> None:
     assert lines[0].startswith("6 examples: 1 replies valid as they came, 3 repaired, 1 unreadable")
     assert lines[1] == "1 cut by length, 1 too long to ask, 1 shortened to fit"
     assert lines[2] == "500 prompt tokens (25% from the cache), 200 output tokens"
-    assert lines[3] == "      3 × no answer, the commonest stands in"
+    assert lines[3].startswith("1 greedy replies pass a near tie")
+    assert lines[4] == "      3 × no answer, the commonest stands in"
 
 
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:

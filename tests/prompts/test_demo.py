@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from panjue.prompts import demo as demo_module
 from panjue.prompts.demo import CRIMES, write_demo
 from panjue.prompts.files import read_lines
 from panjue.prompts.fit import leaving_order, split_sentences
@@ -56,6 +57,17 @@ def test_more_cases_begin_with_the_same_ones(demo: Path, tmp_path: Path) -> None
 def test_no_fact_stands_twice(demo: Path) -> None:
     facts = [row["fact"] for name in SIZES for _, row in read_lines(demo / f"{name}.jsonl")]
     assert len(set(facts)) == len(facts) == sum(SIZES.values())
+
+
+def test_a_fact_that_comes_again_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_module, "cases", lambda *_: ({"fact": fact} for fact in "aababcd"))
+    write_demo(tmp_path, {"train": 2, "test": 2})
+    facts = [
+        [row["fact"] for _, row in read_lines(tmp_path / f"{n}.jsonl")] for n in ("train", "test")
+    ]
+    assert facts == [["a", "b"], ["c", "d"]]
 
 
 def test_how_many_defendants(cases: dict[str, list[Example]]) -> None:

@@ -134,3 +134,11 @@ def test_a_wrong_line_is_told_what_is_wrong(
 def test_a_task_that_is_not_there_is_named_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no task 'judgement' .*; did you mean 'judgment'\?"):
         load_task("judgement")
+
+
+def test_a_doubled_id_names_both_lines(tmp_path: Path) -> None:
+    row = {"id": 4, "fact": "甲盗窃。", "defendants": ["甲"]}
+    path = tmp_path / "cases.jsonl"
+    path.write_text(f"{dump(row)}\n\n{dump({**row, 'id': '4'})}\n", "utf-8")
+    with pytest.raises(UserError, match=r"cases.jsonl:3: id 4 stands already on line 1"):
+        list(read(path))

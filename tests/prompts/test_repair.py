@@ -11,6 +11,7 @@ from panjue.prompts.decode import flatten_forms
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import neutralize
+from panjue.prompts.repair import repair
 from panjue.prompts.task import Decoded, Example
 from panjue.prompts.tasks.judgment import decode, faults, submission, target
 
@@ -133,7 +134,7 @@ def test_a_real_reply_cut_anywhere(case: Example, labels: Labels) -> None:
         sound(decoded, case, labels)
         assert decoded.repairs
         assert decoded.readable == (cut >= whole.index("张某甲") + len("张某甲") + 1)
-        if cut >= whole.index('"penalty":12') + len('"penalty":12'):
+        if cut >= whole.index('"penalty":12') + len('"penalty":12}'):
             assert decoded.answer["judgments"][0] == first
     assert decode(whole[:-2], case, labels).answer["judgments"] == [first, second]
 
@@ -190,6 +191,10 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
     decoded = decode(reply, case, labels)
     assert penalties(decoded) == [4, 5]
     assert decoded.repairs == ("name '王某' is no defendant, dropped",)
+    # Where their number is another, places say nothing.
+    decoded = decode(reply_of(("王某", "诈骗罪", 3)), case, labels)
+    assert penalties(decoded) == [10, 10]
+    assert not decoded.readable
     # In the place of somebody who is answered elsewhere.
     decoded = decode(reply_of(("李某", "诈骗罪", 5), ("王某", "诈骗罪", 3)), case, labels)
     assert penalties(decoded) == [10, 5]
@@ -240,6 +245,16 @@ def test_one_thing_wrong(
     sound(decoded, case, labels)
     assert decoded.answer == {"judgments": [{**judgment, field: read}]}
     assert any(text.removeprefix("甲: ") == repair for text in decoded.repairs), decoded.repairs
+
+
+def test_a_runaway_list_is_not_read_to_its_end(labels: Labels) -> None:
+    case = Example(id=1, text="事实", names=("甲",))
+    judgment = {"name": "甲", "articles": ["264"], "penalty": 2}
+    for junk, charges in ((7, ["诈骗罪"]), (8, ["盗窃罪"])):  # four times the two of training
+        reply = dump({**judgment, "charges": ["抢劫罪"] * junk + ["诈骗罪"] * 10_000})
+        decoded = decode(reply, case, labels)
+        assert decoded.answer == {"judgments": [{**judgment, "charges": charges}]}
+        assert len(decoded.repairs) <= 9
 
 
 def test_chinese_keys_and_curly_quotes(labels: Labels) -> None:
@@ -308,3 +323,10 @@ def test_a_hostile_megabyte_comes_to_an_end(
     # Were the reading quadratic in the reply, this would take hours.
     piece = HOSTILE[what]
     sound(decode(head + piece * (MEGABYTE // len(piece)), case, labels), case, labels)
+
+
+def test_a_number_that_was_cut_is_not_taken_for_a_shorter_one(labels: Labels) -> None:
+    text = '{"judgments":[{"name":"甲","charges":["盗窃罪"],"articles":["264"],"penalty":1'
+    whole, cut = (repair(reply, ["甲"], labels) for reply in (text + "}]}", text))
+    assert whole.answer["judgments"][0]["penalty"] == 1
+    assert any("penalty missing" in mended for mended in cut.repairs)
