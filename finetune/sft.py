@@ -97,7 +97,9 @@ def train(config: SftConfig) -> None:
     Raises:
         UserError: A file or setting is wrong, or the run folder holds another run's work.
     """
-    console = Console(quiet=not PartialState().is_main_process, soft_wrap=True)
+    # Without cpu=True it would not see that several processes were launched on a CPU.
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
     task, folder = load_task(config.task), model_folder(config.model)
@@ -110,7 +112,7 @@ def train(config: SftConfig) -> None:
     tokenizer = load_tokenizer(folder)
 
     labels = task.labels(train_examples(config, task))
-    with PartialState().main_process_first():
+    with processes.main_process_first():
         train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
         held_out, _ = token_rows(config, task, tokenizer, labels, made, "dev")
     if not len(train_rows):

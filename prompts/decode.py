@@ -40,7 +40,7 @@ def field_text(segment: str, keys: str) -> str | None:
 
     A list that was cut off counts as far as it goes; a number that was (1 of 12?) does not.
     """
-    value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?=\s*+[,}}\]])"
+    value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?:\.0++)?+(?=\s*+[,}}\]])"
     found = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
     return found[1] if found else None
 
