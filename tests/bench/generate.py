@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -48,10 +49,10 @@ def main() -> None:
             for request in own
         ]
         ways = {"no schema": free, "a schema per case": own, "one schema for all": shared}
-        rates = {name: [] for name in ways}
+        rates: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
         for _ in range(ROUNDS):  # in turn, so that a drift of the machine hits all alike
             for name, requests in ways.items():
-                rates[name].append(timed(lambda requests=requests: run(llm, requests)))
+                rates[name].append(timed(partial(run, llm, requests)))
     rates["transformers.generate"] = [
         timed(lambda: transformers_generate(served.model, options.dtype, free))
     ]
