@@ -3,15 +3,19 @@
 # More settings:  CONFIG=qwen3-8b-qlora RUN=runs/mine SFT="trainer.max_steps=200" GENERATE="adapter=lora"
 export PYTHONSAFEPATH = 1
 PYTHON   ?= python3
-GPU      := $(shell command -v nvidia-smi)
+GPU      := $(shell command -v nvidia-smi 2>/dev/null)
 TASK     ?= judgment
 CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
-RUN      ?= runs/$(CONFIG)$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
+RUN      ?= runs/$(CONFIG)$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
 GOLD     := $(or $(TEST),data/demo/test.jsonl)
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
 .PHONY: install check test demo base sft generate score check-submission
+.NOTPARALLEL:
+ifneq ($(and $(TRAIN),$(filter generate score,$(MAKECMDGOALS))),)
+$(if $(TEST),,$(error TRAIN is given: say TEST=FILE too))
+endif
 install: .venv/installed
 .venv/installed: pyproject.toml .ci/install
 	.ci/install $(PYTHON)
@@ -25,7 +29,7 @@ demo: install
 	$(PANJUE) demo data/demo
 base: demo
 	$(PANJUE) base finetune/configs/base.yaml
-sft: $(if $(MODEL),install,base)
+sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
 	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV) $(SFT)
 generate: sft
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,TEST) $(GENERATE)

@@ -26,6 +26,9 @@ def check(task: Task, submission: Path, cases: Path, labels: Labels | None = Non
     number = 0
     for number, line in _lines(submission):
         place = f"{submission}:{number}"
+        if not line.strip():
+            yield f"{place}: the line is empty"
+            continue
         try:
             row = parse_line(line, place)
         except UserError as error:
@@ -62,4 +65,4 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     with lines:
-        yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+        yield from enumerate(lines, start=1)

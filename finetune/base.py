@@ -1,7 +1,7 @@
-"""A tiny base model from nothing, for machines that reach no model hub: `make base`.
+"""A tiny base model from nothing, for machines that reach no hub: `make base`.
 
 A byte-level tokenizer and a Qwen3-architecture model, both trained on invented cases of one
-defendant. It can do nothing else; it stands where a real Qwen would.
+or two defendants. It can do nothing else; it stands where a real Qwen would.
 """
 
 import shutil
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from panjue.finetune.sft import SftConfig, train
 from panjue.prompts.config import check_settings, load_config
+from panjue.prompts.files import read_json, sha256, write_json
 from panjue.prompts.task import Task, load_task
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -62,9 +63,14 @@ class BaseConfig(SftConfig):
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Make `model`, the untrained start, then train all its weights into RUN/model."""
     config = load_config(BaseConfig, path, overrides)
-    check_settings("shape", config.shape, Qwen3Config.__dataclass_fields__)
-    if not (Path(config.model) / "model.safetensors").exists():
+    ours = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
+    check_settings("shape", config.shape, Qwen3Config.__dataclass_fields__, ours)
+    start = {"shape": config.shape, "vocab_size": config.vocab_size, "seed": config.seed}
+    start["train_sha256"] = sha256(config.train) if config.train.is_file() else None
+    stamp = Path(config.model) / "start.json"
+    if not stamp.exists() or read_json(stamp) != start:
         make_untrained(config, Path(config.model))
+        write_json(stamp, start)
     train(config)
 
 

@@ -24,12 +24,13 @@ def load_base(
             on a CPU, where it trains fastest under bfloat16 autocast.
         quantization: Arguments of `BitsAndBytesConfig`; None leaves the weights whole.
     """
-    bits = BitsAndBytesConfig(**_dtypes(quantization)) if quantization else None
+    bits = BitsAndBytesConfig(**quantization) if quantization else None
     return AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=resolve_dtype(dtype),
         quantization_config=bits,
         use_safetensors=True,
+        trust_remote_code=False,
         attn_implementation="sdpa",
     )
 
@@ -61,11 +62,3 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], *, quantized:
     if quantized:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
-
-
-def _dtypes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the dtype names of a YAML section into torch types."""
-    return {
-        key: getattr(torch, value) if key.endswith("_dtype") and isinstance(value, str) else value
-        for key, value in settings.items()
-    }

@@ -19,15 +19,18 @@ NAMED = 5
 """Refused examples that are named on the screen; the report file has all."""
 
 
-def print_plan(console: Console, trainer: SFTTrainer, report: Report, held_out: int) -> None:
+def print_plan(console: Console, trainer: SFTTrainer, report: Report, held_out: Report) -> None:
     """Print examples, token percentiles, trained weights, steps and memory."""
     for name, text in (*data_plan(report, held_out), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", highlight=False, markup=False)
 
 
-def data_plan(report: Report, held_out: int) -> Iterator[tuple[str, str]]:
+def data_plan(report: Report, held_out: Report) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about the examples."""
-    yield "examples", f"{len(report.tokens)} to train on, {held_out} held out"
+    yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
+    if held_out.refused or held_out.shortened:
+        changed = f"{len(held_out.refused)} more refused, {len(held_out.shortened)} shortened"
+        yield "", f"held out: {changed} (a label that training has not, or too long)"
     yield "refused", str(len(report.refused))
     yield from (("", f"id {line}") for line in report.refused[:NAMED])
     if len(report.refused) > NAMED:

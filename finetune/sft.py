@@ -39,6 +39,10 @@ OURS = {
     "dataset_text_field": "task",
     "chat_template_path": "model",
     "trust_remote_code": "nothing: a model's code is never run",
+    "seed": "seed",
+    "data_seed": "seed",
+    "use_cpu": "nothing: a GPU is used where there is one",
+    "disable_tqdm": "nothing: panjue shows its own progress",
 }
 """trl settings that panjue makes itself -> the setting to use instead."""
 
@@ -104,7 +108,7 @@ def train(config: SftConfig) -> None:
     check_all_settings(config)
     task, folder = load_task(config.task), model_folder(config.model)
     made = provenance(config, folder)
-    if is_finished(config.run, made):
+    if not config.dry_run and is_finished(config.run, made):
         console.print(
             f"{trained_folder(config)}: already trained with these settings, nothing to do"
         )
@@ -114,11 +118,10 @@ def train(config: SftConfig) -> None:
     labels = task.labels(train_examples(config, task))
     with processes.main_process_first():
         train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
-        held_out, _ = token_rows(config, task, tokenizer, labels, made, "dev")
+        held_out, held_report = token_rows(config, task, tokenizer, labels, made, "dev")
     if not len(train_rows):
-        raise UserError(
-            f"{config.train}: no example is left to train on; {'; '.join(report.refused[:1])}"
-        )
+        why = report.refused[0] if report.refused else "all are held out, set dev=FILE"
+        raise UserError(f"{config.train}: no example is left to train on; {why}")
 
     quantized = config.method == "qlora"
     model: Model = load_base(folder, config.dtype, config.quantization if quantized else None)
@@ -136,13 +139,14 @@ def train(config: SftConfig) -> None:
 
     trainer.remove_callback(PrinterCallback)  # the journal says it better
 
-    print_plan(console, trainer, report, len(held_out))
+    print_plan(console, trainer, report, held_report)
     if config.dry_run:
         print_example(console, train_rows[0], tokenizer)
         return
     if trainer.is_world_process_zero():
         write_config(config)
-        write_json(config.run / "manifest.json", {"sft": made})
+        manifest = config.run / "manifest.json"
+        write_json(manifest, {**(read_json(manifest) if manifest.exists() else {}), "sft": made})
     checkpoint = newest_complete(config.run / "checkpoints") if config.resume else None
     if checkpoint:
         console.print(f"continuing from {checkpoint}")
@@ -163,13 +167,24 @@ def check_all_settings(config: SftConfig) -> None:
 
 
 def check_library_settings(config: SftConfig) -> None:
-    """Refuse settings that trl, peft or bitsandbytes do not have, and those that are panjue's."""
-    check_settings("trainer", config.trainer, (f.name for f in fields(TrainerConfig) if f.init))
-    for key in config.trainer:
-        if key in OURS:
-            raise UserError(f"trainer: {key!r} is panjue's to set; use {OURS[key]}")
-    check_settings("lora", config.lora, (f.name for f in fields(LoraConfig) if f.init))
-    check_settings("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
+    """Refuse settings that trl, peft or bitsandbytes do not have, and those that are panjue's.
+
+    Raises:
+        UserError: Names the section, the setting, and what to write instead.
+    """
+    trainer = (f.name for f in fields(TrainerConfig) if f.init)
+    check_settings("trainer", config.trainer, trainer, OURS)
+    lora = (f.name for f in fields(LoraConfig) if f.init)
+    check_settings("lora", config.lora, lora, {"task_type": "nothing: it is a causal model"})
+    known = signature(BitsAndBytesConfig).parameters
+    check_settings("quantization", config.quantization, known)
+    if (config.method == "qlora") != bool(config.quantization):
+        raise UserError("quantization: goes with method=qlora, and method=qlora with it")
+    try:
+        LoraConfig(**config.lora)
+        BitsAndBytesConfig(**config.quantization)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"lora, quantization: {str(error).splitlines()[0]}") from None
 
 
 def train_examples(config: SftConfig, task: Task) -> Iterator[Example]:
@@ -223,16 +238,19 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     }
     given = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    return TrainerConfig(
-        **given,
-        output_dir=str(config.run / "checkpoints"),
-        # Rows never exceed max_tokens, so trl's silent cut finds nothing; packing needs the size.
-        max_length=config.max_tokens if given.get("packing") else None,
-        seed=config.seed,
-        data_seed=config.seed,  # else the order depends on the number of processes
-        use_cpu=not gpu,
-        disable_tqdm=True,  # the journal shows progress
-    )
+    try:
+        return TrainerConfig(
+            **given,
+            output_dir=str(config.run / "checkpoints"),
+            # Rows never exceed max_tokens: trl's silent cut finds nothing; packing needs the size.
+            max_length=config.max_tokens if given.get("packing") else None,
+            seed=config.seed,
+            data_seed=config.seed,  # else the order depends on the number of processes
+            use_cpu=not gpu,
+            disable_tqdm=True,  # the journal shows progress
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
 
 
 def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
@@ -268,9 +286,10 @@ def is_finished(run: Path, made: dict[str, Any]) -> bool:
     Raises:
         UserError: It holds work under other settings; names what differs.
     """
-    if not (run / "manifest.json").exists():
+    place = run / "manifest.json"
+    before = read_json(place).get("sft") if place.exists() else None
+    if before is None and not (run / "checkpoints").exists():
         return False
-    before = read_json(run / "manifest.json").get("sft")
     if before is None or {**before, "versions": None} != {**made, "versions": None}:
         what = difference(before or {}, made)
         raise UserError(
@@ -290,6 +309,7 @@ def save(trainer: SFTTrainer, labels: Labels, made: dict[str, Any], folder: Path
     aside = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     trainer.save_model(str(aside))
+    (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
     labels.save(aside)
     write_json(aside / "manifest.json", {**made, "labels_sha256": sha256(aside / "labels.json")})
     shutil.rmtree(folder, ignore_errors=True)

@@ -36,7 +36,7 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
         merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(words))
         values = OmegaConf.to_container(merged, resolve=True)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise UserError(f"{path}: {error.strerror or 'is no YAML mapping'}") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"
@@ -49,16 +49,29 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
         raise UserError(f"{path}: {_first_complaint(cls, error)}") from None
 
 
-def check_settings(section: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a library setting that the library does not have.
+def check_settings(
+    section: str,
+    given: Mapping[str, Any],
+    known: Iterable[str],
+    ours: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse a library setting that the library does not have, or that panjue makes itself.
+
+    Args:
+        section: Its name in the config file.
+        given: The settings.
+        known: Those that the library has.
+        ours: Those that panjue makes -> the setting to use instead.
 
     Raises:
-        UserError: Names the setting and the nearest known one.
+        UserError: Names the setting and the nearest known one, or the one to use.
     """
     names = list(known)
     for key in given:
         if key not in names:
             raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
+        if ours and key in ours:
+            raise UserError(f"{section}: {key!r} is panjue's to set; use {ours[key]}")
 
 
 def _word(word: str) -> str:

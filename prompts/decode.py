@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,28 @@ def load_json(reply: str) -> Any:
         return json.loads(reply)
     except (ValueError, RecursionError):
         return None
+
+
+def named_objects(text: str, keys: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, object) of every object with one of `keys` in the first JSON of `text`.
+
+    The order is that of the text. Empty where the text opens no JSON that closes again.
+    """
+    start = min((i for i in (text.find("{"), text.find("[")) if i >= 0), default=-1)
+    try:
+        value = json.JSONDecoder().raw_decode(text, start)[0] if start >= 0 else None
+    except (ValueError, RecursionError):
+        return []
+    found, waiting = [], [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            name = next((item[key] for key in keys if isinstance(item.get(key), str)), None)
+            found += [(name, item)] if name is not None else []
+            waiting += reversed(item.values())
+        elif isinstance(item, list):
+            waiting += reversed(item)
+    return found
 
 
 def flatten_forms(text: str) -> str:

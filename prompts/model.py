@@ -21,8 +21,12 @@ def model_folder(name: str) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         folder = _from_hub(name)
-    config = read_json(folder / "config.json")
-    if "auto_map" in config:
+    tokenizer = folder / "tokenizer_config.json"
+    configs = [
+        read_json(folder / "config.json"),
+        read_json(tokenizer) if tokenizer.exists() else {},
+    ]
+    if any("auto_map" in config for config in configs):
         raise UserError(
             f"{folder}: wants its own code to run (auto_map); panjue never runs a model's code"
         )
@@ -58,7 +62,7 @@ def load_tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise UserError(
             f"{folder}: its tokenizer has no chat template; take an instruction-tuned model"

@@ -9,11 +9,13 @@ from panjue.prompts.decode import (
     after_thinking,
     field_text,
     flatten_forms,
+    named_objects,
     normal,
     snap,
     strings_in,
     unquote,
 )
+from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Decoded
 
@@ -21,6 +23,7 @@ PENALTIES = range(15)
 NAME_KEYS = "name|姓名|被告人"
 KEYS = {"charges": "charges?|罪名", "articles": "articles?|法条|条文"}
 PENALTY_KEYS = "penalty|刑罚等级|刑罚"
+SEPARATORS = re.compile(r"[、,，;；]")
 NAME = re.compile(rf'"(?:{NAME_KEYS})"\s*+:\s*+({STRING})')
 
 
@@ -30,13 +33,7 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     Total and linear in the reply: whatever it is, every one of `names` is answered with known
     labels, and everything that was mended or guessed is listed.
     """
-    text = flatten_forms(after_thinking(reply))
-    hits = list(NAME.finditer(text))
-    ends = [hit.start() for hit in hits[1:]] + [len(text)]
-    segments = [
-        (unquote(hit[1]), text[hit.end() : end]) for hit, end in zip(hits, ends, strict=False)
-    ]
-    found, repairs = _assign(segments, names)
+    found, repairs = _assign(_segments(after_thinking(reply)), names)
     judgments = []
     for name in names:
         judgment, mended = _judge(name, found.get(name), labels)
@@ -45,6 +42,18 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     if not repairs:
         repairs = ["not the JSON that was asked for"]
     return Decoded({"judgments": judgments}, tuple(repairs), readable=bool(found))
+
+
+def _segments(text: str) -> list[tuple[str, str]]:
+    """Return (name, what is said of them): by object in JSON, else from name to name."""
+    keys, plain = NAME_KEYS.split("|"), flatten_forms(text)
+    # As it stands first: plain forms turn a curly quote inside a name into one that ends it.
+    items = named_objects(text, keys) or named_objects(plain, keys)
+    if items:
+        return [(name, flatten_forms(dump(item))) for name, item in items]
+    hits = list(NAME.finditer(plain))
+    ends = [hit.start() for hit in hits[1:]] + [len(plain)]
+    return [(unquote(hit[1]), plain[hit.end() : end]) for hit, end in zip(hits, ends, strict=False)]
 
 
 def _assign(
@@ -94,7 +103,7 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
     read: dict[str, None] = {}
     repairs = []
     # A runaway list ends here: no answer needs more than a few times what training had.
-    for written in strings_in(text or "")[: 4 * most]:
+    for written in _single(strings_in(text or "")[: 4 * most], known):
         label = _article(written, known) if field == "articles" else snap(written, known)
         if label != written:
             repairs.append(
@@ -113,6 +122,12 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
     return list(read)[:most], repairs
 
 
+def _single(written: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """Split an entry that is no label but joins several, such as `264、263`."""
+    parts = ([w] if normal(w) in known else SEPARATORS.split(w) for w in written)
+    return [part for entry in parts for part in entry if part.strip()]
+
+
 def _article(written: str, known: Mapping[str, str]) -> str | None:
     """Find the article in `第264条第1款` or `264-1`: the paragraph if known, else the article."""
     numbers = re.match(r"\D*(\d+(?:\.\d+)?)(?:\D+(\d+))?", normal(written))
@@ -124,12 +139,12 @@ def _article(written: str, known: Mapping[str, str]) -> str | None:
 
 def _penalty_in(segment: str | None, labels: Labels) -> tuple[int, str | None]:
     text = segment and field_text(segment, PENALTY_KEYS)
-    digits = re.search(r"-?\d{1,3}", text or "")
-    if digits and int(digits[0]) in PENALTIES:
-        return int(digits[0]), None
-    return int(
-        labels.commonest("penalty") or 10
-    ), "penalty missing or not 0-14, the commonest stands in"
+    # A class and nothing else: the 6 of 6个月 is none.
+    number = re.fullmatch(r'[\s"\[第]*(\d{1,2})(?:\.0+)?[\s"\]级档类]*', text or "")
+    if number and int(number[1]) in PENALTIES:
+        return int(number[1]), None
+    commonest = int(labels.commonest("penalty") or 10)
+    return commonest, "penalty missing or not 0-14, the commonest stands in"
 
 
 def _commonest(labels: Labels, field: str) -> list[str]:

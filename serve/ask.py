@@ -42,10 +42,30 @@ def served_model(trained: Path, adapter: str) -> Served:
     """
     manifest = read_json(trained / "manifest.json")
     if not (trained / "adapter_config.json").exists():
+        if adapter == "lora":
+            raise UserError(f"{trained}: is a whole model, there is no adapter; use adapter=merge")
         return Served(model_folder(manifest["base"]) if adapter == "none" else trained)
     if adapter == "merge":
         return Served(merge(trained, trained.with_name("merged")))
     return Served(check_base(trained, manifest), trained if adapter == "lora" else None)
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Refuse sampling settings that vLLM does not have or does not survive.
+
+    Raises:
+        UserError: Names the setting and what is wrong with it.
+    """
+    ours = {"structured_outputs": "constrained", "output_kind": "nothing: rows are final"}
+    check_settings("sampling", sampling, SamplingParams.__struct_fields__, ours)
+    if "seed" in sampling and on_cpu():
+        raise UserError(
+            "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
+        )
+    try:
+        SamplingParams(**sampling)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"sampling: {str(error).splitlines()[0]}") from None
 
 
 class Asker:
@@ -63,11 +83,7 @@ class Asker:
     ) -> None:
         """Load the model's tokenizer; `sampling` are vLLM's SamplingParams, greedy by default."""
         sampling = sampling or {}
-        check_settings("sampling", sampling, SamplingParams.__struct_fields__)
-        if "seed" in sampling and on_cpu():
-            raise UserError(
-                "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
-            )
+        check_sampling(sampling)
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
         self.tokenizer = load_tokenizer(served.model)
         adapter = served.adapter

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.errors import UserError
+
 ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",  # the model is a folder by now; nothing is to be looked up
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
@@ -25,6 +26,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # n
 
 __all__ = [
     "LLM",
+    "OURS",
     "CompletionOutput",
     "EngineArgs",
     "LoRARequest",
@@ -36,6 +38,19 @@ __all__ = [
     "engine",
     "on_cpu",
 ]
+
+OURS = {
+    "model": "trained",
+    "tokenizer": "trained",
+    "seed": "seed",
+    "max_model_len": "max_tokens",
+    "enable_lora": "adapter",
+    "max_lora_rank": "adapter",
+    "structured_outputs_config": "constrained",
+    "load_format": "nothing: only safetensors are loaded",
+    "trust_remote_code": "nothing: a model's code is never run",
+}
+"""Engine arguments that panjue makes itself -> the setting to use instead."""
 
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 """Each case has a schema of its own. xgrammar compiles each from nothing (0.4 s for two defendants,
@@ -67,12 +82,14 @@ def engine(
 
     Args:
         model: Folder of the model.
-        settings: vLLM's engine arguments; they win over ours.
+        settings: vLLM's further engine arguments.
         max_tokens: Prompt plus reply of the longest request.
         seed: Of the engine. A seed per request kills the CPU engine when a prefill is chunked.
         lora_rank: Rank of the adapter that requests will bring, 0 for none.
     """
     ours: dict[str, Any] = {
+        "load_format": "safetensors",
+        "trust_remote_code": False,
         "max_model_len": max_tokens,
         "seed": seed,
         "enable_prefix_caching": True,
@@ -80,7 +97,10 @@ def engine(
         "enable_lora": lora_rank > 0,
         **({"max_lora_rank": _allowed_rank(lora_rank)} if lora_rank else {}),
     }
-    llm = LLM(model=str(model), **{**ours, **settings})
+    try:
+        llm = LLM(model=str(model), **ours, **settings)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"engine: {str(error).splitlines()[0]}") from None
     try:
         yield llm
     finally:
@@ -89,7 +109,12 @@ def engine(
 
 def _allowed_rank(rank: int) -> int:
     """Round up to a rank that vLLM has kernels for."""
-    return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
+    allowed = [size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank]
+    if not allowed:
+        raise UserError(
+            f"adapter: vLLM serves ranks up to 512, this one has {rank}; use adapter=merge"
+        )
+    return allowed[0]
 
 
 def complete(

@@ -16,8 +16,8 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
 from panjue.prompts.task import Example, load_task
-from panjue.serve.ask import Asker, Refusal, served_model
-from panjue.serve.engine import LLM, CompletionOutput, EngineArgs, Request, complete, engine
+from panjue.serve.ask import Asker, Refusal, check_sampling, served_model
+from panjue.serve.engine import LLM, OURS, CompletionOutput, EngineArgs, Request, complete, engine
 
 NEAR_TIE = 1e-4
 """Difference in log-probability under which two tokens count as equally likely (float32)."""
@@ -71,8 +71,11 @@ def generate(config: GenerateConfig) -> None:
     task = load_task(config.task)
     if not config.test.is_file():
         raise UserError(f"test: no file {config.test}")
-    check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)))
+    check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
+    check_sampling(config.sampling)
     examples = sum(1 for _ in task.read(config.test))
+    if not examples:
+        raise UserError(f"{config.test}: has no cases")
     trained = trained_folder(config)
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
@@ -117,6 +120,8 @@ def check_trained(folder: Path, task: str) -> None:
         UserError: Names the folder and what does not match.
     """
     made = read_json(folder / "manifest.json")
+    if "task" not in made or not (folder / "labels.json").exists():
+        raise UserError(f"{folder}: is no adapter or model folder; take RUN/adapter or RUN/model")
     if made["task"] != task:
         raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
     if sha256(folder / "labels.json") != made["labels_sha256"]:
@@ -154,9 +159,10 @@ def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
     place = run / "manifest.json"
     manifest = read_json(place) if place.exists() else {}
     before = manifest.get("generate")
-    if before not in (None, made) and (run / "completions.jsonl").exists():
+    if before != made and (run / "completions.jsonl").exists():
+        what = difference(before, made) if before else "there is no record of how"
         raise UserError(
-            f"{run}/completions.jsonl: was made otherwise ({difference(before, made)}); "
+            f"{run}/completions.jsonl: was made otherwise ({what}); "
             "choose another run=FOLDER or delete that file"
         )
     run.mkdir(parents=True, exist_ok=True)

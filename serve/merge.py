@@ -34,7 +34,9 @@ def merge(adapter: Path, out: Path) -> Path:
     if (out / "manifest.json").exists() and read_json(out / "manifest.json") == stamp:
         return out
     base = check_base(adapter, made)
-    whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+    whole = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
     model = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)

@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+settings.register_profile("untimed", deadline=None)  # tests are never timed
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

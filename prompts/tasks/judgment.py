@@ -26,6 +26,8 @@ FIELDS = ("charges", "articles")
 
 def penalty_class(penalty: Mapping[str, Any]) -> int:
     """Return the class 0-14 of a sentence; terms are in months, the first match wins."""
+    if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
+        raise TypeError  # "false" would mean death
     if penalty["death_penalty"]:
         return 0
     if penalty["life_imprisonment"]:
@@ -61,7 +63,7 @@ def example_of(row: Mapping[str, Any]) -> Example:
     Raises:
         UserError: A field is missing, of the wrong type, or contradicts another.
     """
-    if not isinstance(row.get("id"), int | str):
+    if not isinstance(row.get("id"), int | str) or isinstance(row["id"], bool):
         raise UserError("'id' must be a number or a string")
     if not isinstance(row.get("fact"), str) or not row["fact"].strip():
         raise UserError("'fact' must be a text that is not empty")
@@ -114,6 +116,8 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
 
 def _labels_of(written: Any) -> list[str]:
     if not isinstance(written, list):  # a lone string would be taken for a list of its letters
+        raise TypeError
+    if not all(isinstance(label, str | int) for label in written):
         raise TypeError
     return list(dict.fromkeys(map(str, written)))
 
@@ -264,6 +268,8 @@ def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> I
     if wrong:
         yield from wrong
         return
+    if row["id"] != example.id:
+        yield f"the id is written {row['id']!r}, the case has {example.id!r}"
     written = Counter(judgment["name"] for judgment in row["judgments"])
     yield from (
         f"defendant {name!r} is not answered" for name in example.names if name not in written
@@ -272,13 +278,17 @@ def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> I
         f"{name!r} is no defendant of this case" for name in written if name not in example.names
     )
     yield from (f"defendant {name!r} is answered {n} times" for name, n in written.items() if n > 1)
+    if [j["name"] for j in row["judgments"]] != list(example.names) and set(written) == set(
+        example.names
+    ):
+        yield "the defendants stand in another order than in the case"
     if labels is None:
         return
     for judgment in row["judgments"]:
         for field in FIELDS:
             for label in judgment[field]:
-                if label not in labels.counts[field]:
-                    hint = did_you_mean(label, labels.counts[field])
+                if label not in labels.counts.get(field, {}):
+                    hint = did_you_mean(label, labels.counts.get(field, {}))
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
 

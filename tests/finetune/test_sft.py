@@ -149,6 +149,9 @@ def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
         (["model=Qwen/NoSuchModel"], "the hub does not give it"),
         (["task=judgement"], "did you mean 'judgment'"),
         (["dtype=float17"], "float17"),
+        (["method=qlora"], "goes with method=qlora"),
+        (["trainer.save_strategy=often"], "trainer: "),
+        (["trainer.seed=1"], "use seed"),
     ],
 )
 def test_bad_settings_end_in_one_line(

@@ -226,6 +226,8 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ("articles", 266, ["266"], "not the JSON that was asked for"),
         ("penalty", "3", 3, "not the JSON that was asked for"),
         ("penalty", "第3档", 3, "not the JSON that was asked for"),
+        ("penalty", "6个月", 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
         ("penalty", [3], 3, "not the JSON that was asked for"),
         ("penalty", 3.0, 3, "not the JSON that was asked for"),
         ("penalty", 15, 10, "penalty missing or not 0-14, the commonest stands in"),

@@ -96,6 +96,9 @@ def test_resuming_under_other_sampling_stops_and_names_it(run: Path) -> None:
         (["trained=nowhere"], "nothing trained is there"),
         (["contrained=false"], "did you mean 'constrained'"),
         (["sampling.seed=1"], "set the top-level seed"),
+        (["sampling.temperature=-1"], "temperature"),
+        (["engine.trust_remote_code=true"], "never run"),
+        (["engine.load_format=pt"], "only safetensors"),
     ],
 )
 def test_bad_settings_end_in_one_line(
