@@ -16,7 +16,13 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import Example, Schema, Task
-from panjue.serve.engine import LoRARequest, Request, SamplingParams, on_cpu
+from panjue.serve.engine import (
+    LoRARequest,
+    Request,
+    SamplingParams,
+    VLLMValidationError,
+    on_cpu,
+)
 from panjue.serve.engine import RequestOutputKind as OutputKind
 from panjue.serve.engine import StructuredOutputsParams as Structured
 from panjue.serve.merge import check_base, merge
@@ -64,7 +70,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
         )
     try:
         SamplingParams(**sampling)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, VLLMValidationError) as error:
         raise UserError(f"sampling: {str(error).splitlines()[0]}") from None
 
 

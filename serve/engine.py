@@ -19,6 +19,7 @@ ENVIRONMENT = {
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
 from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt  # noqa: E402  # reads the environment
+from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.outputs import CompletionOutput, RequestOutput  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
@@ -34,6 +35,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "VLLMValidationError",
     "complete",
     "engine",
     "on_cpu",
@@ -99,7 +101,7 @@ def engine(
     }
     try:
         llm = LLM(model=str(model), **ours, **settings)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, VLLMValidationError) as error:
         raise UserError(f"engine: {str(error).splitlines()[0]}") from None
     try:
         yield llm
