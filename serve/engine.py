@@ -94,13 +94,12 @@ def engine(
         "trust_remote_code": False,
         "max_model_len": max_tokens,
         "seed": seed,
-        "enable_prefix_caching": True,
         "structured_outputs_config": BACKEND,
         "enable_lora": lora_rank > 0,
         **({"max_lora_rank": _allowed_rank(lora_rank)} if lora_rank else {}),
     }
     try:
-        llm = LLM(model=str(model), **ours, **settings)
+        llm = LLM(model=str(model), **{**settings, **ours})
     except (ValueError, TypeError, VLLMValidationError) as error:
         raise UserError(f"engine: {str(error).splitlines()[0]}") from None
     try:
