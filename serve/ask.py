@@ -87,15 +87,13 @@ class Asker:
         *,
         constrained: bool = True,
     ) -> None:
-        """Load the model's tokenizer; `sampling` are vLLM's SamplingParams, greedy by default."""
-        sampling = sampling or {}
-        check_sampling(sampling)
+        """Load the model's tokenizer; `sampling`, checked before, is greedy by default."""
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
         self.tokenizer = load_tokenizer(served.model)
         adapter = served.adapter
         self.lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         self.lora_rank = read_json(adapter / "adapter_config.json")["r"] if adapter else 0
-        self._constrained, self._sampling = constrained, {"temperature": 0.0, **sampling}
+        self._constrained, self._sampling = constrained, {"temperature": 0.0, **(sampling or {})}
         if self._sampling["temperature"] == 0:
             self._sampling.setdefault("logprobs", 2)  # the two best, to tell near ties
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
