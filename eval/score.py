@@ -101,10 +101,11 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         row = rows.get(example.id)
         missing += row is None
         weight = task.weight(example)
-        scored.add(example, weight, _values(task, answer, row, f"{submission}: id {example.id}"))
+        values = metric_values(task, answer, row, f"{submission}: id {example.id}")
+        scored.add(example, weight, values)
         if labels:
             commonest = task.submission(example, task.decode("", example, labels).answer)
-            peer.add(example, weight, _values(task, answer, commonest, "commonest"))
+            peer.add(example, weight, metric_values(task, answer, commonest, "commonest"))
     if not scored.weights:
         raise UserError(f"{gold}: has no examples")
     report = submission.parent / "decode.json"
@@ -128,7 +129,12 @@ def _gold(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
         yield example, example.answer
 
 
-def _values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place: str) -> Numbers:
+def metric_values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place: str) -> Numbers:
+    """Return the task's metrics of one submission row; None is an example not answered.
+
+    Raises:
+        UserError: The row is not in the hand-in format; names `place`.
+    """
     try:
         return np.array([getattr(metrics, name)(gold, row) for name in task.metrics])
     except (KeyError, TypeError, AttributeError):

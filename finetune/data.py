@@ -10,17 +10,30 @@ from typing import Any
 
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
+from trl import pack_dataset
 
 from panjue.prompts.files import dump, write_json
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
-from panjue.prompts.render import prompt_ids, reply_ids
+from panjue.prompts.parts import SYNTAX
+from panjue.prompts.render import prompt_ids, reply_ids, reply_parts
 from panjue.prompts.task import Example, Task
 
 IGNORED = -100
 """The label where there is no loss: the whole prompt."""
 
-FEATURES = Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
+FEATURES = Features(
+    {
+        "input_ids": List(Value("int32")),
+        "labels": List(Value("int32")),
+        "parts": List(Value("int8")),
+        "length": Value("int32"),
+    }
+)
+
+
+Row = dict[str, Any]
+"""`input_ids`, `labels` and `parts`, one number per token, and their `length`."""
 
 
 @dataclass
@@ -31,16 +44,13 @@ class Report:
         tokens: Prompt plus reply, per row kept.
         refused: `id: why` of every example left out.
         shortened: (id, tokens before, tokens after) of every prompt that `fit` shortened.
+        parts: The fields of a reply; column `parts` of the rows counts through them.
     """
 
     tokens: list[int] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     shortened: list[tuple[str, int, int]] = field(default_factory=list)
-
-
-def is_held_out(example: Example) -> bool:
-    """Choose a tenth of all examples by the hash of their text, whatever file they stand in."""
-    return int(hashlib.sha256(example.text.encode()).hexdigest()[:8], 16) % 10 == 0
+    parts: list[str] = field(default_factory=lambda: [SYNTAX])
 
 
 def rows(
@@ -50,7 +60,7 @@ def rows(
     labels: Labels,
     max_tokens: int,
     report: Report,
-) -> Iterator[dict[str, list[int]]]:
+) -> Iterator[Row]:
     """Yield token rows with loss on the reply only, noting in `report` what was done.
 
     No reply is ever cut: an example whose prompt cannot be shortened enough, or whose reply does
@@ -71,14 +81,18 @@ def rows(
         if fitted.dropped:
             report.shortened.append((str(example.id), fitted.full_tokens, fitted.tokens))
         report.tokens.append(len(prompt) + len(completion))
+        parts = reply_parts(tokenizer, reply)
+        report.parts.extend(part for part in dict.fromkeys(parts) if part not in report.parts)
         yield {
             "input_ids": prompt + completion,
             "labels": [IGNORED] * len(prompt) + completion,
+            "parts": [0] * len(prompt) + [report.parts.index(part) for part in parts],
+            "length": len(prompt) + len(completion),
         }
 
 
 def cached(
-    folder: Path, key: dict[str, Any], make: Callable[[Report], Iterator[dict[str, list[int]]]]
+    folder: Path, key: dict[str, Any], make: Callable[[Report], Iterator[Row]]
 ) -> tuple[Dataset, Report]:
     """Return the rows that `make` yields, from `folder` where it ran under the same key before."""
     place = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
@@ -93,3 +107,11 @@ def cached(
         write_json(place / "report.json", asdict(report))  # last: its presence says all is there
     report = Report(**json.loads((place / "report.json").read_text("utf-8")))
     return Dataset.from_file(str(place / "rows.arrow")), report
+
+
+def pack(rows: Dataset, size: int) -> Dataset:
+    """Return packs of whole rows, best fit first, each of at most `size` tokens.
+
+    Column `seq_lengths` says where one example ends and the next begins.
+    """
+    return pack_dataset(rows.select_columns(["input_ids", "labels", "parts"]), size, "bfd")

@@ -14,6 +14,9 @@ from panjue.prompts.progress import Meter, meter
 COMPLETE = "complete"
 """The file that marks a checkpoint as whole: written last, when everything else is there."""
 
+UNSHOWN = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
+"""Endings of what is logged at an evaluation and not shown."""
+
 
 class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Shows progress with tokens/s and time left, appends every log entry to `log.jsonl`.
@@ -39,7 +42,9 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Move the meter."""
+        """Move the meter; let the last step be scored whatever `eval_steps` is."""
+        if state.global_step >= state.max_steps and args.eval_strategy != "no":
+            control.should_evaluate = True
         if self._meter:
             self._meter.to(state.global_step, self._text)
 
@@ -58,13 +63,20 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         with stream(self._folder / "log.jsonl") as out:
             out.write(dump(entry) + "\n")
         if "eval_loss" in logs:
-            self._console.print(
-                f"step {state.global_step}: held-out loss {float(logs['eval_loss']):.4f}",
-                highlight=False,
-            )
+            self._show_held_out(state.global_step, logs)
         elif "loss" in logs:
             rate = float(logs.get("num_tokens", 0)) / self._meter.seconds
             self._text = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
+
+    def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Print one line with the held-out loss and what else was measured beside it."""
+        shown = {
+            name.removeprefix("eval_").replace("_", " "): value
+            for name, value in logs.items()
+            if name.startswith("eval_") and not name.endswith(UNSHOWN)
+        }
+        text = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items())
+        self._console.print(f"step {step}: held out: {text}", highlight=False)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

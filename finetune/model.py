@@ -14,20 +14,19 @@ Model = PreTrainedModel | PeftModel
 
 
 def load_base(
-    folder: Path, dtype: str, quantization: Mapping[str, Any] | None = None
+    folder: Path, dtype: torch.dtype, quantization: Mapping[str, Any] | None = None
 ) -> PreTrainedModel:
     """Load the base model's safetensors; four-bit where `quantization` says so.
 
     Args:
         folder: A transformers model folder.
-        dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 on a GPU that has it, float32
-            on a CPU, where it trains fastest under bfloat16 autocast.
+        dtype: Type of the weights.
         quantization: Arguments of `BitsAndBytesConfig`; None leaves the weights whole.
     """
     bits = BitsAndBytesConfig(**quantization) if quantization else None
     return AutoModelForCausalLM.from_pretrained(
         folder,
-        dtype=resolve_dtype(dtype),
+        dtype=dtype,
         quantization_config=bits,
         use_safetensors=True,
         trust_remote_code=False,
@@ -35,14 +34,14 @@ def load_base(
     )
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """Return the torch type of a `dtype` setting.
+def resolve_dtype(name: str, *, bf16: bool) -> torch.dtype:
+    """Return the torch type of a `dtype` setting; `auto` is bfloat16 if `bf16`, else float32.
 
     Raises:
         UserError: There is no such type.
     """
     if name == "auto":
-        return torch.bfloat16 if torch.cuda.is_available() and has_bf16() else torch.float32
+        return torch.bfloat16 if bf16 else torch.float32
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(f"dtype: {name!r} is no type; write auto, float32, bfloat16 or float16")

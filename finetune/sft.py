@@ -16,17 +16,20 @@ from omegaconf import OmegaConf
 from peft import LoraConfig
 from pydantic import Field
 from rich.console import Console
-from transformers import BitsAndBytesConfig, PrinterCallback
+from transformers import BitsAndBytesConfig, EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
-from trl import SFTTrainer
 
-from panjue.finetune.data import Report, cached, is_held_out, rows
+from panjue.finetune.data import Report, cached, pack, rows
+from panjue.finetune.examples import held_out_examples, train_examples
 from panjue.finetune.journal import Journal, newest_complete
-from panjue.finetune.model import Model, has_bf16, load_base, with_lora
+from panjue.finetune.memory import keep_freed_memory
+from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
 from panjue.finetune.plan import print_example, print_plan
+from panjue.finetune.scoring import HeldOutScore
+from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.config import Config, check_settings, load_config
-from panjue.prompts.errors import UserError
+from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import difference, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
@@ -43,6 +46,13 @@ OURS = {
     "data_seed": "seed",
     "use_cpu": "nothing: a GPU is used where there is one",
     "disable_tqdm": "nothing: panjue shows its own progress",
+    "packing_strategy": "nothing: packs hold whole examples",
+    "eval_packing": "nothing: held-out examples stand alone",
+    "padding_free": "packing",
+    "completion_only_loss": "nothing: the loss is on the reply",
+    "assistant_only_loss": "nothing: the loss is on the reply",
+    "loss_type": "token_weights",
+    "dataset_kwargs": "nothing: rows are made by panjue",
 }
 """trl settings that panjue makes itself -> the setting to use instead."""
 
@@ -51,6 +61,8 @@ ROWS_DEPEND_ON = (
     "base_sha256",
     "train_sha256",
     "dev_sha256",
+    "mix_sha256",
+    "mix_ratio",
     "prompt_sha256",
     "max_tokens",
 )
@@ -69,13 +81,23 @@ class SftConfig(Config):
     train: Path
     """Training cases."""
     dev: Path | None = None
-    """Cases for the held-out loss; without it a tenth of `train`, chosen by hash, serves."""
+    """Held-out cases, for loss and score; without it a tenth of `train`, chosen by hash, serves."""
+    mix: Path | None = None
+    """Further cases to train on (those of one defendant, say); never held out."""
+    mix_ratio: float = Field(1.0, ge=0)
+    """Cases taken from `mix` per case of `train`, chosen by hash; all, where it has fewer."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
     max_tokens: int = Field(4096, ge=64)
     """Prompt plus reply. Longer cases are shortened by `fit` and counted; a reply is never cut."""
     dtype: str = "auto"
-    """Type of the base weights: bfloat16 on a GPU, float32 on a CPU, or as named."""
+    """Type of the base weights: bfloat16 where they are frozen and `trainer.bf16` is on."""
+    token_weights: dict[str, float] = Field(default_factory=dict)
+    """Field of the reply -> weight of its tokens in the loss, e.g. `{penalty: 3}`; else 1."""
+    score_examples: int = Field(64, ge=0)
+    """Held-out examples answered and scored at each evaluation; the best adapter is kept."""
+    patience: int = Field(3, ge=1)
+    """Evaluations without a better score after which training stops."""
     seed: int = 0
     """Of the data order, the adapter's start and dropout."""
     resume: bool = True
@@ -103,6 +125,8 @@ def train(config: SftConfig) -> None:
     """
     # Without cpu=True it would not see that several processes were launched on a CPU.
     processes = PartialState(cpu=not torch.cuda.is_available())
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
@@ -113,35 +137,11 @@ def train(config: SftConfig) -> None:
             f"{trained_folder(config)}: already trained with these settings, nothing to do"
         )
         return
-    tokenizer = load_tokenizer(folder)
-
-    labels = task.labels(train_examples(config, task))
-    with processes.main_process_first():
-        train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
-        held_out, held_report = token_rows(config, task, tokenizer, labels, made, "dev")
-    if not len(train_rows):
-        why = report.refused[0] if report.refused else "all are held out, set dev=FILE"
-        raise UserError(f"{config.train}: no example is left to train on; {why}")
-
-    quantized = config.method == "qlora"
-    model: Model = load_base(folder, config.dtype, config.quantization if quantized else None)
-    if config.method != "full":
-        torch.manual_seed(config.seed)
-        model = with_lora(model, config.lora, quantized=quantized)
-    trainer = SFTTrainer(
-        model,
-        args=trainer_config(config, evaluates=len(held_out) > 0),
-        train_dataset=train_rows,
-        eval_dataset=held_out if len(held_out) else None,
-        processing_class=tokenizer,
-        callbacks=[Journal(config.run, console)],
-    )
-
-    trainer.remove_callback(PrinterCallback)  # the journal says it better
-
+    labels = task.labels(trained_on(config, task))
+    trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
     print_plan(console, trainer, report, held_report)
     if config.dry_run:
-        print_example(console, train_rows[0], tokenizer)
+        print_example(console, trainer.train_dataset[0], trainer.processing_class)
         return
     if trainer.is_world_process_zero():
         write_config(config)
@@ -159,7 +159,7 @@ def train(config: SftConfig) -> None:
 
 def check_all_settings(config: SftConfig) -> None:
     """Refuse missing files and wrong library settings before anything slow begins."""
-    for name in ("train", "dev"):
+    for name in ("train", "dev", "mix"):
         file = getattr(config, name)
         if file is not None and not file.is_file():
             raise UserError(f"{name}: no file {file}")
@@ -187,49 +187,96 @@ def check_library_settings(config: SftConfig) -> None:
         raise UserError(f"lora, quantization: {str(error).splitlines()[0]}") from None
 
 
-def train_examples(config: SftConfig, task: Task) -> Iterator[Example]:
-    """Yield what is trained on: all of `train`, less the held-out tenth where there is no `dev`."""
-    for example in _answered(task, config.train):
-        if config.dev is not None or not is_held_out(example):
-            yield example
-
-
-def held_out_examples(config: SftConfig, task: Task) -> Iterator[Example]:
-    """Yield what the held-out loss is measured on."""
-    if config.dev is not None:
-        yield from _answered(task, config.dev)
-    else:
-        yield from (example for example in _answered(task, config.train) if is_held_out(example))
-
-
-def _answered(task: Task, path: Path) -> Iterator[Example]:
-    for example in task.read(path):
-        if example.answer is None:
-            raise UserError(
-                f"{path}: id {example.id} has no answer to learn from; this is a test file"
-            )
-        yield example
-
-
 def token_rows(
     config: SftConfig, task: Task, tokenizer: Any, labels: Labels, made: dict[str, Any], part: str
 ) -> tuple[Dataset, Report]:
-    """Return the token rows of one part, tokenised at most once."""
-    examples = {"train": train_examples, "dev": held_out_examples}[part]
-    key = {name: made[name] for name in ROWS_DEPEND_ON}
+    """Return the token rows of one part, `train` or `dev`, tokenised at most once."""
+    examples = trained_on if part == "train" else held_out
     return cached(
         config.run / "rows",
-        {**key, "part": part},
+        {**{name: made[name] for name in ROWS_DEPEND_ON}, "part": part},
         lambda report: rows(
             task, examples(config, task), tokenizer, labels, config.max_tokens, report
         ),
     )
 
 
-def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
+def trained_on(config: SftConfig, task: Task) -> Iterator[Example]:
+    """Yield the examples that are trained on."""
+    return train_examples(task, config.train, config.dev, config.mix, config.mix_ratio)
+
+
+def held_out(config: SftConfig, task: Task) -> Iterator[Example]:
+    """Yield the examples that losses and scores are measured on."""
+    return held_out_examples(task, config.train, config.dev)
+
+
+def make_trainer(
+    config: SftConfig,
+    task: Task,
+    folder: Path,
+    labels: Labels,
+    made: dict[str, Any],
+    console: Console,
+) -> tuple[PartsTrainer, Report, Report]:
+    """Return the trainer, ready to start, with what became of the examples of both parts."""
+    tokenizer = load_tokenizer(folder)
+    with PartialState().main_process_first():
+        train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
+        held_rows, held_report = token_rows(config, task, tokenizer, labels, made, "dev")
+    if not len(train_rows):
+        why = report.refused[0] if report.refused else "all are held out, set dev=FILE"
+        raise UserError(f"{config.train}: no example is left to train on; {why}")
+    unknown = next((part for part in config.token_weights if part not in report.parts), None)
+    if unknown is not None:
+        hint = did_you_mean(unknown, report.parts)
+        raise UserError(f"token_weights: a reply has no part {unknown!r}{hint}")
+
+    args = trainer_config(config, task, evaluates=len(held_rows) > 0)
+    packs = config.trainer.get("packing", False)
+    score = HeldOutScore(
+        task,
+        tokenizer,
+        labels,
+        held_out(config, task) if args.eval_strategy != "no" else (),
+        size=config.score_examples,
+        max_tokens=config.max_tokens,
+        batch_size=args.per_device_eval_batch_size,
+    )
+    callbacks = [Journal(config.run, console)]
+    if args.load_best_model_at_end:
+        callbacks.append(EarlyStoppingCallback(config.patience))
+    trainer = PartsTrainer(
+        make_model(config, folder, bf16=bool(args.bf16)),
+        parts=report.parts,
+        token_weights=config.token_weights,
+        score=score if score.questions else None,
+        args=args,
+        train_dataset=pack(train_rows, config.max_tokens) if packs else train_rows,
+        eval_dataset=held_rows if len(held_rows) else None,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)  # the journal says it better
+    return trainer, report, held_report
+
+
+def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
+    """Return the base as `method` wants it, with the adapter beside its layers."""
+    frozen, quantized = config.method != "full", config.method == "qlora"
+    dtype = resolve_dtype(config.dtype, bf16=bf16 and frozen)
+    model: Model = load_base(folder, dtype, config.quantization if quantized else None)
+    if frozen:
+        torch.manual_seed(config.seed)
+        model = with_lora(model, config.lora, quantized=quantized)
+    return model
+
+
+def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, with defaults for the machine and what is ours."""
     gpu = torch.cuda.is_available()
-    defaults = {
+    headline = f"eval_{task.metrics[-1]}" if config.score_examples else "eval_loss"
+    defaults: dict[str, Any] = {
         "bf16": has_bf16(),
         "gradient_checkpointing": gpu,
         "logging_steps": 10,
@@ -237,13 +284,17 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         "report_to": ["tensorboard"],
     }
     given = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
+    given.pop("packing", None)  # we pack, so that every token keeps its part
+    if given.get("eval_strategy", "no") == given.get("save_strategy", "steps") != "no":
+        best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
+        given = {**best, "greater_is_better": bool(config.score_examples), **given}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     try:
         return TrainerConfig(
             **given,
             output_dir=str(config.run / "checkpoints"),
-            # Rows never exceed max_tokens: trl's silent cut finds nothing; packing needs the size.
-            max_length=config.max_tokens if given.get("packing") else None,
+            max_length=None,  # rows never exceed max_tokens: trl's silent cut must find nothing
+            dataset_kwargs={"skip_prepare_dataset": True},
             seed=config.seed,
             data_seed=config.seed,  # else the order depends on the number of processes
             use_cpu=not gpu,
@@ -263,6 +314,12 @@ def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
         "train_sha256": sha256(config.train),
         "dev": str(config.dev) if config.dev else None,
         "dev_sha256": sha256(config.dev) if config.dev else None,
+        "mix": str(config.mix) if config.mix else None,
+        "mix_sha256": sha256(config.mix) if config.mix else None,
+        "mix_ratio": config.mix_ratio if config.mix else None,
+        "token_weights": config.token_weights,
+        "score_examples": config.score_examples,
+        "patience": config.patience,
         "prompt_sha256": prompt_sha256(config.task),
         "max_tokens": config.max_tokens,
         "method": config.method,
@@ -304,7 +361,7 @@ def write_config(config: SftConfig) -> None:
         out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
 
 
-def save(trainer: SFTTrainer, labels: Labels, made: dict[str, Any], folder: Path) -> None:
+def save(trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path) -> None:
     """Write weights, labels and manifest into `folder`, which appears only when all is there."""
     aside = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)

@@ -79,9 +79,14 @@ def fit_prompt(
     The room is measured on the answer made of the commonest labels, not on the gold one: a case
     of 63 defendants keeps more room than one of two, and training and serving come to the same.
     """
-    commonest = task.decode("", example, labels).answer
-    budget = max_tokens - SLACK - len(reply_ids(tokenizer, dump(commonest))) * 3 // 2
+    budget = max_tokens - reply_room(task, example, labels, tokenizer)
     return fit(example, budget, lambda e: len(prompt_ids(tokenizer, task.prompt(e))))
+
+
+def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
+    """Return the tokens kept free for the reply to `example`, whatever its answer is."""
+    commonest = task.decode("", example, labels).answer
+    return SLACK + len(reply_ids(tokenizer, dump(commonest))) * 3 // 2
 
 
 def split_sentences(text: str) -> list[str]:

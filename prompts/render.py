@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.errors import UserError
+from panjue.prompts.parts import SYNTAX, part_of_tokens
 from panjue.prompts.task import Example, Messages
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -54,3 +55,9 @@ def reply_ids(tokenizer: Any, reply: str) -> list[int]:
     """Return the token ids of a reply with the end token that closes it."""
     ids: list[int] = tokenizer(reply, add_special_tokens=False).input_ids
     return [*ids, tokenizer.eos_token_id]
+
+
+def reply_parts(tokenizer: Any, reply: str) -> list[str]:
+    """Return for every token of `reply_ids` the field of the reply that it belongs to."""
+    coded = tokenizer(reply, add_special_tokens=False, return_offsets_mapping=True)
+    return [*part_of_tokens(reply, coded.offset_mapping), SYNTAX]

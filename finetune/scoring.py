@@ -1,0 +1,108 @@
+"""The task's own metrics on held-out examples, for the model as it stands."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from panjue.eval.score import Columns, metric_values, summarize
+from panjue.finetune.examples import text_hash
+from panjue.prompts.fit import fit_prompt, reply_room
+from panjue.prompts.labels import Labels
+from panjue.prompts.render import prompt_ids
+from panjue.prompts.task import Example, Task
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out example ready to be asked.
+
+    Attributes:
+        prompt: Token ids; empty where the example is too long to ask, as it would be in serving.
+        room: The most tokens of a reply.
+    """
+
+    example: Example
+    prompt: list[int]
+    room: int
+
+
+class HeldOutScore:
+    """Answers a fixed sample of held-out examples greedily and scores the answers.
+
+    The replies are free, not held to the schema as in serving: a model that has learnt the format
+    does not need the schema, and one that has not should not look as if it had. What is
+    unreadable is answered by the commonest labels, as everywhere.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        task: Task,
+        tokenizer: Any,
+        labels: Labels,
+        examples: Iterable[Example],
+        *,
+        size: int,
+        max_tokens: int,
+        batch_size: int,
+    ) -> None:
+        """Choose `size` of `examples` by the hash of their text and make their prompts."""
+        self._task, self._tokenizer, self._labels = task, tokenizer, labels
+        self._batch_size = batch_size
+        chosen = heapq.nsmallest(size, examples, key=text_hash)
+        self.questions = list(self._questions(chosen, max_tokens))
+
+    def _questions(self, examples: Iterable[Example], max_tokens: int) -> Iterator[Question]:
+        for example in examples:
+            fitted = fit_prompt(self._task, example, self._labels, self._tokenizer, max_tokens)
+            prompt = prompt_ids(self._tokenizer, self._task.prompt(fitted.example))
+            room = reply_room(self._task, example, self._labels, self._tokenizer)
+            yield Question(example, prompt if fitted.fits else [], room)
+
+    def __call__(self, trainer: Any) -> dict[str, float]:
+        """Return the task's metrics; the processes of a run share the work."""
+        rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        mine = sorted(self.questions[rank::world], key=lambda q: len(q.prompt))
+        unasked = sum(not question.prompt for question in mine)
+        scored = [self._values(question.example, "") for question in mine[:unasked]]
+        for start in range(unasked, len(mine), self._batch_size):
+            batch = mine[start : start + self._batch_size]
+            replies = self._replies(trainer, batch)
+            scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
+        weights, values = zip(*gather_object(scored), strict=True)
+        columns = Columns(self._task.metrics, weights=list(weights), values=list(values))
+        return summarize(columns, resamples=0).mean
+
+    def _values(self, example: Example, reply: str) -> tuple[float, Any]:
+        """Return the example's weight and the metrics of its reply."""
+        task = self._task
+        assert example.answer is not None, "held-out examples have answers"
+        row = task.submission(example, task.decode(reply, example, self._labels).answer)
+        values = metric_values(task, example.answer, row, f"held out: id {example.id}")
+        return task.weight(example), values
+
+    @torch.no_grad()
+    def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
+        pad = self._tokenizer.pad_token_id
+        width = max(len(question.prompt) for question in batch)
+        ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
+        real = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        with trainer.compute_loss_context_manager():
+            written = model.generate(
+                input_ids=ids.to(model.device),
+                attention_mask=real.to(model.device),
+                max_new_tokens=max(question.room for question in batch),
+                do_sample=False,
+                pad_token_id=pad,
+                eos_token_id=self._tokenizer.eos_token_id,
+                use_cache=True,
+            )
+        replies: list[str] = self._tokenizer.batch_decode(
+            written[:, width:], skip_special_tokens=True
+        )
+        return replies
+
