@@ -6,10 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from panjue.eval.decide import Decider
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Answer, Example, Task, load_task
+
+DECISION = "decision.json"
+"""Beside labels.json: what `panjue tune` fitted for deciding."""
 
 
 @dataclass
@@ -27,12 +32,15 @@ class Tally:
     cached_tokens: int = 0
     completion_tokens: int = 0
     near_ties: int = 0
+    replies: int = 0
+    decided: int = 0
+    strength: float = 0.0
     repairs: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for a person."""
         yield (
-            f"{self.examples} examples: {self.valid} replies valid as they came, "
+            f"{self.examples} examples: {self.valid} first replies valid as they came, "
             f"{self.repaired} repaired, "
             f"{self.unreadable} unreadable (answered by the commonest labels)"
         )
@@ -45,47 +53,97 @@ class Tally:
             f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
             f"{self.completion_tokens:,} output tokens"
         )
+        if self.decided:
+            yield (
+                f"{self.decided} answers decided from {self.replies} replies, "
+                f"pair strength {self.strength:g}"
+            )
         if self.near_ties:
             yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
 
 
-def decode_run(run: Path) -> Tally:
+@dataclass(frozen=True)
+class Run:
+    """A run folder with completions: what was asked, of which examples, with which labels."""
+
+    folder: Path
+    task: Task
+    test: Path
+    labels: Labels
+    held_out: bool
+
+    def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
+        """Yield every example of the test file with its row.
+
+        Raises:
+            UserError: A row is missing.
+        """
+        rows = Rows(self.folder / "completions.jsonl")
+        for example in self.task.read(self.test):
+            if self.held_out and not is_held_out(example):
+                continue
+            row = rows.get(example.id)
+            if row is None:
+                raise UserError(
+                    f"{rows.path}: no row for id {example.id}; "
+                    "run `panjue generate` again, it continues where it stopped"
+                )
+            yield example, row
+
+
+def open_run(folder: Path) -> Run:
+    """Return the run in `folder`.
+
+    Raises:
+        UserError: It has no completions, or the test file has changed since.
+    """
+    made = read_json(folder / "manifest.json").get("generate")
+    if made is None:
+        raise UserError(f"{folder}: has no completions yet; run `panjue generate` first")
+    test = Path(made["test"])
+    if not test.exists() or sha256(test) != made["test_sha256"]:
+        raise UserError(
+            f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
+        )
+    labels = load_labels(folder / "labels.json")
+    return Run(folder, load_task(made["task"]), test, labels, made.get("held_out", False))
+
+
+def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     """Write `submission.jsonl` and `decode.json` of a run from its `completions.jsonl`.
 
     Every example of the test file is answered once, in its order; one without a completion, or
-    whose reply is unreadable, by the commonest labels, which is counted.
+    whose reply is unreadable, by the commonest labels, which is counted. Where a row has samples
+    beside its first reply the answer is decided from all of them (`eval.decide`), with the
+    strength in `decision.json`, and `confidence.jsonl` says how sure it is; unless `greedy`.
 
     Raises:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
-    made = read_json(run / "manifest.json").get("generate")
-    if made is None:
-        raise UserError(f"{run}: has no completions yet; run `panjue generate` first")
-    test = Path(made["test"])
-    if not test.exists() or sha256(test) != made["test_sha256"]:
-        raise UserError(
-            f"{test}: missing, or not the file that {run}/completions.jsonl was made from"
-        )
-    return decode(load_task(made["task"]), test, load_labels(run / "labels.json"), run)
-
-
-def decode(task: Task, test: Path, labels: Labels, run: Path) -> Tally:
-    """Decode the completions in `run` for the examples in `test`; see `decode_run`."""
-    completions = Rows(run / "completions.jsonl")
-    tally = Tally()
-    with whole_file(run / "submission.jsonl") as out:
-        for example in task.read(test):
-            completion = completions.get(example.id)
-            if completion is None:
-                raise UserError(
-                    f"{completions.path}: no row for id {example.id}; "
-                    "run `panjue generate` again, it continues where it stopped"
-                )
-            answer = _answer(task, example, completion, labels, tally)
-            out.write(dump(task.submission(example, answer)) + "\n")
-    report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
-    write_json(run / "decode.json", report)
+    run = open_run(folder)
+    place = folder / DECISION
+    tally = Tally(strength=read_json(place)["strength"] if place.exists() else 0.0)
+    decides = run.task.decides is not None and not greedy
+    decider = Decider(run.task, run.labels, tally.strength) if decides else None
+    with (
+        whole_file(folder / "submission.jsonl") as out,
+        whole_file(folder / "confidence.jsonl") as sure,
+    ):
+        for example, row in run.completions():
+            answer = _answer(run.task, example, row, run.labels, tally)
+            if decider and len(row.get("texts", ())) > 1:
+                decision = decider.decide(example, row)
+                answer = decision.answer
+                tally.decided += 1
+                tally.replies += len(row["texts"])
+                sure.write(dump({"id": example.id, "confidence": decision.confidence}) + "\n")
+            out.write(dump(run.task.submission(example, answer)) + "\n")
+    if not tally.decided:
+        (folder / "confidence.jsonl").unlink()
+    write_json(
+        folder / "decode.json", {**vars(tally), "repairs": dict(tally.repairs.most_common())}
+    )
     return tally
 
 

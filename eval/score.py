@@ -1,56 +1,21 @@
 """A submission against gold: the task's metrics, how sure they are, what is trivial to reach."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval import metrics
+from panjue.eval import calibration
+from panjue.eval.calibration import Calibration, Certainty
+from panjue.eval.means import Columns, Summary, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, read_json
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.task import Answer, Example, Task
-
-Numbers = NDArray[np.float64]
-RESAMPLES = 1000
-
-
-@dataclass
-class Columns:
-    """One row per example: metric values and the weight, kept as flat number arrays."""
-
-    names: tuple[str, ...]
-    weights: list[float] = field(default_factory=list)
-    values: list[Numbers] = field(default_factory=list)
-    groups: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, example: Example, weight: float, values: Numbers) -> None:
-        """Append one example."""
-        self.weights.append(weight)
-        self.values.append(values)
-        before = len(self.weights) - 1
-        for attribute in {**self.groups, **example.groups}:
-            groups = self.groups.setdefault(attribute, ["-"] * before)
-            groups.append(example.groups.get(attribute, "-"))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Mean and 95% interval of every metric over `examples` examples.
-
-    Attributes:
-        unweighted: The examples' weights add up to nothing, so the mean is the plain one.
-    """
-
-    examples: int
-    mean: dict[str, float]
-    interval: dict[str, tuple[float, float]]
-    unweighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +28,8 @@ class Scores:
     unreadable_rate: float | None
     missing: int
     unknown_labels: int | None
+    calibration: dict[str, Calibration] | None = None
+    aside: dict[float, Summary] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics at the top level and the rest beside them."""
@@ -79,6 +46,10 @@ class Scores:
             "unreadable_rate": self.unreadable_rate,
             "missing": self.missing,
             "unknown_gold_labels": self.unknown_labels,
+            "calibration": self.calibration
+            and {name: found.to_json() for name, found in self.calibration.items()},
+            "least_certain_set_aside": self.aside
+            and {str(share): {"examples": s.examples, **s.mean} for share, s in self.aside.items()},
         }
 
 
@@ -86,8 +57,9 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     """Score `submission` by the task's own metrics.
 
     The run folder beside the submission, where there is one, gives what always answering its
-    training's commonest labels would score, and how many replies were unreadable. Examples
-    without a row score as unanswered. Streams: per example only its numbers stay in memory.
+    training's commonest labels would score, how many replies were unreadable, and how far its
+    confidences may be trusted. Examples without a row score as unanswered. Streams: per example
+    only its numbers stay in memory.
 
     Raises:
         UserError: A file is missing or broken, or a gold example has no answer.
@@ -96,6 +68,8 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     labels_file = submission.parent / "labels.json"
     labels = load_labels(labels_file) if labels_file.exists() else None
     scored, peer = Columns(task.metrics), Columns(task.metrics)
+    sure = submission.parent / "confidence.jsonl"
+    certainty = Certainty(task, sure) if task.decides and sure.exists() else None
     missing = 0
     for example, answer in _gold(task, gold):
         row = rows.get(example.id)
@@ -103,6 +77,8 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         weight = task.weight(example)
         values = metric_values(task, answer, row, f"{submission}: id {example.id}")
         scored.add(example, weight, values)
+        if certainty:
+            certainty.add(example, answer, row)
         if labels:
             commonest = task.submission(example, task.decode("", example, labels).answer)
             peer.add(example, weight, metric_values(task, answer, commonest, "commonest"))
@@ -117,6 +93,8 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         unreadable_rate=decoding["unreadable"] / max(1, decoding["examples"]) if decoding else None,
         missing=missing,
         unknown_labels=_unknown(task, gold, labels) if labels else None,
+        calibration=certainty.fields() if certainty else None,
+        aside=certainty.aside(scored) if certainty else None,
     )
 
 
@@ -129,18 +107,6 @@ def _gold(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
         yield example, example.answer
 
 
-def metric_values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place: str) -> Numbers:
-    """Return the task's metrics of one submission row; None is an example not answered.
-
-    Raises:
-        UserError: The row is not in the hand-in format; names `place`.
-    """
-    try:
-        return np.array([getattr(metrics, name)(gold, row) for name in task.metrics])
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
-
-
 def _unknown(task: Task, gold: Path, labels: Labels) -> int:
     """Count the gold labels that training never saw; they are scored as missed."""
     counts = task.labels(task.read(gold)).counts
@@ -150,41 +116,6 @@ def _unknown(task: Task, gold: Path, labels: Labels) -> int:
         for label, n in counts[kind].items()
         if label not in labels.counts.get(kind, ())
     )
-
-
-def summarize(
-    columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
-) -> Summary:
-    """Return weighted means with 95% percentile bootstrap intervals over examples (seed 0).
-
-    Where all weights are 0 (cases of one defendant in the official metric) the mean is the plain
-    one, and the summary says so.
-    """
-    weights, values = np.array(columns.weights), np.array(columns.values)
-    if mask is not None:
-        weights, values = weights[mask], values[mask]
-    unweighted = not weights.any()
-    if unweighted:
-        weights = np.ones_like(weights)
-    mean = weights @ values / weights.sum()
-    low, high = _interval(weights, values, resamples) if resamples else (mean, mean)
-    return Summary(
-        len(weights),
-        dict(zip(columns.names, mean.tolist(), strict=True)),
-        {name: (float(a), float(b)) for name, a, b in zip(columns.names, low, high, strict=True)},
-        unweighted,
-    )
-
-
-def _interval(weights: Numbers, values: Numbers, resamples: int) -> tuple[Numbers, Numbers]:
-    draw = np.random.default_rng(0)
-    n = len(weights)
-    means = np.empty((resamples, values.shape[1]))
-    for i in range(resamples):
-        drawn = np.bincount(draw.integers(n, size=n), minlength=n) * weights
-        means[i] = drawn @ values / drawn.sum() if drawn.any() else values.mean(axis=0)
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return low, high
 
 
 def _by_group(columns: Columns, attribute: str) -> dict[str, Summary]:
@@ -208,6 +139,8 @@ def show(scores: Scores, console: Console) -> None:
     console.print(table)
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups))
+    if scores.calibration and scores.aside:
+        calibration.show(scores.calibration, scores.aside, console)
     for line in _remarks(scores):
         console.print(line, highlight=False, markup=False)
 

@@ -1,22 +1,12 @@
 """Which examples are trained on, and which are held out to choose by."""
 
-import hashlib
 import heapq
 from collections.abc import Iterator
 from pathlib import Path
 
 from panjue.prompts.errors import UserError
+from panjue.prompts.split import is_held_out, text_hash
 from panjue.prompts.task import Example, Task
-
-
-def is_held_out(example: Example) -> bool:
-    """Choose a tenth of all examples by the hash of their text, whatever file they stand in."""
-    return int(text_hash(example)[:8], 16) % 10 == 0
-
-
-def text_hash(example: Example) -> str:
-    """Return what every choice among examples goes by: no id, no order, no label."""
-    return hashlib.sha256(example.text.encode()).hexdigest()
 
 
 def train_examples(

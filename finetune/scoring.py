@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from panjue.eval.score import Columns, metric_values, summarize
-from panjue.finetune.examples import text_hash
+from panjue.eval.means import Columns, metric_values, summarize
 from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import prompt_ids
+from panjue.prompts.split import text_hash
 from panjue.prompts.task import Example, Task
 
 
@@ -105,4 +105,3 @@ class HeldOutScore:
             written[:, width:], skip_special_tokens=True
         )
         return replies
-

@@ -61,16 +61,25 @@ def generate(config: Path, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def decode(run: Path) -> None:
+def decode(
+    run: Path,
+    greedy: Annotated[bool, typer.Option(help="take the first replies, decide nothing")] = False,
+) -> None:
     """Make RUN/submission.jsonl from RUN/completions.jsonl again, without a model."""
-    _decode(run)
+    _decode(run, greedy=greedy)
 
 
-def _decode(run: Path) -> None:
-    tally = _load("eval.answers", "decode_run")(run)
+def _decode(run: Path, *, greedy: bool = False) -> None:
+    tally = _load("eval.answers", "decode_run")(run, greedy=greedy)
     for line in tally.lines():
         print(line)
     print(f"written: {run / 'submission.jsonl'}")
+
+
+@app.command()
+def tune(run: Path) -> None:
+    """Fit how answers are decided to RUN's answers of held-out cases; kept beside its adapter."""
+    _load("eval.tune", "main")(run)
 
 
 @app.command()
@@ -79,15 +88,24 @@ def score(
     submission: Path,
     task: TaskName = "judgment",
     json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="another submission: say what differs, and how surely")
+    ] = None,
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
+    from panjue.eval import compare
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
     scores = compute(load_task(task), gold, submission)
     show(scores, Console())
+    numbers = scores.to_json()
+    if against:
+        differences = compare.compare(load_task(task), gold, submission, against)
+        compare.show(differences, against, Console())
+        numbers["against"] = {name: vars(d) for name, d in differences.items()}
     if json:
-        write_json(json, scores.to_json())
+        write_json(json, numbers)
 
 
 @app.command()

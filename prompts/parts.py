@@ -1,4 +1,4 @@
-"""Which characters of a JSON reply belong to which field: for losses and probabilities by part."""
+"""Which characters of a JSON reply belong to which value: for losses and probabilities by field."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,38 +6,48 @@ from collections.abc import Iterator, Sequence
 SYNTAX = "syntax"
 """The part of everything that is no value: braces, keys, commas, the end token."""
 
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(?P<key>\s*:)?|[\[{]|[\]}]|[^\s\[\]{},:"]+')
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(?P<key>\s*:)?|[\[\]{},]|[^\s\[\]{},:"]+')
+
+Path = tuple[str | int, ...]
+"""Object keys and array indices from the top of a reply down to a value."""
 
 
-def value_spans(reply: str) -> Iterator[tuple[int, int, str]]:
-    """Yield (start, end, field) of every string, number and literal in the JSON text `reply`.
+def value_spans(reply: str) -> Iterator[tuple[int, int, Path]]:
+    """Yield (start, end, path) of every string, number and literal in the JSON text `reply`.
 
-    The field is the nearest object key above the value: the strings of `"charges": ["盗窃罪"]` are
-    of `charges`. Quotation marks belong to the value. A reply that is cut gives what is there.
+    Quotation marks belong to the value. A reply that is cut gives what is there.
     """
-    above: list[str] = []
-    field = SYNTAX
+    path: list[str | int] = []
     for token in TOKEN.finditer(reply):
         text = token[0]
-        if token["key"]:
-            field = text[1 : text.rindex('"')]
-        elif text in "[{":
-            above.append(field)
+        if token["key"] and path:
+            path[-1] = text[1 : text.rindex('"')]
+        elif text == "[":
+            path.append(0)
+        elif text == "{":
+            path.append("")
         elif text in "]}":
-            field = above.pop() if above else SYNTAX
+            path = path[:-1]
+        elif text == ",":
+            path = [*path[:-1], path[-1] + 1] if path and isinstance(path[-1], int) else path
         else:
-            yield token.start(), token.end(), field
+            yield token.start(), token.end(), tuple(path)
+
+
+def field_of(path: Path) -> str:
+    """Return the nearest object key above a value: `charges` for a label in `"charges": […]`."""
+    return next((key for key in reversed(path) if isinstance(key, str)), SYNTAX)
 
 
 def part_of_tokens(reply: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
-    """Return the part of every token, given each token's character span in `reply`.
+    """Return the field of every token, given each token's character span in `reply`.
 
-    A token that covers characters of two parts counts for the value among them: BPE joins a
-    closing quotation mark with the bracket behind it.
+    A token that covers characters of a value and of what is around it counts for the value: BPE
+    joins a closing quotation mark with the bracket behind it.
     """
     owner = [SYNTAX] * len(reply)
-    for start, end, field in value_spans(reply):
-        owner[start:end] = [field] * (end - start)
+    for start, end, path in value_spans(reply):
+        owner[start:end] = [field_of(path)] * (end - start)
     return [
         next((part for part in owner[start:end] if part != SYNTAX), SYNTAX)
         for start, end in offsets

@@ -68,6 +68,27 @@ def one(_example: Example) -> float:
 
 
 @dataclass(frozen=True)
+class Decides:
+    """How an answer is decided from what several samples and their probabilities say.
+
+    Attributes:
+        items: The key under which the answer lists its items.
+        sets: Fields of an item that are label sets, decided by expected F1. Where there are two,
+            `Labels.pairs` says which labels of theirs go together.
+        classes: Fields of an item with one label, decided by probability.
+    """
+
+    items: str
+    sets: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return all fields that are decided."""
+        return (*self.sets, *self.classes)
+
+
+@dataclass(frozen=True)
 class Task:
     """One question we put to the model. The module's name is the task's name everywhere.
 
@@ -83,6 +104,7 @@ class Task:
         labels: Training examples -> the label sets.
         faults: Example, submission row, labels if known -> what the contest would refuse.
         weight: Example -> its weight in the mean over examples.
+        decides: What of an answer may be decided from several samples; None echoes the first.
     """
 
     read: Callable[[Path], Iterator[Example]]
@@ -95,6 +117,7 @@ class Task:
     labels: Callable[[Iterable[Example]], Labels] = no_labels
     faults: Callable[[Example, Mapping[str, Any], Labels | None], Iterator[str]] = no_faults
     weight: Callable[[Example], float] = one
+    decides: Decides | None = None
 
 
 def task_names() -> list[str]:

@@ -1,7 +1,7 @@
 """Example -> request: the model that answers, the prompt that fits, the schema it must obey."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,9 @@ from panjue.serve.engine import (
 from panjue.serve.engine import RequestOutputKind as OutputKind
 from panjue.serve.engine import StructuredOutputsParams as Structured
 from panjue.serve.merge import check_base, merge
+
+WAYS = 10
+"""Likeliest tokens that are looked at where a reply forks."""
 
 
 class Refusal(Exception):
@@ -83,23 +86,30 @@ class Asker:
         labels: Labels,
         served: Served,
         max_tokens: int,
-        sampling: Mapping[str, Any] | None = None,
+        turns: Sequence[Mapping[str, Any]] = ({},),
         *,
         constrained: bool = True,
     ) -> None:
-        """Load the model's tokenizer; `sampling`, checked before, is greedy by default."""
+        """Load the model's tokenizer; `turns` has the sampling of each request per example.
+
+        It was checked before and is greedy by default.
+        """
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
         self.tokenizer = load_tokenizer(served.model)
         adapter = served.adapter
         self.lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         self.lora_rank = read_json(adapter / "adapter_config.json")["r"] if adapter else 0
-        self._constrained, self._sampling = constrained, {"temperature": 0.0, **(sampling or {})}
-        if self._sampling["temperature"] == 0:
-            self._sampling.setdefault("logprobs", 2)  # the two best, to tell near ties
+        self._constrained = constrained
+        self._turns = [{"temperature": 0.0, "logprobs": WAYS, **turn} for turn in turns]
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
-    def request(self, example: Example) -> Request:
-        """Return the request for one example.
+    @property
+    def turns(self) -> int:
+        """Return the number of requests that one example takes."""
+        return len(self._turns)
+
+    def requests(self, example: Example) -> list[Request]:
+        """Return the requests for one example, one for each of `turns`.
 
         Raises:
             Refusal: Its prompt cannot be shortened enough, or its schema is none that works.
@@ -113,12 +123,17 @@ class Asker:
         schema = self.task.schema(example, self.labels) if self._constrained else None
         if schema:
             self._check(schema)
-        params = SamplingParams(
-            **{"max_tokens": self.max_tokens - len(prompt), **self._sampling},
+        return [
+            Request(example.id, prompt, self._params(turn, schema, len(prompt)), fitted.dropped, i)
+            for i, turn in enumerate(self._turns)
+        ]
+
+    def _params(self, turn: Mapping[str, Any], schema: Schema | None, used: int) -> SamplingParams:
+        return SamplingParams(
+            **{"max_tokens": self.max_tokens - used, **turn},
             structured_outputs=Structured(json=schema) if schema else None,
             output_kind=OutputKind.FINAL_ONLY,
         )
-        return Request(example.id, prompt, params, fitted.dropped)
 
     def _check(self, schema: Schema) -> None:
         """Refuse a schema that vLLM would answer with an empty reply and only a log line."""

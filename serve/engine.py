@@ -32,6 +32,7 @@ __all__ = [
     "EngineArgs",
     "LoRARequest",
     "Request",
+    "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -68,12 +69,14 @@ class Request:
         prompt: Token ids up to where the reply begins.
         params: How to sample, the schema included.
         dropped: Sentences that `fit` left out of the prompt.
+        turn: 0, 1, … of the requests that together make one example's row.
     """
 
     id: int | str
     prompt: list[int]
     params: SamplingParams
     dropped: int = 0
+    turn: int = 0
 
 
 @contextmanager
@@ -135,7 +138,7 @@ def complete(
             if request is None:
                 exhausted = True
                 break
-            key = str(request.id)
+            key = f"{request.turn} {request.id}"
             running[key] = request
             prompt = TokensPrompt(prompt_token_ids=request.prompt)
             llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)

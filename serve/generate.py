@@ -3,21 +3,39 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
+from math import exp
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 from rich.console import Console
 
+from panjue.eval.answers import DECISION
 from panjue.prompts.config import Config, check_settings, load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.split import is_held_out
+from panjue.prompts.task import Example, Task, load_task
 from panjue.serve.ask import Asker, Refusal, check_sampling, served_model
-from panjue.serve.engine import LLM, OURS, CompletionOutput, EngineArgs, Request, complete, engine
+from panjue.serve.engine import (
+    LLM,
+    OURS,
+    CompletionOutput,
+    EngineArgs,
+    Request,
+    RequestOutput,
+    complete,
+    engine,
+)
+
+CERTAIN = 0.999
+"""A token likelier than this is no fork."""
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer makes of the first bytes of a character."""
 
 NEAR_TIE = 1e-4
 """Difference in log-probability under which two tokens count as equally likely (float32)."""
@@ -48,6 +66,10 @@ class GenerateConfig(Config):
     """Passed to vLLM's engine as they are."""
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's SamplingParams as they are; greedy by default."""
+    samples: int = Field(0, ge=0)
+    """Further replies per case, drawn at temperature 1; with them, answers are decided."""
+    held_out: bool = False
+    """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> Path:
@@ -60,8 +82,9 @@ def main(path: Path, overrides: Sequence[str] = ()) -> Path:
 def generate(config: GenerateConfig) -> None:
     """Write one row per example of `config.test` to `completions.jsonl`.
 
-    A row has the raw reply (`texts`, one per sample), why each ended (`finish`), token counts and
-    how many sentences `fit` left out; greedy rows list their `near_ties`. An example that cannot
+    A row has the raw replies (`texts`, the first by `sampling`, then the `samples`), why each ended
+    (`finish`), its `forks`, token counts and how many sentences `fit` left out; greedy rows list
+    their `near_ties`. An example that cannot
     be asked at all has `refused`, the reason, instead. Rows that are there are not made again.
 
     Raises:
@@ -73,7 +96,7 @@ def generate(config: GenerateConfig) -> None:
         raise UserError(f"test: no file {config.test}")
     check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
     check_sampling(config.sampling)
-    examples = sum(1 for _ in task.read(config.test))
+    examples = sum(1 for _ in asked(task, config))
     if not examples:
         raise UserError(f"{config.test}: has no cases")
     trained = trained_folder(config)
@@ -87,12 +110,20 @@ def generate(config: GenerateConfig) -> None:
         return
     if done:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
-    todo = (example for example in task.read(config.test) if str(example.id) not in done)
+    todo = (example for example in asked(task, config) if str(example.id) not in done)
     served = served_model(trained, config.adapter)
-    asker = Asker(task, labels, served, max_tokens, config.sampling, constrained=config.constrained)
+    turns = [config.sampling]
+    if config.samples:
+        turns.append({**config.sampling, "n": config.samples, "temperature": 1.0})
+    asker = Asker(task, labels, served, max_tokens, turns, constrained=config.constrained)
     with engine(served.model, config.engine, max_tokens, config.seed, asker.lora_rank) as llm:
         finished = rows(llm, asker, todo, config.in_flight)
         append(config.run / "completions.jsonl", finished, len(done), examples)
+
+
+def asked(task: Task, config: GenerateConfig) -> Iterator[Example]:
+    """Yield the examples of the test file that are to be answered."""
+    return (e for e in task.read(config.test) if not config.held_out or is_held_out(e))
 
 
 def trained_folder(config: GenerateConfig) -> Path:
@@ -146,6 +177,8 @@ def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[s
         "seed": config.seed,
         "engine": config.engine,
         "sampling": config.sampling,
+        "samples": config.samples,
+        "held_out": config.held_out,
         "versions": {name: version(name) for name in ("llguidance", "transformers")},
     }
 
@@ -167,6 +200,8 @@ def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
         )
     run.mkdir(parents=True, exist_ok=True)
     load_labels(trained / "labels.json").save(run)
+    if (trained / DECISION).exists():
+        write_json(run / DECISION, read_json(trained / DECISION))
     write_json(place, {**manifest, "generate": made})
 
 
@@ -193,26 +228,62 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row of `completions.jsonl` per example, in the order they finish."""
     refused: list[dict[str, Any]] = []
+    waiting: dict[str, list[tuple[Request, RequestOutput]]] = {}
 
     def requests() -> Iterator[Request]:
         for example in examples:
             try:
-                yield asker.request(example)
+                yield from asker.requests(example)
             except Refusal as refusal:
                 refused.append({"id": example.id, "refused": str(refusal)})
 
-    for request, output in complete(llm, requests(), in_flight, asker.lora):
-        yield {
-            "id": request.id,
-            "texts": [sample.text for sample in output.outputs],
-            "finish": [sample.finish_reason for sample in output.outputs],
-            "prompt_tokens": len(request.prompt),
-            "cached_tokens": output.num_cached_tokens or 0,
-            "completion_tokens": sum(len(sample.token_ids) for sample in output.outputs),
-            "dropped_sentences": request.dropped,
-            "near_ties": near_ties(output.outputs[0]) if request.params.temperature == 0 else [],
-        }
+    for finished in complete(llm, requests(), in_flight, asker.lora):
+        key = str(finished[0].id)
+        turns = waiting.setdefault(key, [])
+        turns.append(finished)
+        if len(turns) == asker.turns:
+            yield row(sorted(waiting.pop(key), key=lambda turn: turn[0].turn), asker.tokenizer)
     yield from refused
+
+
+def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> dict[str, Any]:
+    """Return the row of one example from its requests, the first reply first."""
+    request, first = turns[0]
+    replies = [reply for _, output in turns for reply in output.outputs]
+    greedy = request.params.temperature == 0
+    return {
+        "id": request.id,
+        "texts": [reply.text for reply in replies],
+        "finish": [reply.finish_reason for reply in replies],
+        "forks": [forks(reply, tokenizer) for reply in replies],
+        "prompt_tokens": sum(len(request.prompt) for request, _ in turns),
+        "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
+        "completion_tokens": sum(len(reply.token_ids) for reply in replies),
+        "dropped_sentences": request.dropped,
+        "near_ties": near_ties(first.outputs[0]) if greedy else [],
+    }
+
+
+def forks(reply: CompletionOutput, tokenizer: Any) -> list[tuple[int, list[tuple[str, float]]]]:
+    """Return where `reply` might well have gone on otherwise; see `eval.beliefs.Forks`.
+
+    The probabilities are under the schema: vLLM masks what it forbids before it takes them.
+    """
+    found = []
+    for i, options in enumerate(reply.logprobs or ()):
+        taken = reply.token_ids[i]
+        chance = exp(options[taken].logprob)
+        before = tokenizer.decode(reply.token_ids[:i]) if chance < CERTAIN else UNFINISHED
+        if before.endswith(UNFINISHED):  # certain, or inside a character of several tokens
+            continue
+        others = sorted(
+            ((exp(option.logprob), token) for token, option in options.items() if token != taken),
+            reverse=True,
+        )
+        ways = [(chance, taken), *((p, token) for p, token in others if p > 1 - CERTAIN)]
+        texts = [(tokenizer.decode([token]), round(p, 4)) for p, token in ways]
+        found.append((len(before), [way for way in texts if UNFINISHED not in way[0]]))
+    return [(place, ways) for place, ways in found if len(ways) > 1]
 
 
 def near_ties(reply: CompletionOutput) -> list[int]:

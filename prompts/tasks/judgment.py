@@ -14,7 +14,7 @@ from panjue.prompts.files import dump, read_lines
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.repair import PENALTIES, repair
-from panjue.prompts.task import Answer, Decoded, Example, Messages, Schema, Task
+from panjue.prompts.task import Answer, Decides, Decoded, Example, Messages, Schema, Task
 
 MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
 """Penalty class -> the imprisonment in months that it exceeds."""
@@ -307,6 +307,7 @@ TASK = Task(
     labels=label_sets,
     faults=faults,
     weight=weight,
+    decides=Decides("judgments", sets=FIELDS, classes=("penalty",)),
     metrics=(
         "charge_precision",
         "charge_recall",

@@ -41,7 +41,7 @@ def main() -> None:
     asker = Asker(task, labels, served, max_tokens)
     examples = list(islice(askable(asker, task.read(options.cases)), options.limit))
     with quiet_engine(served.model, options.dtype, max_tokens) as llm:
-        own = [asker.request(example) for example in examples]
+        own = [asker.requests(example)[0] for example in examples]
         lengths = run(llm, own)[1]  # also warms up
         free = [without_schema(request, lengths[str(request.id)]) for request in own]
         shared = [
@@ -75,7 +75,7 @@ def askable(asker: Asker, examples: Iterator[Example]) -> Iterator[Example]:
     """Yield the examples that fit the model."""
     for example in examples:
         try:
-            asker.request(example)
+            asker.requests(example)[0]
         except Refusal:
             continue
         yield example

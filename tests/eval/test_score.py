@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from panjue.eval.score import Columns, Scores, score, show, summarize
+from panjue.eval.means import Columns, summarize
+from panjue.eval.score import Scores, score, show
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import write_json
 from panjue.prompts.labels import collect

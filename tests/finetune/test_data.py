@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from panjue.finetune.data import IGNORED, Report, is_held_out, rows
+from panjue.finetune.data import IGNORED, Report, rows
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.render import prompt_ids
+from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")

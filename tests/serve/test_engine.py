@@ -59,7 +59,7 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
         ]
         for example, row in zip(examples, trained_on, strict=True)
     }
-    requests = [asker.request(example) for example in examples]
+    requests = [asker.requests(example)[0] for example in examples]
     for request, output in complete(llm, requests, in_flight=8):
         assert output.prompt_token_ids == trained_prompts[str(request.id)]
 
@@ -76,10 +76,15 @@ def test_greedy_without_schema_is_what_transformers_generates(
     llm: LLM, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
     free = Asker(
-        TASK, asker.labels, Served(merged), asker.max_tokens, {"max_tokens": 24}, constrained=False
+        TASK,
+        asker.labels,
+        Served(merged),
+        asker.max_tokens,
+        [{"max_tokens": 24}],
+        constrained=False,
     )
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    for request, output in complete(llm, [free.request(e) for e in examples[:3]], 3):
+    for request, output in complete(llm, [free.requests(e)[0] for e in examples[:3]], 3):
         ids = torch.tensor([request.prompt])
         with torch.no_grad():
             both = model.generate(ids, max_new_tokens=24, do_sample=False)
@@ -91,7 +96,7 @@ def test_several_samples_come_back_together(
     llm: LLM, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
     sampling = {"n": 3, "temperature": 1.0}
-    three = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, sampling)
+    three = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, [sampling])
     [row] = rows(llm, three, iter(examples[:1]), in_flight=1)
     assert len(row["texts"]) == len(row["finish"]) == 3
 
@@ -105,7 +110,7 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
     assert "max_tokens" in done[-1]["refused"]
     assert done[examples[1].id]["finish"] == ["stop"]
     with pytest.raises(Refusal):
-        asker.request(hopeless)
+        asker.requests(hopeless)[0]
 
 
 def test_a_long_case_is_shortened_and_says_so(
@@ -123,7 +128,7 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
     bad = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
     sick = Asker(bad, asker.labels, Served(merged), asker.max_tokens)
     with pytest.raises(Refusal, match="grammar library"):
-        sick.request(examples[0])
+        sick.requests(examples[0])[0]
 
 
 def test_merging_changes_no_logit(
@@ -132,7 +137,7 @@ def test_merging_changes_no_logit(
     base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
     apart = PeftModel.from_pretrained(base, str(trained / "adapter")).eval()
     whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
-    ids = torch.tensor([asker.request(examples[0]).prompt])
+    ids = torch.tensor([asker.requests(examples[0])[0].prompt])
     with torch.no_grad():
         torch.testing.assert_close(apart(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-3)
 

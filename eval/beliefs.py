@@ -1,0 +1,145 @@
+"""Samples and their token probabilities -> how likely each label set and each class is."""
+
+import json
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels
+from panjue.prompts.parts import value_spans
+from panjue.prompts.task import Example, Task
+
+Ways = list[tuple[str, float]]
+"""Tokens that may stand at one place and their probabilities; the one that was taken is first."""
+
+Forks = Sequence[tuple[int, Ways]]
+"""Places of a reply, as character offsets, where the model might well have gone on otherwise."""
+
+Belief = dict[Any, float]
+"""Class, or label set as a frozenset, -> probability; sums to 1."""
+
+Span = tuple[int, int]
+
+WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"|[^"\s\[\]{},:]+(?=[\s\[\]{},:])')
+"""A value that is complete: a closed string, or a number with something behind it."""
+
+LAST = chr(0x10FFFF)
+"""Sorts behind every character of a label."""
+
+
+class Written:
+    """The labels of one field as a reply has them, to find those that begin alike."""
+
+    def __init__(self, counts: Mapping[str, int], *, numbers: bool) -> None:
+        """Take labels and how often training had them; `numbers` stand without quotation marks."""
+        self.counts = {label if numbers else dump(label): n for label, n in counts.items()}
+        self._sorted = sorted(self.counts)
+
+    def beginning(self, text: str) -> list[str]:
+        """Return the labels that a value whose first characters are `text` may be."""
+        if whole := WHOLE.match(text):
+            return [whole[0]] if whole[0] in self.counts else []
+        return self._sorted[
+            bisect_left(self._sorted, text) : bisect_left(self._sorted, text + LAST)
+        ]
+
+    def share(self, text: str, mass: float) -> Iterator[tuple[str, float]]:
+        """Yield `mass` dealt out to the labels that begin with `text`, commoner ones get more."""
+        found = self.beginning(text)
+        total = sum(self.counts[label] for label in found)
+        yield from ((label, mass * self.counts[label] / total) for label in found)
+
+
+class Beliefs:
+    """What completions say about every field that a task decides."""
+
+    def __init__(self, task: Task, labels: Labels) -> None:
+        """Sort the task's labels as they are written."""
+        assert task.decides is not None
+        self._task, self._labels, self._decides = task, labels, task.decides
+        sets = {field: Written(labels.counts[field], numbers=False) for field in task.decides.sets}
+        classes = {
+            field: Written(counts, numbers=all(map(str.isdigit, counts)))
+            for field, counts in ((field, labels.counts[field]) for field in task.decides.classes)
+        }
+        self._written = {**sets, **classes}
+
+    def of(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
+        """Return for every item of the answer the belief about each field.
+
+        Every reply counts alike. Its forks tell more than which way it went: the ways not taken
+        get their probability too (Rao-Blackwell), so that one greedy reply is enough to go by.
+        """
+        sums: list[dict[str, Belief]] = []
+        texts = completion["texts"]
+        forks = completion.get("forks") or [[]] * len(texts)
+        for text, of_text in zip(texts, forks, strict=True):
+            items = self._task.decode(text, example, self._labels).answer[self._decides.items]
+            sums = sums or [defaultdict(lambda: defaultdict(float)) for _ in items]
+            spans = self._spans(text)
+            for i, item in enumerate(items):
+                for field in self._written:
+                    belief = self._belief(text, of_text, spans.get((i, field), []), field, item)
+                    for value, mass in belief.items():
+                        sums[i][field][value] += mass / len(texts)
+        return sums
+
+    def _spans(self, text: str) -> dict[tuple[int, str], list[Span]]:
+        """Return where the values of every item and field stand."""
+        spans = defaultdict(list)
+        for start, end, path in value_spans(text):
+            match path:
+                case (self._decides.items, int(i), str(field), *_):
+                    spans[i, field].append((start, end))
+        return spans
+
+    def _belief(
+        self, text: str, forks: Forks, spans: list[Span], field: str, item: Mapping[str, Any]
+    ) -> Belief:
+        """Return the belief of one reply about one field of one item."""
+        is_set = field in self._decides.sets
+        decoded = item[field] if is_set else [item[field]]
+        if [_read(text[start:end]) for start, end in spans] != decoded:  # a reply that was repaired
+            return {frozenset(decoded) if is_set else decoded[0]: 1.0}
+        found = walk(text, forks, spans, self._written[field])
+        if is_set:
+            return found
+        return {label: mass for labels, mass in found.items() for label in labels}
+
+
+def walk(text: str, forks: Forks, spans: Sequence[Span], written: Written) -> Belief:
+    """Return the belief about a label set that was written as the values at `spans`.
+
+    At each fork inside a value, or right behind it, a way not taken stands for: the labels before
+    and one that begins so; or the labels up to here, where it ends the list. A way that goes on
+    where the reply ended tells nothing about the label to come and counts for the reply's own set.
+    Ways that no label begins with have no mass; the rest is scaled to 1.
+    """
+    belief: Belief = defaultdict(float)
+    before: frozenset[Any] = frozenset()
+    reach = 1.0
+    for start, end in spans:
+        own = text[start:end]
+        for place, ways in forks:
+            if not start <= place <= end:
+                continue
+            for token, chance in ways[1:]:
+                begun = text[start:place] + token
+                for label, mass in written.share(begun, reach * chance):
+                    # Mass on this very label is of the list's end here, or of another spelling.
+                    belief[before | {_read(label)}] += mass
+            reach *= ways[0][1]
+        before |= {_read(own)}
+    belief[before] += reach
+    total = sum(belief.values())
+    return {labels: mass / total for labels, mass in belief.items()}
+
+
+def _read(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None

@@ -1,0 +1,78 @@
+"""Two submissions on the same gold: the difference, and how sure it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from panjue.eval.means import Columns, metric_values
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import Rows
+from panjue.prompts.task import Task
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of two submissions.
+
+    Attributes:
+        mean: First less second.
+        low, high: 95% percentile interval of the paired bootstrap over examples.
+        better: Share of the resamples in which the first is better.
+    """
+
+    mean: float
+    low: float
+    high: float
+    better: float
+
+
+def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Difference]:
+    """Return metric -> difference between `first` and `second`, by a paired bootstrap (seed 0).
+
+    Both submissions are resampled with the same examples, so that what they share cancels out.
+
+    Raises:
+        UserError: A file is missing or broken, or a gold example has no answer.
+    """
+    columns = [_columns(task, gold, path) for path in (first, second)]
+    weights = np.array(columns[0].weights)
+    if not weights.any():
+        weights = np.ones_like(weights)
+    gain = np.array(columns[0].values) - np.array(columns[1].values)
+    draw = np.random.default_rng(0)
+    n = len(weights)
+    means = np.zeros((RESAMPLES, gain.shape[1]))
+    for i in range(RESAMPLES):
+        drawn = np.bincount(draw.integers(n, size=n), minlength=n) * weights
+        means[i] = drawn @ gain / (drawn.sum() or 1.0)
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    mean, better = weights @ gain / weights.sum(), (means > 0).mean(axis=0)
+    numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
+    return {name: Difference(*row) for name, row in zip(task.metrics, numbers, strict=True)}
+
+
+def _columns(task: Task, gold: Path, submission: Path) -> Columns:
+    rows, columns = Rows(submission), Columns(task.metrics)
+    for example in task.read(gold):
+        if example.answer is None:
+            raise UserError(f"{gold}: id {example.id} has no gold answer")
+        place = f"{submission}: id {example.id}"
+        values = metric_values(task, example.answer, rows.get(example.id), place)
+        columns.add(example, task.weight(example), values)
+    if not columns.weights:
+        raise UserError(f"{gold}: has no examples")
+    return columns
+
+
+def show(differences: dict[str, Difference], against: Path, console: Console) -> None:
+    """Print the table."""
+    table = Table(f"less {against}", "difference", "95% interval", "better in")
+    for name, d in differences.items():
+        interval = f"{d.low:+.4f} - {d.high:+.4f}"
+        table.add_row(name, f"{d.mean:+.4f}", interval, f"{d.better:.1%} of resamples")
+    console.print(table)

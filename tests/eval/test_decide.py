@@ -1,0 +1,197 @@
+from itertools import chain, combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.eval.beliefs import Belief, Beliefs, Written, walk
+from panjue.eval.decide import Decider, best_pair, best_set, expected_f1
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels, collect
+from panjue.prompts.task import Example, load_task
+
+TASK = load_task("judgment")
+PAIRS = {"a": {"x": 3}, "b": {"y": 2}, "c": {"x": 1, "z": 5}}
+
+
+def beliefs_over(labels: str) -> st.SearchStrategy[Belief]:
+    sets = st.frozensets(st.sampled_from(labels), max_size=3)
+    return st.dictionaries(sets, st.floats(0.05, 1), min_size=1, max_size=5).map(
+        lambda weights: {labels: w / sum(weights.values()) for labels, w in weights.items()}
+    )
+
+
+def all_sets(labels: str, most: int) -> list[frozenset[str]]:
+    sizes = (combinations(labels, size) for size in range(1, most + 1))
+    return [frozenset(picked) for picked in chain.from_iterable(sizes)]
+
+
+@given(beliefs_over("abcdef"), st.integers(1, 6))
+def test_the_best_set_is_the_best_of_all_sets(belief: Belief, most: int) -> None:
+    chosen = best_set(belief, most)
+    best = max(expected_f1(candidate, belief) for candidate in all_sets("abcdef", most))
+    assert len(chosen) <= most
+    assert expected_f1(chosen, belief) == pytest.approx(best)
+
+
+def test_expected_f1_worked_by_hand() -> None:
+    # Gold is {a} or {a, b} with even odds. {a}: (1 + 2/3) / 2; {a, b}: (2/3 + 1) / 2; {b}: 1/3.
+    belief = {frozenset("a"): 0.5, frozenset("ab"): 0.5}
+    assert expected_f1(frozenset("a"), belief) == pytest.approx(5 / 6)
+    assert expected_f1(frozenset("ab"), belief) == pytest.approx(5 / 6)
+    assert expected_f1(frozenset("b"), belief) == pytest.approx(1 / 3)
+    assert best_set(belief, 2) == {"a"}, "of two equally good sets the smaller"
+
+
+def test_an_uncertain_second_label_is_worth_having_only_when_likely() -> None:
+    def gold(p: float) -> Belief:
+        return {frozenset("ab"): p, frozenset("a"): 1 - p}
+
+    assert best_set(gold(0.45), 3) == {"a"}
+    assert best_set(gold(0.55), 3) == {"a", "b"}
+
+
+def price(first: frozenset[str], second: frozenset[str]) -> int:
+    lonely = sum(not any(b in PAIRS.get(a, {}) for b in second) for a in first)
+    return lonely + sum(not any(b in PAIRS.get(a, {}) for a in first) for b in second)
+
+
+@given(beliefs_over("abcd"), beliefs_over("xyzw"), st.floats(0, 1))
+def test_the_best_pair_is_the_best_of_all_pairs(one: Belief, two: Belief, strength: float) -> None:
+    if not (any(one) and any(two)):
+        return
+
+    def worth(first: frozenset[str], second: frozenset[str]) -> float:
+        return expected_f1(first, one) + expected_f1(second, two) - strength * price(first, second)
+
+    seen = {label for labels in one for label in labels}
+    written = {label for labels in two for label in labels}
+    partners = {max(PAIRS[a], key=lambda b: PAIRS[a][b]) for a in seen if a in PAIRS}
+    largest = [1 + max(map(len, belief)) for belief in (one, two)]
+    best = max(
+        worth(first, second)
+        for first in all_sets("".join(sorted(seen)), min(3, largest[0]))
+        for second in all_sets("".join(sorted(written | partners)), min(3, largest[1]))
+    )
+    assert worth(*best_pair((one, two), (3, 3), PAIRS, strength)) == pytest.approx(best)
+
+
+def test_a_charge_without_its_article_pays_until_it_has_it() -> None:
+    beliefs = {frozenset("a"): 1.0}, {frozenset("y"): 0.55, frozenset("x"): 0.45}
+    assert best_pair(beliefs, (1, 1), PAIRS, 0.0) == ({"a"}, {"y"})
+    assert best_pair(beliefs, (1, 1), PAIRS, 0.2) == ({"a"}, {"x"})
+
+
+WRITTEN = Written({"1": 10, "10": 60, "13": 30, "8": 40}, numbers=True)
+CHARGES = Written({"盗窃罪": 60, "盗伐林木罪": 20, "诈骗罪": 20}, numbers=False)
+
+
+def test_labels_are_found_by_how_they_begin() -> None:
+    assert WRITTEN.beginning("1") == ["1", "10", "13"]
+    assert WRITTEN.beginning("1}") == ["1"]
+    assert WRITTEN.beginning("13") == ["13"]
+    assert WRITTEN.beginning("2") == []
+    assert CHARGES.beginning('"盗') == ['"盗伐林木罪"', '"盗窃罪"']
+    assert CHARGES.beginning('"盗窃罪"],') == ['"盗窃罪"']
+
+
+def test_a_digit_that_was_not_taken_shares_its_mass_among_the_classes_it_begins() -> None:
+    # Taken: 8, at 0.6. The other way, 1, is 1, 10 or 13: 10 + 60 + 30 of training's hundred.
+    belief = walk('{"p":8}', [(5, [("8", 0.6), ("1", 0.4)])], [(5, 6)], WRITTEN)
+    wanted = {8: 0.6, 1: 0.04, 10: 0.24, 13: 0.12}
+    assert belief == pytest.approx({frozenset([k]): p for k, p in wanted.items()})
+
+
+def test_two_digits_are_two_forks() -> None:
+    forks = [(5, [("1", 0.5), ("8", 0.5)]), (6, [("3", 0.6), ("0", 0.3), ("}", 0.1)])]
+    belief = walk('{"p":13}', forks, [(5, 7)], WRITTEN)
+    wanted = {8: 0.5, 13: 0.3, 10: 0.15, 1: 0.05}
+    assert belief == pytest.approx({frozenset([k]): p for k, p in wanted.items()})
+
+
+def test_a_list_may_end_earlier_and_a_label_may_be_another() -> None:
+    text = '{"c":["盗窃罪","诈骗罪"]}'
+    # `"盗` over `"诈`; then `","` over `"]`; then `诈骗` over `盗`, shared 60 to 20.
+    forks = [
+        (6, [('"盗窃', 0.8), ('"诈', 0.2)]),
+        (10, [('","', 0.5), ('"]', 0.5)]),
+        (13, [("诈骗", 0.75), ("盗", 0.25)]),
+    ]
+    belief = walk(text, forks, [(6, 11), (12, 17)], CHARGES)
+    theft, fraud, timber = "盗窃罪", "诈骗罪", "盗伐林木罪"
+    assert belief == pytest.approx(
+        {
+            frozenset([fraud]): 0.2,
+            # The list ends (0.4), or the second label is the first again (0.4 * 0.25 * 0.75).
+            frozenset([theft]): 0.4 + 0.075,
+            frozenset([theft, timber]): 0.025,
+            frozenset([theft, fraud]): 0.3,
+        }
+    )
+
+
+LABELS = collect(
+    [
+        *[{"charges": ["盗窃罪"], "articles": ["264"], "penalty": ["13"]}] * 6,
+        *[{"charges": ["诈骗罪"], "articles": ["266"], "penalty": ["8"]}] * 4,
+    ]
+)
+CASE = Example(id=1, text="甲。", names=("甲",))
+
+
+def reply(charge: str, article: str, penalty: int) -> str:
+    judgment = {"name": "甲", "charges": [charge], "articles": [article], "penalty": penalty}
+    return dump({"judgments": [judgment]})
+
+
+def test_samples_outvote_the_first_reply_and_say_how_surely() -> None:
+    texts = [reply("盗窃罪", "264", 13), *[reply("诈骗罪", "266", 8)] * 3]
+    decision = Decider(TASK, LABELS).decide(CASE, {"texts": texts})
+    [judgment] = decision.answer["judgments"]
+    assert judgment == {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 8}
+    assert decision.confidence == [{"charges": 0.75, "articles": 0.75, "penalty": 0.75}]
+
+
+def test_the_pair_prior_mends_an_article_that_goes_with_no_charge() -> None:
+    texts = [reply("盗窃罪", "266", 13)] * 3 + [reply("盗窃罪", "264", 13)] * 2
+    row = {"texts": texts}
+    plain, priced = (Decider(TASK, LABELS, s).decide(CASE, row).answer for s in (0.0, 0.5))
+    assert plain["judgments"][0]["articles"] == ["266"]
+    assert priced["judgments"][0]["articles"] == ["264"]
+
+
+def test_one_greedy_reply_with_forks_is_enough_to_decide_from() -> None:
+    text = reply("盗窃罪", "264", 13)
+    place = text.index("13")
+    # Read aloud the reply says 13; but all of 1x has 0.4 and is shared, 8 has 0.6.
+    forks = [[[place, [["1", 0.4], ["8", 0.6]]]]]
+    decision = Decider(TASK, LABELS).decide(CASE, {"texts": [text], "forks": forks})
+    assert decision.answer["judgments"][0]["penalty"] == 8
+    assert decision.confidence[0]["penalty"] == pytest.approx(0.6)
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
+def test_any_replies_at_all_are_decided(texts: list[str]) -> None:
+    decision = Decider(TASK, LABELS, 0.2).decide(CASE, {"texts": texts})
+    [judgment] = decision.answer["judgments"]
+    assert judgment["charges"]
+    assert judgment["articles"]
+
+
+def test_beliefs_are_probabilities() -> None:
+    text = reply("盗窃罪", "264", 13)
+    row = {
+        "texts": [text, "nonsense"],
+        "forks": [[[text.index("13"), [["1", 0.7], ["9", 0.3]]]], []],
+    }
+    [item] = Beliefs(TASK, LABELS).of(CASE, row)
+    for belief in item.values():
+        assert sum(belief.values()) == pytest.approx(1)
+
+
+def test_an_empty_labels_file_decides_nothing_but_does_not_fail() -> None:
+    labels = Labels(
+        {"charges": {}, "articles": {}, "penalty": {}}, {"charges": 1, "articles": 1}, {}
+    )
+    decision = Decider(TASK, labels).decide(CASE, {"texts": [reply("盗窃罪", "264", 13)]})
+    assert decision.answer["judgments"][0]["name"] == "甲"

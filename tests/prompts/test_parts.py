@@ -1,0 +1,61 @@
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.files import dump
+from panjue.prompts.parts import SYNTAX, field_of, part_of_tokens, value_spans
+
+REPLY = (
+    '{"judgments":[{"name":"甲","charges":["盗窃罪","抢劫罪"],"articles":["264"],"penalty":13}]}'
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for i, inner in enumerate(value) for leaf in leaves(inner, (*path, i))]
+    return [(path, value)]
+
+
+@given(JSON)
+def test_every_value_is_found_where_it_stands_whatever_the_json(value: Any) -> None:
+    text = dump(value)
+    found = [(path, json.loads(text[start:end])) for start, end, path in value_spans(text)]
+    wanted = [
+        # Keys are given as they are written: an escape in a key stays one.
+        (tuple(dump(k)[1:-1] if isinstance(k, str) else k for k in path), leaf)
+        for path, leaf in leaves(value)
+    ]
+    assert found == wanted
+
+
+@given(st.text())
+def test_any_text_at_all_is_read(text: str) -> None:
+    for start, end, _ in value_spans(text):
+        assert 0 <= start < end <= len(text)
+
+
+def test_the_values_of_a_judgment_have_their_fields() -> None:
+    found = [(REPLY[start:end], field_of(path)) for start, end, path in value_spans(REPLY)]
+    assert found == [
+        ('"甲"', "name"),
+        ('"盗窃罪"', "charges"),
+        ('"抢劫罪"', "charges"),
+        ('"264"', "articles"),
+        ("13", "penalty"),
+    ]
+
+
+def test_a_token_that_covers_value_and_syntax_counts_for_the_value() -> None:
+    start = REPLY.index('罪"]')
+    offsets = [(0, 2), (start, start + 3), (start + 3, start + 4)]
+    assert part_of_tokens(REPLY, offsets) == [SYNTAX, "charges", SYNTAX]
