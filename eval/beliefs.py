@@ -70,21 +70,27 @@ class Beliefs:
     def of(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
         """Return for every item of the answer the belief about each field.
 
-        Every reply counts alike. Its forks tell more than which way it went: the ways not taken
-        get their probability too (Rao-Blackwell), so that one greedy reply is enough to go by.
+        Every readable reply counts alike. Its forks tell more than which way it went: the ways
+        not taken get their probability too (Rao-Blackwell), so that one greedy reply is enough to
+        go by.
         """
-        sums: list[dict[str, Belief]] = []
         texts = completion["texts"]
         forks = completion.get("forks") or [[]] * len(texts)
-        for text, of_text in zip(texts, forks, strict=True):
-            items = self._task.decode(text, example, self._labels).answer[self._decides.items]
+        replies = [
+            (text, of_text, self._task.decode(text, example, self._labels))
+            for text, of_text in zip(texts, forks, strict=True)
+        ]
+        readable = [reply for reply in replies if reply[2].readable] or replies[:1]
+        sums: list[dict[str, Belief]] = []
+        for text, of_text, decoded in readable:
+            items = decoded.answer[self._decides.items]
             sums = sums or [defaultdict(lambda: defaultdict(float)) for _ in items]
             spans = self._spans(text)
             for i, item in enumerate(items):
                 for field in self._written:
                     belief = self._belief(text, of_text, spans.get((i, field), []), field, item)
                     for value, mass in belief.items():
-                        sums[i][field][value] += mass / len(texts)
+                        sums[i][field][value] += mass / len(readable)
         return sums
 
     def _spans(self, text: str) -> dict[tuple[int, str], list[Span]]:

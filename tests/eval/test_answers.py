@@ -92,6 +92,9 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "cached_tokens": 125,
         "completion_tokens": 200,
         "near_ties": 1,
+        "replies": 10,
+        "decided": 5,
+        "strength": 0.0,
     }
     # The name before the colon is gone, so that kinds of repair add up.
     assert tally.repairs == {
@@ -107,11 +110,14 @@ def test_what_was_met_is_counted(run: Path) -> None:
 
 def test_the_summary_for_a_person(run: Path) -> None:
     lines = list(decode_run(run).lines())
-    assert lines[0].startswith("6 examples: 1 replies valid as they came, 3 repaired, 1 unreadable")
+    assert lines[0].startswith(
+        "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable"
+    )
     assert lines[1] == "1 cut by length, 1 too long to ask, 1 shortened to fit"
     assert lines[2] == "500 prompt tokens (25% from the cache), 200 output tokens"
-    assert lines[3].startswith("1 greedy replies pass a near tie")
-    assert lines[4] == "      3 × no answer, the commonest stands in"
+    assert lines[3] == "5 answers decided from 10 replies, pair strength 0"
+    assert lines[4].startswith("1 greedy replies pass a near tie")
+    assert lines[5] == "      3 × no answer, the commonest stands in"
 
 
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
@@ -122,6 +128,7 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     before = written()
     assert set(before) == {
         "completions.jsonl",
+        "confidence.jsonl",
         "decode.json",
         "labels.json",
         "manifest.json",
@@ -129,6 +136,13 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     }
     decode_run(run)
     assert written() == before
+
+
+def test_greedy_decoding_takes_the_first_replies_and_leaves_no_confidence(run: Path) -> None:
+    decode_run(run)
+    tally = decode_run(run, greedy=True)
+    assert tally.decided == 0
+    assert not (run / "confidence.jsonl").exists()
 
 
 def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, write: Write) -> None:

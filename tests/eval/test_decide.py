@@ -78,8 +78,8 @@ def test_the_best_pair_is_the_best_of_all_pairs(one: Belief, two: Belief, streng
 
 def test_a_charge_without_its_article_pays_until_it_has_it() -> None:
     beliefs = {frozenset("a"): 1.0}, {frozenset("y"): 0.55, frozenset("x"): 0.45}
-    assert best_pair(beliefs, (1, 1), PAIRS, 0.0) == ({"a"}, {"y"})
-    assert best_pair(beliefs, (1, 1), PAIRS, 0.2) == ({"a"}, {"x"})
+    assert best_pair(beliefs, (1, 1), PAIRS, 0.0) == (frozenset("a"), frozenset("y"))
+    assert best_pair(beliefs, (1, 1), PAIRS, 0.2) == (frozenset("a"), frozenset("x"))
 
 
 WRITTEN = Written({"1": 10, "10": 60, "13": 30, "8": 40}, numbers=True)

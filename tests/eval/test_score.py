@@ -97,6 +97,8 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
         "unreadable_rate",
         "missing",
         "unknown_gold_labels",
+        "calibration",
+        "least_certain_set_aside",
     }
     assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
     # Nothing lies beside the submission, so these are unknown, not zero.

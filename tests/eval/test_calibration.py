@@ -1,0 +1,91 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.eval.calibration import calibration
+from panjue.eval.compare import compare
+from panjue.eval.score import score
+from panjue.prompts.errors import UserError
+from panjue.prompts.task import load_task
+
+TASK = load_task("judgment")
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1))
+def test_the_bins_hold_every_judgment_once(pairs: list[tuple[float, bool]]) -> None:
+    found = calibration([sure for sure, _ in pairs], [right for _, right in pairs])
+    assert sum(one.count for one in found.bins) == len(pairs)
+    assert 0 <= found.error <= 1
+
+
+def test_calibration_error_worked_by_hand() -> None:
+    # Four at 0.9, three of them right: |0.9 - 0.75| * 4/6. Two at 0.2, none right: 0.2 * 2/6.
+    found = calibration([0.9] * 4 + [0.2] * 2, [True] * 3 + [False] * 3)
+    assert found.error == pytest.approx(0.15 * 4 / 6 + 0.2 * 2 / 6)
+    assert [one.count for one in found.bins] == [2, 4]
+
+
+def test_perfect_confidence_has_no_error() -> None:
+    assert calibration([1.0, 0.0], [True, False]).error == 0
+
+
+@pytest.fixture
+def files(case: Row, row: Row, write: Write) -> tuple[Path, Path]:
+    """Return gold and a submission that is wrong exactly where it is not sure."""
+    right, wrong = ("甲", ["盗窃罪"], ["264"], 13), ("甲", ["诈骗罪"], ["266"], 8)
+    mate = ("乙", ["盗窃罪"], ["264"], 13)
+    gold = write("gold.jsonl", [case(i, right, mate) for i in range(10)])
+    sure = {"charges": 0.9, "articles": 0.9, "penalty": 0.9}
+    unsure = dict.fromkeys(sure, 0.1)
+    answers = [row(i, wrong if i < 3 else right, mate) for i in range(10)]
+    submission = write("run/submission.jsonl", answers)
+    confidence = [{"id": i, "confidence": [unsure if i < 3 else sure, sure]} for i in range(10)]
+    write("run/confidence.jsonl", confidence)
+    return gold, submission
+
+
+def test_setting_the_least_certain_aside_raises_the_score(files: tuple[Path, Path]) -> None:
+    scores = score(TASK, *files)
+    assert scores.aside is not None
+    # One of two defendants wrong in 3 of 10 cases; a tenth aside leaves 2 of 9, then 1 of 8, 0.
+    assert [s.mean["final"] for s in scores.aside.values()] == pytest.approx(
+        [1 - 0.5 * 3 / 10, 1 - 0.5 * 2 / 9, 1 - 0.5 * 1 / 8, 1]
+    )
+    assert scores.calibration is not None
+    assert scores.calibration["penalty"].error == pytest.approx(0.1)
+
+
+def test_confidence_of_another_submission_is_named(files: tuple[Path, Path], write: Write) -> None:
+    rows = [
+        {"id": i, "confidence": [{"charges": 1, "articles": 1, "penalty": 1}]} for i in range(10)
+    ]
+    write("run/confidence.jsonl", rows)
+    with pytest.raises(UserError, match=r"confidence.jsonl: id 0 is of another submission"):
+        score(TASK, *files)
+
+
+def test_a_submission_differs_from_itself_by_nothing(files: tuple[Path, Path]) -> None:
+    gold, submission = files
+    for difference in compare(TASK, gold, submission, submission).values():
+        assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
+        assert difference.better == 0
+
+
+def test_the_better_submission_is_better_in_nearly_every_resample(
+    files: tuple[Path, Path], case: Row, row: Row, write: Write
+) -> None:
+    gold, submission = files
+    right = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
+    perfect = write("perfect.jsonl", [row(i, *right) for i in range(10)])
+    one = compare(TASK, gold, perfect, submission)["final"]
+    other = compare(TASK, gold, submission, perfect)["final"]
+    assert one.mean == pytest.approx(0.15)
+    assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low))
+    # No resample is worse; one without any of the three wrong cases, 0.7 ** 10 = 2.8%, is equal.
+    assert one.better == pytest.approx(1 - 0.7**10, abs=0.01)

@@ -1,0 +1,65 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.eval.answers import decode_run
+from panjue.eval.tune import main
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump, sha256, write_json
+from panjue.prompts.labels import collect
+
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
+
+
+def reply(article: str) -> str:
+    judgments = [
+        {"name": name, "charges": ["盗窃罪"], "articles": [article], "penalty": 13}
+        for name in ("甲", "乙")
+    ]
+    return dump({"judgments": judgments})
+
+
+def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
+    """Make a run whose samples prefer an article that belongs to no charge."""
+    test = write("cases.jsonl", [case(i, *GOLD, gold=gold) for i in range(3)])
+    texts = [reply("266"), reply("266"), reply("264")]
+    rest = {"prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 1}
+    rest |= {"dropped_sentences": 0}
+    rows = [
+        {"id": i, "texts": texts, "finish": ["stop"] * 3, "near_ties": [], **rest} for i in range(3)
+    ]
+    write("run/completions.jsonl", rows)
+    labels = [(["盗窃罪"], ["264"], "13"), (["诈骗罪"], ["266"], "8")]
+    collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in labels).save(
+        folder / "run"
+    )
+    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test)}
+    write_json(
+        folder / "run/manifest.json", {"generate": {**made, "trained": str(folder / "adapter")}}
+    )
+    return folder / "run"
+
+
+def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
+    case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    main(run)
+    # 266 has expected F1 2/3 and 264 has 1/3. With 266 the charge and the article are lonely and
+    # pay twice the strength: the first strength over 1/6 mends it.
+    for folder in (run, tmp_path / "adapter"):
+        assert json.loads((folder / "decision.json").read_text("utf-8"))["strength"] == 0.2
+    assert "greedy" in capsys.readouterr().out
+    assert decode_run(run).strength == 0.2
+    first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
+    assert first["judgments"][0]["articles"] == ["264"]
+
+
+def test_cases_without_gold_are_nothing_to_tune_on(case: Row, write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="id 0 has no gold answer to tune on"):
+        main(make_run(case, write, tmp_path, gold=False))

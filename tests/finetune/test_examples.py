@@ -1,0 +1,93 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.finetune.examples import held_out_examples, train_examples
+from panjue.prompts.files import dump
+from panjue.prompts.fit import fit
+from panjue.prompts.split import is_held_out
+from panjue.prompts.task import Example, load_task
+
+TASK = load_task("judgment")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a training file, and a file to mix in that has half of its cases again."""
+    from panjue.prompts.demo import write_demo
+
+    folder = tmp_path_factory.mktemp("cases")
+    write_demo(folder, {"train": 60, "test": 40, "base": 1})
+    lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
+    others = (folder / "test.jsonl").read_text("utf-8").splitlines()
+    mixed = [{**json.loads(line), "id": i} for i, line in enumerate([*others, *lines[:30]])]
+    (folder / "mix.jsonl").write_text("\n".join(map(dump, mixed)), "utf-8")
+    return folder / "train.jsonl", folder / "mix.jsonl"
+
+
+def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -> None:
+    train, _ = files
+    taken = [e.id for e in train_examples(TASK, train, None, None, 0)]
+    held = [e.id for e in held_out_examples(TASK, train, None)]
+    assert sorted([*taken, *held]) == sorted(e.id for e in TASK.read(train))
+    assert not set(taken) & set(held)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 99.0])
+def test_the_ratio_says_how_many_are_mixed_in(files: tuple[Path, Path], ratio: float) -> None:
+    train, mix = files
+    own = list(train_examples(TASK, train, None, None, 0))
+    both = list(train_examples(TASK, train, None, mix, ratio))
+    mixable = [e for e in TASK.read(mix) if not is_held_out(e)]
+    assert both[: len(own)] == own
+    assert len(both) - len(own) == min(round(len(own) * ratio), len(mixable))
+
+
+def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
+    train, mix = files
+    held = {e.text for e in held_out_examples(TASK, train, None)}
+    assert held & {e.text for e in TASK.read(mix)}, "the file to mix in has some of them"
+    assert not held & {e.text for e in train_examples(TASK, train, None, mix, 99)}
+
+
+def scramble(example: Example) -> Example:
+    """Return the example with other outcomes."""
+    judgments = [
+        {**judgment, "charges": ["诈骗罪"], "articles": ["266"], "penalty": 0}
+        for judgment in (example.answer or {})["judgments"]
+    ]
+    return replace(example, answer={"judgments": judgments})
+
+
+def test_no_outcome_decides_what_is_asked_held_out_or_left_out(files: tuple[Path, Path]) -> None:
+    for example in TASK.read(files[0]):
+        for other in (scramble(example), replace(example, answer=None)):
+            assert TASK.prompt(other) == TASK.prompt(example)
+            assert is_held_out(other) == is_held_out(example)
+            shorter = [fit(e, 60, lambda e: len(e.text)) for e in (example, other)]
+            assert replace(shorter[0], example=example) == replace(shorter[1], example=example)
+            assert shorter[0].example.text == shorter[1].example.text
+
+
+def test_mixing_goes_by_the_texts_and_by_no_outcome(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train, mix = files
+    other = tmp_path / "mix.jsonl"
+    other.write_text("\n".join(map(other_outcomes, mix.read_text("utf-8").splitlines())), "utf-8")
+    chosen: Callable[[Path], list[Any]] = lambda path: [  # noqa: E731
+        e.id for e in train_examples(TASK, train, None, path, 0.3)
+    ]
+    assert chosen(mix) == chosen(other)
+
+
+def other_outcomes(line: str) -> str:
+    case = json.loads(line)
+    for outcome in case["outcomes"]:
+        outcome |= {"charges": ["诈骗罪"], "articles": ["266"]}
+        outcome["penalty"]["imprisonment"] += 60
+    return dump(case)

@@ -1,0 +1,195 @@
+"""The loss: where it lies, what weighs how much, and that no example sees another."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig
+
+from panjue.finetune.data import IGNORED, Report, pack, rows
+from panjue.finetune.sft import main
+from panjue.finetune.trainer import PADDING, PartsTrainer, collate
+from panjue.prompts.errors import UserError
+from panjue.prompts.model import load_tokenizer
+from panjue.prompts.parts import SYNTAX
+from panjue.prompts.task import load_task
+
+TASK = load_task("judgment")
+SIZE = 1024
+
+
+@pytest.fixture(scope="module")
+def model(workshop: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def made(workshop: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the token rows of a few examples of different lengths, and their parts."""
+    examples = list(TASK.read(workshop / "demo/train.jsonl"))
+    tokenizer, report = load_tokenizer(workshop / "base/model"), Report()
+    labels = TASK.labels(examples)
+    return list(rows(TASK, iter(examples[:6]), tokenizer, labels, SIZE, report)), report.parts
+
+
+def trainer_on(workshop: Path, model: Any, parts: list[str], folder: Path, **weights: float) -> Any:
+    return PartsTrainer(
+        model,
+        parts=parts,
+        token_weights=weights,
+        args=SFTConfig(
+            output_dir=str(folder),
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            max_length=None,
+            report_to=[],
+            dataset_kwargs={"skip_prepare_dataset": True},
+        ),
+        train_dataset=Dataset.from_list([{"input_ids": [1], "labels": [1], "parts": [0]}]),
+        processing_class=load_tokenizer(workshop / "base/model"),
+    )
+
+
+def plain_losses(model: Any, row: dict[str, Any]) -> list[float]:
+    """Return the loss of each reply token of one example on its own, from all its logits."""
+    with torch.no_grad():
+        logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1].float()
+    chances = logits.log_softmax(-1)
+    wanted = row["labels"][1:]
+    return [-float(chances[i, label]) for i, label in enumerate(wanted) if label != IGNORED]
+
+
+def test_the_parts_of_a_row_are_the_fields_of_its_reply(
+    workshop: Path, made: tuple[list[dict[str, Any]], list[str]]
+) -> None:
+    tokenizer = load_tokenizer(workshop / "base/model")
+    of_row, parts = made
+    assert parts == [SYNTAX, "name", "charges", "articles", "penalty"]
+    for row in of_row:
+        reply = json.loads(
+            tokenizer.decode([i for i in row["labels"] if i != IGNORED], skip_special_tokens=True)
+        )
+        text = {
+            part: tokenizer.decode(
+                [i for i, p in zip(row["labels"], row["parts"], strict=True) if parts[p] == part]
+            )
+            for part in parts[1:]
+        }
+        for judgment in reply["judgments"]:
+            assert judgment["name"] in text["name"]
+            assert all(charge in text["charges"] for charge in judgment["charges"])
+            assert all(article in text["articles"] for article in judgment["articles"])
+            assert str(judgment["penalty"]) in text["penalty"]
+
+
+def test_the_loss_of_a_batch_is_that_of_its_examples_alone(
+    workshop: Path, model: Any, made: tuple[list[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    of_row, parts = made
+    trainer = trainer_on(workshop, model, parts, tmp_path)
+    model.eval()
+    alone = [loss for row in of_row for loss in plain_losses(model, row)]
+    with torch.no_grad():
+        loss = trainer.compute_loss(model, collate(of_row))
+    assert float(loss) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
+
+
+def test_a_packed_example_has_the_logits_it_has_alone(
+    model: Any, made: tuple[list[dict[str, Any]], list[str]]
+) -> None:
+    packs = list(pack(Dataset.from_list(made[0]), SIZE))
+    assert max(len(one["seq_lengths"]) for one in packs) > 1, "nothing was packed"
+    batch = collate(packs)
+    model.eval()
+    with torch.no_grad():
+        together = model(batch["input_ids"], position_ids=batch["position_ids"]).logits
+    for one, logits in zip(packs, together, strict=True):
+        start = 0
+        for length in one["seq_lengths"]:
+            with torch.no_grad():
+                alone = model(torch.tensor([one["input_ids"][start : start + length]])).logits[0]
+            torch.testing.assert_close(logits[start : start + length], alone, rtol=1e-3, atol=1e-3)
+            start += length
+
+
+def test_packs_hold_every_row_whole_and_once(
+    made: tuple[list[dict[str, Any]], list[str]],
+) -> None:
+    def cut(one: dict[str, Any]) -> list[tuple[Any, ...]]:
+        ends = [sum(one["seq_lengths"][: i + 1]) for i in range(len(one["seq_lengths"]))]
+        starts = [0, *ends]
+        columns = ("input_ids", "labels", "parts")
+        return [
+            tuple(tuple(one[name][a:b]) for name in columns)
+            for a, b in zip(starts, ends, strict=False)
+        ]
+
+    packed = [piece for one in pack(Dataset.from_list(made[0]), SIZE) for piece in cut(one)]
+    whole = [tuple(tuple(row[n]) for n in ("input_ids", "labels", "parts")) for row in made[0]]
+    assert sorted(packed) == sorted(whole)
+
+
+def test_weights_are_of_the_training_loss_and_not_of_the_held_out_one(
+    workshop: Path, model: Any, made: tuple[list[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    of_row, parts = made
+    plain = trainer_on(workshop, model, parts, tmp_path)
+    heavy = trainer_on(workshop, model, parts, tmp_path, penalty=3.0)
+    losses: dict[str, list[float]] = {}
+    for mode in ("train", "eval"):
+        getattr(model, mode)()
+        with torch.no_grad():
+            losses[mode] = [float(t.compute_loss(model, collate(of_row))) for t in (plain, heavy)]
+    assert losses["eval"][0] == losses["eval"][1]
+    by_part = dict(zip(parts, plain._sums["eval"].T.tolist(), strict=True))
+    total, count = map(sum, zip(*by_part.values(), strict=True))
+    assert losses["train"][0] == pytest.approx(total / count, rel=1e-4)
+    assert losses["train"][1] == pytest.approx(
+        (total + 2 * by_part["penalty"][0]) / count, rel=1e-4
+    )
+
+
+def test_a_batch_is_padded_with_what_counts_for_nothing() -> None:
+    short = {"input_ids": [5, 6], "labels": [IGNORED, 6], "parts": [0, 1]}
+    long = {"input_ids": [7, 8, 9], "labels": [IGNORED, 8, 9], "parts": [0, 1, 0]}
+    batch = collate([short, long])
+    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED], [IGNORED, 8, 9]]
+    assert batch["parts"].tolist() == [[0, 1, PADDING], [0, 1, 0]]
+    assert set(batch) == {"input_ids", "labels", "parts"}
+
+
+def entries(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_every_evaluation_has_the_tasks_metrics_and_the_losses_by_part(trained: Path) -> None:
+    measured = [entry for entry in entries(trained) if "eval_loss" in entry]
+    assert [entry["step"] for entry in measured] == [6, 12]
+    for entry in measured:
+        for name in (*TASK.metrics, "loss", "loss_charges", "loss_articles", "loss_penalty"):
+            assert entry[f"eval_{name}"] >= 0
+    state = json.loads((trained / "checkpoints/checkpoint-12/trainer_state.json").read_text())
+    assert state["best_metric"] == max(entry["eval_final"] for entry in measured)
+
+
+def test_training_stops_when_the_score_no_longer_rises(workshop: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    steps = ["trainer.max_steps=8", "trainer.eval_steps=1", "trainer.save_steps=1"]
+    main(
+        workshop / "sft.yaml",
+        [f"run={run}", *steps, "trainer.learning_rate=0", "patience=2", "score_examples=2"],
+    )
+    assert max(entry["step"] for entry in entries(run)) == 3, (
+        "the first, and two that are no better"
+    )
+    assert (run / "adapter/adapter_model.safetensors").is_file()
+
+
+def test_an_unknown_part_is_named(workshop: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no part 'penalti'.*did you mean 'penalty'"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "token_weights.penalti=3"])
