@@ -11,7 +11,7 @@ GOLD     := $(or $(TEST),data/demo/test.jsonl)
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
-.PHONY: install check test demo base sft generate score check-submission
+.PHONY: install check test demo base sft tune generate score check-submission
 .NOTPARALLEL:
 ifneq ($(and $(TRAIN),$(filter generate score,$(MAKECMDGOALS))),)
 $(if $(TEST),,$(error TRAIN is given: say TEST=FILE too))
@@ -30,9 +30,13 @@ demo: install
 base: demo
 	$(PANJUE) base finetune/configs/base.yaml
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
-	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV) $(SFT)
+	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV MIX) $(SFT)
 generate: sft
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,TEST) $(GENERATE)
+tune: sft
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN)/tune trained=$(RUN)/adapter \
+	  test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true samples=8 $(GENERATE)
+	$(PANJUE) tune $(RUN)/tune
 score: generate
 	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json
 check-submission: install

@@ -101,6 +101,43 @@ def test_several_samples_come_back_together(
     assert len(row["texts"]) == len(row["finish"]) == 3
 
 
+def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
+    llm: LLM, asker: Asker, merged: Path, examples: list[Example], finished: list[dict[str, Any]]
+) -> None:
+    turns: list[dict[str, Any]] = [{}, {"n": 4, "temperature": 1.0}]
+    both = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, turns)
+    greedy = {row["id"]: row["texts"][0] for row in finished}
+    made = list(rows(llm, both, iter(examples[:4]), in_flight=3))
+    assert {row["id"] for row in made} == {example.id for example in examples[:4]}
+    for row in made:
+        assert len(row["texts"]) == len(row["forks"]) == 5
+        assert row["texts"][0] == greedy[row["id"]]
+        for text, of_text in zip(row["texts"], row["forks"], strict=True):
+            for place, ways in of_text:
+                assert (text + asker.tokenizer.eos_token)[place:].startswith(ways[0][0])
+                assert len(ways) > 1
+                assert sum(chance for _, chance in ways) < 1.01
+
+
+def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
+    llm: LLM, asker: Asker, merged: Path, examples: list[Example], finished: list[dict[str, Any]]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    [request] = asker.requests(examples[0])
+    row = next(row for row in finished if row["id"] == examples[0].id)
+    place, ways = next(
+        (place, ways) for place, ways in row["forks"][0] if row["texts"][0][:place].endswith('":')
+    )
+    so_far = asker.tokenizer(row["texts"][0][:place], add_special_tokens=False).input_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([request.prompt + so_far])).logits[0, -1]
+    # Behind `"penalty":` the schema allows digits only.
+    digits = [asker.tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"]
+    chances = dict(zip("0123456789", logits[digits].softmax(-1).tolist(), strict=True))
+    for digit, chance in ways:
+        assert chance == pytest.approx(chances[digit], abs=2e-3)
+
+
 def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
     llm: LLM, asker: Asker, examples: list[Example]
 ) -> None:
