@@ -54,8 +54,9 @@ def metric_values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place
     Raises:
         UserError: The row is not in the hand-in format; names `place`.
     """
+    functions = [getattr(metrics, name) for name in task.metrics]
     try:
-        return np.array([getattr(metrics, name)(gold, row) for name in task.metrics])
+        return np.array([function(gold, row) for function in functions])
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
 

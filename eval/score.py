@@ -27,6 +27,8 @@ class Scores:
     commonest: dict[str, float] | None
     unreadable_rate: float | None
     missing: int
+    foreign: int
+    doubled: int
     unknown_labels: int | None
     calibration: dict[str, Calibration] | None = None
     aside: dict[float, Summary] | None = None
@@ -45,6 +47,8 @@ class Scores:
             "commonest": self.commonest,
             "unreadable_rate": self.unreadable_rate,
             "missing": self.missing,
+            "foreign": self.foreign,
+            "doubled": self.doubled,
             "unknown_gold_labels": self.unknown_labels,
             "calibration": self.calibration
             and {name: found.to_json() for name, found in self.calibration.items()},
@@ -92,6 +96,8 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         commonest=summarize(peer, resamples=0).mean if labels else None,
         unreadable_rate=decoding["unreadable"] / max(1, decoding["examples"]) if decoding else None,
         missing=missing,
+        foreign=len(rows) - len(scored.weights) + missing,
+        doubled=len(rows.doubled),
         unknown_labels=_unknown(task, gold, labels) if labels else None,
         calibration=certainty.fields() if certainty else None,
         aside=certainty.aside(scored) if certainty else None,
@@ -156,6 +162,11 @@ def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
 
 def _remarks(scores: Scores) -> Iterator[str]:
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
+    if scores.foreign or scores.doubled:
+        yield (
+            f"{scores.foreign} rows are of no example and {scores.doubled} stand twice: "
+            "they count for nothing; see `panjue check`"
+        )
     if scores.total.unweighted:
         yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
     if scores.unreadable_rate is None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from panjue.prompts.files import dump, stream
+from panjue.prompts.files import dump, read_lines, stream, whole_file
 from panjue.prompts.progress import Meter, meter
 
 COMPLETE = "complete"
@@ -34,8 +34,9 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Start the meter."""
+        """Start the meter; forget what was logged behind the checkpoint that is gone on from."""
         if state.is_world_process_zero:
+            self._forget_after(state.global_step)
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._open.enter_context(shown)
 
@@ -67,6 +68,15 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         elif "loss" in logs:
             rate = float(logs.get("num_tokens", 0)) / self._meter.seconds
             self._text = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
+
+    def _forget_after(self, step: int) -> None:
+        path = self._folder / "log.jsonl"
+        if path.exists():
+            with stream(path):
+                pass  # opening it drops a torn last line
+            kept = [row for _, row in read_lines(path) if row["step"] <= step]
+            with whole_file(path) as out:
+                out.writelines(dump(row) + "\n" for row in kept)
 
     def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:
         """Print one line with the held-out loss and what else was measured beside it."""

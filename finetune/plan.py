@@ -45,8 +45,8 @@ def data_plan(report: Report, held_out: Report) -> Iterator[tuple[str, str]]:
 def training_plan(trainer: SFTTrainer) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about weights, steps and memory."""
     weights = list(trainer.model.parameters())
-    total = sum(weight.numel() for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    total = trainer.model.num_parameters()  # knows that four-bit weights are stored in pairs
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
     yield "steps", f"{steps(trainer)} of {batch_size(trainer)} examples or packs"
     held = sum(weight.numel() * weight.element_size() for weight in weights) + trained * ADAM_BYTES

@@ -152,8 +152,7 @@ def train(config: SftConfig) -> None:
         console.print(f"continuing from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        save(trainer, labels, made, trained_folder(config))
+    save(trainer, labels, made, trained_folder(config))
     console.print(f"written: {trained_folder(config)}")
 
 
@@ -347,8 +346,9 @@ def is_finished(run: Path, made: dict[str, Any]) -> bool:
     before = read_json(place).get("sft") if place.exists() else None
     if before is None and not (run / "checkpoints").exists():
         return False
-    if before is None or {**before, "versions": None} != {**made, "versions": None}:
-        what = difference(before or {}, made)
+    # Another version of a library is no other run.
+    what = difference({**(before or {}), "versions": None}, {**made, "versions": None})
+    if what:
         raise UserError(
             f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one"
         )
@@ -364,8 +364,12 @@ def write_config(config: SftConfig) -> None:
 def save(trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path) -> None:
     """Write weights, labels and manifest into `folder`, which appears only when all is there."""
     aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    trainer.save_model(str(aside))
+    if trainer.is_world_process_zero():
+        shutil.rmtree(aside, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.save_model(str(aside))  # all processes take part where weights are sharded
+    if not trainer.is_world_process_zero():
+        return
     (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
     labels.save(aside)
     write_json(aside / "manifest.json", {**made, "labels_sha256": sha256(aside / "labels.json")})

@@ -192,8 +192,8 @@ def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
     place = run / "manifest.json"
     manifest = read_json(place) if place.exists() else {}
     before = manifest.get("generate")
-    if before != made and (run / "completions.jsonl").exists():
-        what = difference(before, made) if before else "there is no record of how"
+    what = difference(before, made) if before else "there is no record of how"
+    if what and (run / "completions.jsonl").exists():
         raise UserError(
             f"{run}/completions.jsonl: was made otherwise ({what}); "
             "choose another run=FOLDER or delete that file"

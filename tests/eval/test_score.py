@@ -96,6 +96,8 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
         "commonest",
         "unreadable_rate",
         "missing",
+        "foreign",
+        "doubled",
         "unknown_gold_labels",
         "calibration",
         "least_certain_set_aside",

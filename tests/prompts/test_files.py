@@ -217,3 +217,9 @@ def test_difference_names_every_entry_that_differs() -> None:
         == f"seed: 1 -> 2; model: {'a' * 12}…{'a' * 12} -> null; fresh: null -> true"
     )
     assert difference(old, dict(old)) == ""
+
+
+def test_a_file_that_moved_but_has_its_hash_is_no_difference() -> None:
+    old, new = {"test": "a.jsonl", "test_sha256": "1"}, {"test": "b.jsonl", "test_sha256": "1"}
+    assert difference(old, new) == ""
+    assert difference(old, {**new, "test_sha256": "2"}) == "test_sha256: 1 -> 2"
