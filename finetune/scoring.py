@@ -15,6 +15,9 @@ from panjue.prompts.render import prompt_ids
 from panjue.prompts.split import text_hash
 from panjue.prompts.task import Example, Task
 
+TOKENS_AT_ONCE = 2**15
+"""Prompts and replies of one batch, padding included: 5 GB of attention cache for an 8B model."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -38,7 +41,7 @@ class HeldOutScore:
     unreadable is answered by the commonest labels, as everywhere.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         task: Task,
         tokenizer: Any,
@@ -47,11 +50,9 @@ class HeldOutScore:
         *,
         size: int,
         max_tokens: int,
-        batch_size: int,
     ) -> None:
         """Choose `size` of `examples` by the hash of their text and make their prompts."""
         self._task, self._tokenizer, self._labels = task, tokenizer, labels
-        self._batch_size = batch_size
         chosen = heapq.nsmallest(size, examples, key=text_hash)
         self.questions = list(self._questions(chosen, max_tokens))
 
@@ -65,11 +66,9 @@ class HeldOutScore:
     def __call__(self, trainer: Any) -> dict[str, float]:
         """Return the task's metrics; the processes of a run share the work."""
         rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
-        mine = sorted(self.questions[rank::world], key=lambda q: len(q.prompt))
-        unasked = sum(not question.prompt for question in mine)
-        scored = [self._values(question.example, "") for question in mine[:unasked]]
-        for start in range(unasked, len(mine), self._batch_size):
-            batch = mine[start : start + self._batch_size]
+        mine = self.questions[rank::world]
+        scored = [self._values(question.example, "") for question in mine if not question.prompt]
+        for batch in batches([question for question in mine if question.prompt]):
             replies = self._replies(trainer, batch)
             scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
         weights, values = zip(*gather_object(scored), strict=True)
@@ -105,3 +104,19 @@ class HeldOutScore:
             written[:, width:], skip_special_tokens=True
         )
         return replies
+
+
+def batches(questions: Sequence[Question]) -> Iterator[list[Question]]:
+    """Yield the questions in batches of at most `TOKENS_AT_ONCE`, like replies together.
+
+    A batch is done when its longest reply is, and costs little more than that one alone.
+    """
+    batch: list[Question] = []
+    for question in sorted(questions, key=lambda q: (q.room, len(q.prompt))):
+        longest = max(len(q.prompt) + q.room for q in [*batch, question])
+        if batch and longest * (len(batch) + 1) > TOKENS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(question)
+    if batch:
+        yield batch

@@ -240,7 +240,6 @@ def make_trainer(
         held_out(config, task) if args.eval_strategy != "no" else (),
         size=config.score_examples,
         max_tokens=config.max_tokens,
-        batch_size=args.per_device_eval_batch_size,
     )
     callbacks = [Journal(config.run, console)]
     if args.load_best_model_at_end:
