@@ -17,6 +17,10 @@ DECISION = "decision.json"
 """Beside labels.json: what `panjue tune` fitted for deciding."""
 
 
+NAMED = 5
+"""Examples that could not be asked and are named on the screen; decode.json has all."""
+
+
 @dataclass
 class Tally:
     """What decoding met, over all examples of a run."""
@@ -36,6 +40,7 @@ class Tally:
     decided: int = 0
     strength: float = 0.0
     repairs: Counter[str] = field(default_factory=Counter)
+    refusals: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for a person."""
@@ -45,9 +50,12 @@ class Tally:
             f"{self.unreadable} unreadable (answered by the commonest labels)"
         )
         yield (
-            f"{self.cut} cut by length, {self.refused} too long to ask, "
+            f"{self.cut} cut by length, {self.refused} could not be asked, "
             f"{self.shortened} shortened to fit"
         )
+        yield from (f"  id {line}" for line in self.refusals[:NAMED])
+        if len(self.refusals) > NAMED:
+            yield "  … all in decode.json"
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0
         yield (
             f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
@@ -155,6 +163,8 @@ def _answer(
     decoded = task.decode("" if refused else completion["texts"][0], example, labels)
     tally.examples += 1
     tally.refused += refused
+    if refused:
+        tally.refusals.append(f"{example.id}: {completion['refused']}")
     if not refused:
         tally.cut += completion["finish"][0] == "length"
         tally.shortened += completion["dropped_sentences"] > 0

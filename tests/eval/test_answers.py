@@ -79,7 +79,9 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
 
 def test_what_was_met_is_counted(run: Path) -> None:
     tally = decode_run(run)
-    counts = {key: value for key, value in vars(tally).items() if key != "repairs"}
+    counts = {
+        key: value for key, value in vars(tally).items() if key not in ("repairs", "refusals")
+    }
     assert counts == {
         "examples": 6,
         "valid": 1,
@@ -105,6 +107,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
     assert json.loads((run / "decode.json").read_text("utf-8")) == {
         **counts,
         "repairs": dict(tally.repairs),
+        "refusals": ["5: the prompt needs 9000 tokens, max_tokens is 4096"],
     }
 
 
@@ -113,11 +116,12 @@ def test_the_summary_for_a_person(run: Path) -> None:
     assert lines[0].startswith(
         "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable"
     )
-    assert lines[1] == "1 cut by length, 1 too long to ask, 1 shortened to fit"
-    assert lines[2] == "500 prompt tokens (25% from the cache), 200 output tokens"
-    assert lines[3] == "5 answers decided from 10 replies, pair strength 0"
-    assert lines[4].startswith("1 greedy replies pass a near tie")
-    assert lines[5] == "      3 × no answer, the commonest stands in"
+    assert lines[1] == "1 cut by length, 1 could not be asked, 1 shortened to fit"
+    assert lines[2] == "  id 5: the prompt needs 9000 tokens, max_tokens is 4096"
+    assert lines[3] == "500 prompt tokens (25% from the cache), 200 output tokens"
+    assert lines[4] == "5 answers decided from 10 replies, pair strength 0"
+    assert lines[5].startswith("1 greedy replies pass a near tie")
+    assert lines[6] == "      3 × no answer, the commonest stands in"
 
 
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
