@@ -34,8 +34,9 @@ sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
 generate: sft
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,TEST) $(GENERATE)
 tune: sft
-	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN)/tune trained=$(RUN)/adapter \
-	  test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true samples=8 $(GENERATE)
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN)/tune \
+	  trained=$(if $(filter method=full,$(SFT)),$(RUN)/model,$(RUN)/adapter) samples=8 \
+	  $(if $(DEV),test=$(DEV),test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true) $(GENERATE)
 	$(PANJUE) tune $(RUN)/tune
 score: generate
 	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json

@@ -10,12 +10,9 @@ from panjue.eval.decide import Decider
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import DECISION
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Answer, Example, Task, load_task
-
-DECISION = "decision.json"
-"""Beside labels.json: what `panjue tune` fitted for deciding."""
-
 
 NAMED = 5
 """Examples that could not be asked and are named on the screen; decode.json has all."""
@@ -79,6 +76,7 @@ class Run:
     task: Task
     test: Path
     labels: Labels
+    trained: Path
     held_out: bool
 
     def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
@@ -115,7 +113,8 @@ def open_run(folder: Path) -> Run:
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
     labels = load_labels(folder / "labels.json")
-    return Run(folder, load_task(made["task"]), test, labels, made.get("held_out", False))
+    held_out = made.get("held_out", False)
+    return Run(folder, load_task(made["task"]), test, labels, Path(made["trained"]), held_out)
 
 
 def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
@@ -124,16 +123,17 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     Every example of the test file is answered once, in its order; one without a completion, or
     whose reply is unreadable, by the commonest labels, which is counted. Where a row has samples
     beside its first reply the answer is decided from all of them (`eval.decide`), with the
-    strength in `decision.json`, and `confidence.jsonl` says how sure it is; unless `greedy`.
+    strength that `panjue tune` fitted, and `confidence.jsonl` says how sure it is; unless `greedy`.
 
     Raises:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
     run = open_run(folder)
-    place = folder / DECISION
-    tally = Tally(strength=read_json(place)["strength"] if place.exists() else 0.0)
+    fitted = run.trained / DECISION
+    strength = read_json(fitted)["strength"] if fitted.exists() else 0.0
+    tally = Tally()
     decides = run.task.decides is not None and not greedy
-    decider = Decider(run.task, run.labels, tally.strength) if decides else None
+    decider = Decider(run.task, run.labels, strength) if decides else None
     with (
         whole_file(folder / "submission.jsonl") as out,
         whole_file(folder / "confidence.jsonl") as sure,
@@ -144,14 +144,15 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
                 decision = decider.decide(example, row)
                 answer = decision.answer
                 tally.decided += 1
+                tally.strength = strength
                 tally.replies += len(row["texts"])
                 sure.write(dump({"id": example.id, "confidence": decision.confidence}) + "\n")
             out.write(dump(run.task.submission(example, answer)) + "\n")
     if not tally.decided:
         (folder / "confidence.jsonl").unlink()
-    write_json(
-        folder / "decode.json", {**vars(tally), "repairs": dict(tally.repairs.most_common())}
-    )
+    report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
+    report["submission_sha256"] = sha256(folder / "submission.jsonl")
+    write_json(folder / "decode.json", report)
     return tally
 
 

@@ -71,8 +71,7 @@ class Beliefs:
         """Return for every item of the answer the belief about each field.
 
         Every readable reply counts alike. Its forks tell more than which way it went: the ways
-        not taken get their probability too (Rao-Blackwell), so that one greedy reply is enough to
-        go by.
+        not taken at the end of it get their probability too (after Rao and Blackwell).
         """
         texts = completion["texts"]
         forks = completion.get("forks") or [[]] * len(texts)
@@ -108,7 +107,8 @@ class Beliefs:
         """Return the belief of one reply about one field of one item."""
         is_set = field in self._decides.sets
         decoded = item[field] if is_set else [item[field]]
-        if [_read(text[start:end]) for start, end in spans] != decoded:  # a reply that was repaired
+        written = [_read(text[start:end]) for start, end in spans]
+        if not written or written != decoded:  # a reply that was repaired
             return {frozenset(decoded) if is_set else decoded[0]: 1.0}
         found = walk(text, forks, spans, self._written[field])
         if is_set:
@@ -119,27 +119,24 @@ class Beliefs:
 def walk(text: str, forks: Forks, spans: Sequence[Span], written: Written) -> Belief:
     """Return the belief about a label set that was written as the values at `spans`.
 
-    At each fork inside a value, or right behind it, a way not taken stands for: the labels before
-    and one that begins so; or the labels up to here, where it ends the list. A way that goes on
-    where the reply ended tells nothing about the label to come and counts for the reply's own set.
+    At a fork inside the last value a way not taken stands for the labels before and one that
+    begins so. Forks before that are left to the samples: a list that went another way early would
+    hardly have ended as this one did, and to count it as if it had makes long lists look rare.
     Ways that no label begins with have no mass; the rest is scaled to 1.
     """
     belief: Belief = defaultdict(float)
-    before: frozenset[Any] = frozenset()
+    *earlier, (start, end) = spans
+    before = frozenset(_read(text[a:b]) for a, b in earlier)
     reach = 1.0
-    for start, end in spans:
-        own = text[start:end]
-        for place, ways in forks:
-            if not start <= place <= end:
-                continue
-            for token, chance in ways[1:]:
-                begun = text[start:place] + token
-                for label, mass in written.share(begun, reach * chance):
-                    # Mass on this very label is of the list's end here, or of another spelling.
-                    belief[before | {_read(label)}] += mass
-            reach *= ways[0][1]
-        before |= {_read(own)}
-    belief[before] += reach
+    for place, ways in forks:
+        if not start <= place <= end:
+            continue
+        for token, chance in ways[1:]:
+            # Mass on the label itself is of another spelling, or of what stands behind it.
+            for label, mass in written.share(text[start:place] + token, reach * chance):
+                belief[before | {_read(label)}] += mass
+        reach *= ways[0][1]
+    belief[before | {_read(text[start:end])}] += reach
     total = sum(belief.values())
     return {labels: mass / total for labels, mass in belief.items()}
 

@@ -37,8 +37,11 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
     Both submissions are resampled with the same examples, so that what they share cancels out.
 
     Raises:
-        UserError: A file is missing or broken, or a gold example has no answer.
+        UserError: A file is missing or broken, a gold example has no answer, or `second` answers
+            none of an example that `first` answers: a part of a file is no peer.
     """
+    if lost := sorted(Rows(first).ids() - Rows(second).ids()):
+        raise UserError(f"{second}: has no row for id {lost[0]} ({len(lost)} in all); no fair peer")
     columns = [_columns(task, gold, path) for path in (first, second)]
     weights = np.array(columns[0].weights)
     if not weights.any():

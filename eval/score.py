@@ -13,7 +13,7 @@ from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.means import Columns, Summary, metric_values, summarize
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows, read_json
+from panjue.prompts.files import Rows, read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.task import Answer, Example, Task
 
@@ -60,20 +60,21 @@ class Scores:
 def score(task: Task, gold: Path, submission: Path) -> Scores:
     """Score `submission` by the task's own metrics.
 
-    The run folder beside the submission, where there is one, gives what always answering its
-    training's commonest labels would score, how many replies were unreadable, and how far its
-    confidences may be trusted. Examples without a row score as unanswered. Streams: per example
+    The run folder that the submission was decoded in gives what always answering its training's
+    commonest labels would score, how many replies were unreadable, and how far its confidences may
+    be trusted. Examples without a row score as unanswered. Streams: per example
     only its numbers stay in memory.
 
     Raises:
         UserError: A file is missing or broken, or a gold example has no answer.
     """
     rows = Rows(submission)
-    labels_file = submission.parent / "labels.json"
-    labels = load_labels(labels_file) if labels_file.exists() else None
+    run = submission.parent
+    decoding = _decoding(submission)
+    labels = load_labels(run / "labels.json") if (run / "labels.json").exists() else None
     scored, peer = Columns(task.metrics), Columns(task.metrics)
-    sure = submission.parent / "confidence.jsonl"
-    certainty = Certainty(task, sure) if task.decides and sure.exists() else None
+    sure = run / "confidence.jsonl"
+    certainty = Certainty(task, sure) if task.decides and decoding and sure.exists() else None
     missing = 0
     for example, answer in _gold(task, gold):
         row = rows.get(example.id)
@@ -88,8 +89,6 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
             peer.add(example, weight, metric_values(task, answer, commonest, "commonest"))
     if not scored.weights:
         raise UserError(f"{gold}: has no examples")
-    report = submission.parent / "decode.json"
-    decoding = read_json(report) if report.exists() else None
     return Scores(
         total=summarize(scored),
         groups={attribute: _by_group(scored, attribute) for attribute in scored.groups},
@@ -102,6 +101,13 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         calibration=certainty.fields() if certainty else None,
         aside=certainty.aside(scored) if certainty else None,
     )
+
+
+def _decoding(submission: Path) -> dict[str, Any] | None:
+    """Return the run's decode.json if it is about this very submission."""
+    path = submission.parent / "decode.json"
+    report: dict[str, Any] = read_json(path) if path.exists() else {}
+    return report if report.get("submission_sha256") == sha256(submission) else None
 
 
 def _gold(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
@@ -170,7 +176,7 @@ def _remarks(scores: Scores) -> Iterator[str]:
     if scores.total.unweighted:
         yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
     if scores.unreadable_rate is None:
-        yield "unreadable replies: unknown, there is no decode.json beside the submission"
+        yield "unreadable replies: unknown, no decode.json beside the submission is about it"
     else:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.commonest is None:

@@ -5,21 +5,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.answers import DECISION, Run, open_run
+from panjue.eval.answers import Run, open_run
 from panjue.eval.decide import Decider
 from panjue.eval.means import Columns, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
+from panjue.prompts.model import DECISION
 from panjue.prompts.task import Answer
 
 STRENGTHS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 
 
 def main(folder: Path) -> None:
-    """Print the scores at every strength; write the best into the run and beside its adapter."""
+    """Print the scores at every strength; write the best beside the run's adapter."""
     run = open_run(folder)
-    if run.task.decides is None:
-        raise UserError(f"{folder}: answers of this task are not decided, nothing to tune")
+    check(run)
     greedy, by_strength = tune(run)
     best = max(by_strength, key=lambda strength: (by_strength[strength][headline(run)], -strength))
     table = Table("strength", *greedy)
@@ -29,10 +29,26 @@ def main(folder: Path) -> None:
         table.add_row(f"{strength:g}", *(f"{v:.4f}" for v in means.values()), style=style)
     console = Console(soft_wrap=True)
     console.print(table)
-    trained = Path(read_json(folder / "manifest.json")["generate"]["trained"])
-    for place in (folder, trained):
-        write_json(place / DECISION, {"strength": best, "fitted_on": str(folder)})
-        console.print(f"written: {place / DECISION}", highlight=False)
+    write_json(run.trained / DECISION, {"strength": best, "fitted_on": str(folder)})
+    console.print(f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False)
+
+
+def check(run: Run) -> None:
+    """Refuse runs that nothing may be fitted on.
+
+    Raises:
+        UserError: The answers are not decided, there are no samples, or the cases are not those
+            that training held out.
+    """
+    made = read_json(run.folder / "manifest.json")["generate"]
+    if run.task.decides is None or not made["samples"]:
+        raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
+    dev = read_json(run.trained / "manifest.json").get("dev_sha256")
+    if not run.held_out and (dev is None or made["test_sha256"] != dev):
+        raise UserError(
+            f"{run.folder}: its cases are not those that training held out; generate with "
+            "held_out=true on the training file, or on the dev file if training had one"
+        )
 
 
 def headline(run: Run) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ FEATURES = Features(
     {
         "input_ids": List(Value("int32")),
         "labels": List(Value("int32")),
-        "parts": List(Value("int8")),
+        "parts": List(Value("int16")),
         "length": Value("int32"),
     }
 )
@@ -92,14 +92,21 @@ def rows(
 
 
 def cached(
-    folder: Path, key: dict[str, Any], make: Callable[[Report], Iterator[Row]]
+    folder: Path,
+    key: dict[str, Any],
+    make: Callable[[Report], Iterator[Row]],
+    parts: Sequence[str] = (SYNTAX,),
 ) -> tuple[Dataset, Report]:
-    """Return the rows that `make` yields, from `folder` where it ran under the same key before."""
+    """Return the rows that `make` yields, from `folder` where it ran under the same key before.
+
+    Their column `parts` counts through `parts` and what is found beyond them.
+    """
+    key = {**key, "parts": list(parts)}
     place = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     if not (place / "report.json").exists():
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        report = Report()
+        report = Report(parts=list(parts))
         writer = ArrowWriter(path=str(place / "rows.arrow"), features=FEATURES)
         for row in make(report):
             writer.write(row)

@@ -9,30 +9,33 @@ from panjue.prompts.split import is_held_out, text_hash
 from panjue.prompts.task import Example, Task
 
 
-def train_examples(
-    task: Task, train: Path, dev: Path | None, mix: Path | None, ratio: float
-) -> Iterator[Example]:
-    """Yield what is trained on: `train`, then `ratio` times as many of `mix` as far as it goes.
-
-    Where there is no `dev` file the held-out tenth is left out, of `mix` as well: the same facts
-    may stand in both files.
-    """
-    own = 0
+def train_examples(task: Task, train: Path, dev: Path | None) -> Iterator[Example]:
+    """Yield those of `train` that are trained on: all, less the held-out tenth without a `dev`."""
     for example in _answered(task, train):
         if dev is not None or not is_held_out(example):
-            own += 1
             yield example
-    if mix is None or not (wanted := round(own * ratio)):
-        return
+
+
+def mixed_examples(
+    task: Task, train: Path, dev: Path | None, mix: Path, ratio: float
+) -> Iterator[Example]:
+    """Yield examples of `mix`, `ratio` times as many as are trained on of `train`, or all it has.
+
+    None whose text is held out: the same facts may stand in several files.
+    """
+    wanted = round(ratio * sum(1 for _ in train_examples(task, train, dev)))
     # Hashes start evenly, so the lowest are a fair choice; only they are kept, not the texts.
-    lowest = heapq.nsmallest(wanted, map(text_hash, _mixable(task, mix, dev)))
-    for example in _mixable(task, mix, dev):
-        if text_hash(example) <= lowest[-1]:
+    lowest = heapq.nsmallest(wanted, map(text_hash, _mixable(task, dev, mix)))
+    for example in _mixable(task, dev, mix):
+        if lowest and text_hash(example) <= lowest[-1]:
             yield example
 
 
-def _mixable(task: Task, mix: Path, dev: Path | None) -> Iterator[Example]:
-    return (e for e in _answered(task, mix) if dev is not None or not is_held_out(e))
+def _mixable(task: Task, dev: Path | None, mix: Path) -> Iterator[Example]:
+    if dev is None:
+        return (example for example in _answered(task, mix) if not is_held_out(example))
+    held = {text_hash(example) for example in _answered(task, dev)}
+    return (example for example in _answered(task, mix) if text_hash(example) not in held)
 
 
 def held_out_examples(task: Task, train: Path, dev: Path | None) -> Iterator[Example]:

@@ -43,9 +43,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Move the meter; let the last step be scored whatever `eval_steps` is."""
-        if state.global_step >= state.max_steps and args.eval_strategy != "no":
-            control.should_evaluate = True
+        """Move the meter."""
         if self._meter:
             self._meter.to(state.global_step, self._text)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 
 from panjue.prompts.errors import UserError
 
@@ -24,7 +24,7 @@ def load_base(
         quantization: Arguments of `BitsAndBytesConfig`; None leaves the weights whole.
     """
     bits = BitsAndBytesConfig(**quantization) if quantization else None
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,
         quantization_config=bits,
@@ -32,6 +32,9 @@ def load_base(
         trust_remote_code=False,
         attn_implementation="sdpa",
     )
+    # The hub's settings for chatting (Qwen2.5 has a repetition penalty) would skew held-out scores.
+    model.generation_config = GenerationConfig()
+    return model
 
 
 def resolve_dtype(name: str, *, bf16: bool) -> torch.dtype:

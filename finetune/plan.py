@@ -1,6 +1,7 @@
 """What a run is about to do, said before the first step."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,19 @@ NAMED = 5
 """Refused examples that are named on the screen; the report file has all."""
 
 
-def print_plan(console: Console, trainer: SFTTrainer, report: Report, held_out: Report) -> None:
+def print_plan(
+    console: Console, trainer: SFTTrainer, report: Report, held_out: Report, mixed: int
+) -> None:
     """Print examples, token percentiles, trained weights, steps and memory."""
-    for name, text in (*data_plan(report, held_out), *training_plan(trainer)):
+    for name, text in (*data_plan(report, held_out, mixed), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", highlight=False, markup=False)
 
 
-def data_plan(report: Report, held_out: Report) -> Iterator[tuple[str, str]]:
+def data_plan(report: Report, held_out: Report, mixed: int) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about the examples."""
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
+    if mixed:
+        yield "", f"{mixed} examples were taken from the file that is mixed in"
     if held_out.refused or held_out.shortened:
         changed = f"{len(held_out.refused)} more refused, {len(held_out.shortened)} shortened"
         yield "", f"held out: {changed} (a label that training has not, or too long)"
@@ -50,6 +55,13 @@ def training_plan(trainer: SFTTrainer) -> Iterator[tuple[str, str]]:
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
     yield "steps", f"{steps(trainer)} of {batch_size(trainer)} examples or packs"
     held = sum(weight.numel() * weight.element_size() for weight in weights) + trained * ADAM_BYTES
+    args = trainer.args
+    kept = (
+        f"the best by {args.metric_for_best_model}"
+        if args.load_best_model_at_end
+        else "the last one; the best is kept where eval_strategy and save_strategy are alike"
+    )
+    yield "adapter", kept
     yield "memory", f"{held / GIB:.2f} GiB for weights and optimizer; activations come on top"
     if torch.cuda.is_available():
         size = torch.cuda.get_device_properties(0).total_memory
@@ -71,11 +83,11 @@ def steps(trainer: SFTTrainer) -> int:
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:
-    """Print one example as the model sees it: dim where there is no loss, green where there is."""
-    start = [label != IGNORED for label in row["labels"]].index(True)
+    """Print one row as the model sees it: dim where there is no loss, green where there is."""
     text = Text()
-    text.append("[no loss] ", style="bold")
-    text.append(tokenizer.decode(row["input_ids"][:start]), style="dim")
-    text.append("\n[loss] ", style="bold")
-    text.append(tokenizer.decode(row["input_ids"][start:]), style="green")
-    console.print(text)
+    pairs = zip(row["labels"], row["input_ids"], strict=True)
+    for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
+        text.append("[loss] " if has_loss else "[no loss] ", style="bold")
+        ids = [token for _, token in run]
+        text.append(tokenizer.decode(ids) + "\n", style="green" if has_loss else "dim")
+    console.print(text, end="")

@@ -21,9 +21,9 @@ from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.data import Report, cached, pack, rows
-from panjue.finetune.examples import held_out_examples, train_examples
+from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
 from panjue.finetune.journal import Journal, newest_complete
-from panjue.finetune.memory import keep_freed_memory
+from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
 from panjue.finetune.plan import print_example, print_plan
 from panjue.finetune.scoring import HeldOutScore
@@ -33,6 +33,7 @@ from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import difference, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
+from panjue.prompts.parts import SYNTAX
 from panjue.prompts.task import Example, Task, load_task
 
 OURS = {
@@ -52,6 +53,9 @@ OURS = {
     "completion_only_loss": "nothing: the loss is on the reply",
     "assistant_only_loss": "nothing: the loss is on the reply",
     "loss_type": "token_weights",
+    "label_smoothing_factor": "nothing: the loss is the likelihood of the reply",
+    "pad_to_multiple_of": "nothing: rows are padded to the longest",
+    "router_aux_loss_coef": "nothing: experts are not balanced anew",
     "dataset_kwargs": "nothing: rows are made by panjue",
 }
 """trl settings that panjue makes itself -> the setting to use instead."""
@@ -126,7 +130,7 @@ def train(config: SftConfig) -> None:
     # Without cpu=True it would not see that several processes were launched on a CPU.
     processes = PartialState(cpu=not torch.cuda.is_available())
     if not torch.cuda.is_available():
-        keep_freed_memory()
+        ask_for_huge_pages()
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
@@ -139,7 +143,8 @@ def train(config: SftConfig) -> None:
         return
     labels = task.labels(trained_on(config, task))
     trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
-    print_plan(console, trainer, report, held_report)
+    mixed = sum(1 for _ in mixed_in(config, task))
+    print_plan(console, trainer, report, held_report, mixed)
     if config.dry_run:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
         return
@@ -187,22 +192,35 @@ def check_library_settings(config: SftConfig) -> None:
 
 
 def token_rows(
-    config: SftConfig, task: Task, tokenizer: Any, labels: Labels, made: dict[str, Any], part: str
+    config: SftConfig,
+    task: Task,
+    tokenizer: Any,
+    labels: Labels,
+    made: dict[str, Any],
+    train: Report | None = None,
 ) -> tuple[Dataset, Report]:
-    """Return the token rows of one part, `train` or `dev`, tokenised at most once."""
-    examples = trained_on if part == "train" else held_out
+    """Return the rows that are trained on; given their report, the rows that are held out."""
+    examples = held_out if train else trained_on
     return cached(
         config.run / "rows",
-        {**{name: made[name] for name in ROWS_DEPEND_ON}, "part": part},
+        {**{name: made[name] for name in ROWS_DEPEND_ON}, "part": "dev" if train else "train"},
         lambda report: rows(
             task, examples(config, task), tokenizer, labels, config.max_tokens, report
         ),
+        train.parts if train else (SYNTAX,),
     )
 
 
 def trained_on(config: SftConfig, task: Task) -> Iterator[Example]:
     """Yield the examples that are trained on."""
-    return train_examples(task, config.train, config.dev, config.mix, config.mix_ratio)
+    yield from train_examples(task, config.train, config.dev)
+    yield from mixed_in(config, task)
+
+
+def mixed_in(config: SftConfig, task: Task) -> Iterator[Example]:
+    """Yield those of them that come from `mix`."""
+    if config.mix:
+        yield from mixed_examples(task, config.train, config.dev, config.mix, config.mix_ratio)
 
 
 def held_out(config: SftConfig, task: Task) -> Iterator[Example]:
@@ -221,8 +239,8 @@ def make_trainer(
     """Return the trainer, ready to start, with what became of the examples of both parts."""
     tokenizer = load_tokenizer(folder)
     with PartialState().main_process_first():
-        train_rows, report = token_rows(config, task, tokenizer, labels, made, "train")
-        held_rows, held_report = token_rows(config, task, tokenizer, labels, made, "dev")
+        train_rows, report = token_rows(config, task, tokenizer, labels, made)
+        held_rows, held_report = token_rows(config, task, tokenizer, labels, made, report)
     if not len(train_rows):
         why = report.refused[0] if report.refused else "all are held out, set dev=FILE"
         raise UserError(f"{config.train}: no example is left to train on; {why}")
@@ -246,7 +264,7 @@ def make_trainer(
         callbacks.append(EarlyStoppingCallback(config.patience))
     trainer = PartsTrainer(
         make_model(config, folder, bf16=bool(args.bf16)),
-        parts=report.parts,
+        parts=held_report.parts,  # begins with those of the rows that are trained on
         token_weights=config.token_weights,
         score=score if score.questions else None,
         args=args,
@@ -256,6 +274,8 @@ def make_trainer(
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)  # the journal says it better
+    if score.questions and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        raise UserError("score_examples: weights in pieces cannot answer; set score_examples=0")
     return trainer, report, held_report
 
 
@@ -279,13 +299,14 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
         "gradient_checkpointing": gpu,
         "logging_steps": 10,
         "save_total_limit": 2,
+        "restore_callback_states_from_checkpoint": True,  # patience goes on where it was
         "report_to": ["tensorboard"],
     }
     given = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
     given.pop("packing", None)  # we pack, so that every token keeps its part
     if given.get("eval_strategy", "no") == given.get("save_strategy", "steps") != "no":
         best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
-        given = {**best, "greater_is_better": bool(config.score_examples), **given}
+        given = {**best, **given}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     try:
         return TrainerConfig(

@@ -12,6 +12,10 @@ PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.tx
 """What is fetched, hashed and read of a model: never pickles, never code."""
 
 
+DECISION = "decision.json"
+"""Beside an adapter's labels.json: how `panjue tune` fitted the deciding of its replies."""
+
+
 def model_folder(name: str) -> Path:
     """Return the folder of a base model: a folder here, else a model of the hub.
 
@@ -78,8 +82,12 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def model_sha256(folder: Path) -> str:
-    """Return one hash over the names and contents of a model's files."""
-    files = sorted({path for part in PARTS for path in folder.glob(part)})
+    """Return one hash over the names and contents of a model's files.
+
+    What was fitted to its replies afterwards (`DECISION`) is no part of it.
+    """
+    found = {path for part in PARTS for path in folder.glob(part)}
+    files = sorted(path for path in found if path.name != DECISION)
     parts = (f"{sha256(path)} {path.name}" for path in files)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

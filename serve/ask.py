@@ -72,7 +72,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
         )
     try:
-        SamplingParams(**sampling)
+        SamplingParams(**{"temperature": 0.0, **sampling})
     except (ValueError, TypeError, VLLMValidationError) as error:
         raise UserError(f"sampling: {str(error).splitlines()[0]}") from None
 
@@ -100,7 +100,7 @@ class Asker:
         self.lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         self.lora_rank = read_json(adapter / "adapter_config.json")["r"] if adapter else 0
         self._constrained = constrained
-        self._turns = [{"temperature": 0.0, "logprobs": WAYS, **turn} for turn in turns]
+        self._turns = [{"temperature": 0.0, **turn} for turn in turns]
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
     @property

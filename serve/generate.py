@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import Field
 from rich.console import Console
 
-from panjue.eval.answers import DECISION
 from panjue.prompts.config import Config, check_settings, load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
@@ -19,7 +18,7 @@ from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Example, Task, load_task
-from panjue.serve.ask import Asker, Refusal, check_sampling, served_model
+from panjue.serve.ask import WAYS, Asker, Refusal, check_sampling, served_model
 from panjue.serve.engine import (
     LLM,
     OURS,
@@ -103,6 +102,8 @@ def generate(config: GenerateConfig) -> None:
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
     made = provenance(config, trained, max_tokens)
+    if config.held_out:
+        check_held_out(trained, made["test_sha256"])
     claim(config.run, made, trained)
     done = finished_ids(config.run / "completions.jsonl")
     if len(done) >= examples:
@@ -112,9 +113,9 @@ def generate(config: GenerateConfig) -> None:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in asked(task, config) if str(example.id) not in done)
     served = served_model(trained, config.adapter)
-    turns = [config.sampling]
+    turns = [{"logprobs": WAYS if config.samples else 2, **config.sampling}]
     if config.samples:
-        turns.append({**config.sampling, "n": config.samples, "temperature": 1.0})
+        turns.append({**turns[0], "n": config.samples, "temperature": 1.0})
     asker = Asker(task, labels, served, max_tokens, turns, constrained=config.constrained)
     with engine(served.model, config.engine, max_tokens, config.seed, asker.lora_rank) as llm:
         finished = rows(llm, asker, todo, config.in_flight)
@@ -161,6 +162,19 @@ def check_trained(folder: Path, task: str) -> None:
         )
 
 
+def check_held_out(trained: Path, test_sha256: str) -> None:
+    """Refuse to call a tenth held out that training did not hold out.
+
+    Raises:
+        UserError: Training had a `dev` file, or another training file.
+    """
+    made = read_json(trained / "manifest.json")
+    if made.get("dev_sha256"):
+        raise UserError(f"held_out: {trained} had a dev file; answer that instead: test=DEV")
+    if test_sha256 != made["train_sha256"]:
+        raise UserError(f"held_out: test must be what {trained} was trained on: {made['train']}")
+
+
 def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[str, Any]:
     """Say what the completions are made of; resuming under anything else is refused."""
     return {
@@ -200,8 +214,6 @@ def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
         )
     run.mkdir(parents=True, exist_ok=True)
     load_labels(trained / "labels.json").save(run)
-    if (trained / DECISION).exists():
-        write_json(run / DECISION, read_json(trained / DECISION))
     write_json(place, {**manifest, "generate": made})
 
 
@@ -255,7 +267,7 @@ def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> dict[
         "id": request.id,
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
-        "forks": [forks(reply, tokenizer) for reply in replies],
+        "forks": [forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
         "prompt_tokens": sum(len(request.prompt) for request, _ in turns),
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
@@ -276,14 +288,16 @@ def forks(reply: CompletionOutput, tokenizer: Any) -> list[tuple[int, list[tuple
         before = tokenizer.decode(reply.token_ids[:i]) if chance < CERTAIN else UNFINISHED
         if before.endswith(UNFINISHED):  # certain, or inside a character of several tokens
             continue
-        others = sorted(
+        likely = sorted(
             ((exp(option.logprob), token) for token, option in options.items() if token != taken),
             reverse=True,
         )
-        ways = [(chance, taken), *((p, token) for p, token in others if p > 1 - CERTAIN)]
-        texts = [(tokenizer.decode([token]), round(p, 4)) for p, token in ways]
-        found.append((len(before), [way for way in texts if UNFINISHED not in way[0]]))
-    return [(place, ways) for place, ways in found if len(ways) > 1]
+        ways = [(chance, taken), *((p, token) for p, token in likely if p > 1 - CERTAIN)]
+        texts = [(tokenizer.decode([token]), round(max(p, 1e-4), 4)) for p, token in ways]
+        others = [way for way in texts[1:] if UNFINISHED not in way[0]]
+        if others and UNFINISHED not in texts[0][0]:
+            found.append((len(before), [texts[0], *others]))
+    return found
 
 
 def near_ties(reply: CompletionOutput) -> list[int]:

@@ -25,7 +25,7 @@ from rich.table import Table
 from trl import SFTConfig, SFTTrainer
 
 from panjue.finetune.data import Report, pack, rows
-from panjue.finetune.memory import keep_freed_memory
+from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import has_bf16, load_base, with_lora
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.model import load_tokenizer
@@ -65,7 +65,7 @@ def in_process(way: str) -> dict[str, float]:
 def train(options: argparse.Namespace) -> dict[str, float]:
     """Train one epoch the way that `options.way` says and measure it."""
     if not torch.cuda.is_available():
-        keep_freed_memory()
+        ask_for_huge_pages()
     tokenizer = load_tokenizer(options.model)
     data, parts = token_rows(options, tokenizer)
     ours, packed = options.way.startswith("panjue"), "pack" in options.way

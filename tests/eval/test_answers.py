@@ -57,7 +57,7 @@ def run(case: Row, write: Write, tmp_path: Path) -> Path:
     collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in training).save(
         tmp_path / "run"
     )
-    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test)}
+    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test), "trained": "."}
     write_json(tmp_path / "run" / "manifest.json", {"generate": made})
     return tmp_path / "run"
 
@@ -108,6 +108,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         **counts,
         "repairs": dict(tally.repairs),
         "refusals": ["5: the prompt needs 9000 tokens, max_tokens is 4096"],
+        "submission_sha256": sha256(run / "submission.jsonl"),
     }
 
 

@@ -10,6 +10,7 @@ from panjue.eval.calibration import calibration
 from panjue.eval.compare import compare
 from panjue.eval.score import score
 from panjue.prompts.errors import UserError
+from panjue.prompts.files import sha256, write_json
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -47,6 +48,8 @@ def files(case: Row, row: Row, write: Write) -> tuple[Path, Path]:
     submission = write("run/submission.jsonl", answers)
     confidence = [{"id": i, "confidence": [unsure if i < 3 else sure, sure]} for i in range(10)]
     write("run/confidence.jsonl", confidence)
+    report = {"unreadable": 0, "examples": 10, "submission_sha256": sha256(submission)}
+    write_json(submission.parent / "decode.json", report)
     return gold, submission
 
 
@@ -89,3 +92,22 @@ def test_the_better_submission_is_better_in_nearly_every_resample(
     assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low))
     # No resample is worse; one without any of the three wrong cases, 0.7 ** 10 = 2.8%, is equal.
     assert one.better == pytest.approx(1 - 0.7**10, abs=0.01)
+
+
+def test_confidence_is_not_taken_for_that_of_another_submission(
+    files: tuple[Path, Path], write: Write
+) -> None:
+    gold, submission = files
+    other = submission.with_name("greedy.jsonl")
+    other.write_text(submission.read_text("utf-8").replace("诈骗罪", "抢劫罪"), "utf-8")
+    scores = score(TASK, gold, other)
+    assert scores.calibration is None
+    assert scores.unreadable_rate is None
+
+
+def test_a_part_of_the_answers_is_no_peer(files: tuple[Path, Path], tmp_path: Path) -> None:
+    gold, submission = files
+    part = tmp_path / "part.jsonl"
+    part.write_text(submission.read_text("utf-8").splitlines()[0] + "\n", "utf-8")
+    with pytest.raises(UserError, match=r"no row for id 1 \(9 in all\)"):
+        compare(TASK, gold, submission, part)

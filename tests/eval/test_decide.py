@@ -1,4 +1,5 @@
 from itertools import chain, combinations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -109,9 +110,9 @@ def test_two_digits_are_two_forks() -> None:
     assert belief == pytest.approx({frozenset([k]): p for k, p in wanted.items()})
 
 
-def test_a_list_may_end_earlier_and_a_label_may_be_another() -> None:
+def test_forks_of_the_last_label_count_and_earlier_ones_are_left_to_the_samples() -> None:
     text = '{"c":["盗窃罪","诈骗罪"]}'
-    # `"盗` over `"诈`; then `","` over `"]`; then `诈骗` over `盗`, shared 60 to 20.
+    # `"盗窃` over `"诈`; then `","` over `"]`; then `诈骗` over `盗`, which is shared 60 to 20.
     forks = [
         (6, [('"盗窃', 0.8), ('"诈', 0.2)]),
         (10, [('","', 0.5), ('"]', 0.5)]),
@@ -119,15 +120,33 @@ def test_a_list_may_end_earlier_and_a_label_may_be_another() -> None:
     ]
     belief = walk(text, forks, [(6, 11), (12, 17)], CHARGES)
     theft, fraud, timber = "盗窃罪", "诈骗罪", "盗伐林木罪"
-    assert belief == pytest.approx(
-        {
-            frozenset([fraud]): 0.2,
-            # The list ends (0.4), or the second label is the first again (0.4 * 0.25 * 0.75).
-            frozenset([theft]): 0.4 + 0.075,
-            frozenset([theft, timber]): 0.025,
-            frozenset([theft, fraud]): 0.3,
-        }
-    )
+    wanted = {
+        frozenset([theft, fraud]): 0.75,
+        frozenset([theft]): 0.25 * 60 / 80,
+        frozenset([theft, timber]): 0.25 * 20 / 80,
+    }
+    assert belief == pytest.approx(wanted)
+
+
+@given(st.floats(0.1, 0.9))
+def test_how_often_a_list_goes_on_is_believed_as_the_model_has_it(more: float) -> None:
+    # The list is A, and B behind it with probability `more`; a fork lies behind A.
+    short, long = '{"c":["盗窃罪"]}', '{"c":["盗窃罪","诈骗罪"]}'
+    ends = [(10, [('"]', 1 - more), ('","', more)])], [(10, [('","', more), ('"]', 1 - more)])]
+    one = walk(short, ends[0], [(6, 11)], CHARGES)
+    two = walk(long, ends[1], [(6, 11), (12, 17)], CHARGES)
+    both = frozenset(["盗窃罪", "诈骗罪"])
+    mean = (1 - more) * one.get(both, 0.0) + more * two[both]
+    assert mean == pytest.approx(more)
+
+
+@given(st.floats(0.05, 0.95))
+def test_one_label_is_believed_as_the_model_has_it_whichever_was_sampled(chance: float) -> None:
+    ways = [("8", chance), ("13", 1 - chance)]
+    eight = walk('{"p":8}', [(5, ways)], [(5, 6)], WRITTEN)
+    other = walk('{"p":13}', [(5, ways[::-1])], [(5, 7)], WRITTEN)
+    assert eight == pytest.approx(other)
+    assert eight[frozenset([8])] == pytest.approx(chance)
 
 
 LABELS = collect(
@@ -170,9 +189,21 @@ def test_one_greedy_reply_with_forks_is_enough_to_decide_from() -> None:
     assert decision.confidence[0]["penalty"] == pytest.approx(0.6)
 
 
-@given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
-def test_any_replies_at_all_are_decided(texts: list[str]) -> None:
-    decision = Decider(TASK, LABELS, 0.2).decide(CASE, {"texts": texts})
+@st.composite
+def replies_with_forks(draw: st.DrawFn) -> tuple[str, list[Any]]:
+    valid = st.builds(
+        reply, st.sampled_from(["盗窃罪", "抢劫罪"]), st.just("264"), st.integers(0, 14)
+    )
+    text = draw(st.text(max_size=40) | valid)
+    way = st.tuples(st.text(min_size=1, max_size=3) | st.just('"]'), st.floats(1e-4, 1))
+    fork = st.tuples(st.integers(0, len(text)), st.lists(way, min_size=1, max_size=3))
+    return text, sorted(draw(st.lists(fork, max_size=4)))
+
+
+@given(st.lists(replies_with_forks(), min_size=1, max_size=4))
+def test_any_replies_and_forks_at_all_are_decided(replies: list[tuple[str, list[Any]]]) -> None:
+    row = {"texts": [text for text, _ in replies], "forks": [forks for _, forks in replies]}
+    decision = Decider(TASK, LABELS, 0.2).decide(CASE, row)
     [judgment] = decision.answer["judgments"]
     assert judgment["charges"]
     assert judgment["articles"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from panjue.eval.means import Columns, summarize
 from panjue.eval.score import Scores, score, show
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import write_json
+from panjue.prompts.files import sha256, write_json
 from panjue.prompts.labels import collect
 from panjue.prompts.task import Example, load_task
 
@@ -171,7 +171,8 @@ def test_the_rate_of_unreadable_replies(
     gold: Path, answers: list[dict[str, Any]], write: Write
 ) -> None:
     path = write("submission.jsonl", answers)
-    write_json(path.parent / "decode.json", {"examples": 12, "unreadable": 3})
+    report = {"examples": 12, "unreadable": 3, "submission_sha256": sha256(path)}
+    write_json(path.parent / "decode.json", report)
     scores = score(TASK, gold, path)
     assert scores.unreadable_rate == pytest.approx(0.25)
     assert "unreadable replies: 25.00%" in printed(scores)
@@ -187,7 +188,7 @@ def test_what_is_printed(gold: Path, answers: list[dict[str, Any]], write: Write
     text = printed(score(TASK, gold, write("submission.jsonl", answers[:2])))
     for word in ("final", "95% interval", "defendants", "3 examples; 1 without a row"):
         assert word in text
-    assert "there is no decode.json" in text
+    assert "unreadable replies: unknown" in text
     assert "there is no labels.json" in text
 
 

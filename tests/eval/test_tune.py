@@ -10,6 +10,7 @@ from panjue.eval.tune import main
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump, sha256, write_json
 from panjue.prompts.labels import collect
+from panjue.prompts.model import model_sha256
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -38,10 +39,11 @@ def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
     collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in labels).save(
         folder / "run"
     )
-    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test)}
+    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test), "samples": 2}
     write_json(
         folder / "run/manifest.json", {"generate": {**made, "trained": str(folder / "adapter")}}
     )
+    write_json(folder / "adapter/manifest.json", {"dev_sha256": sha256(test)})
     return folder / "run"
 
 
@@ -52,8 +54,8 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
     main(run)
     # 266 has expected F1 2/3 and 264 has 1/3. With 266 the charge and the article are lonely and
     # pay twice the strength: the first strength over 1/6 mends it.
-    for folder in (run, tmp_path / "adapter"):
-        assert json.loads((folder / "decision.json").read_text("utf-8"))["strength"] == 0.2
+    fitted = tmp_path / "adapter/decision.json"
+    assert json.loads(fitted.read_text("utf-8"))["strength"] == 0.2
     assert "greedy" in capsys.readouterr().out
     assert decode_run(run).strength == 0.2
     first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
@@ -63,3 +65,19 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
 def test_cases_without_gold_are_nothing_to_tune_on(case: Row, write: Write, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="id 0 has no gold answer to tune on"):
         main(make_run(case, write, tmp_path, gold=False))
+
+
+def test_nothing_is_fitted_on_cases_that_training_did_not_hold_out(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    write_json(tmp_path / "adapter/manifest.json", {"dev_sha256": None})
+    with pytest.raises(UserError, match="not those that training held out"):
+        main(run)
+
+
+def test_what_was_fitted_is_no_part_of_the_adapters_identity(tmp_path: Path) -> None:
+    write_json(tmp_path / "labels.json", {})
+    before = model_sha256(tmp_path)
+    write_json(tmp_path / "decision.json", {"strength": 0.2})
+    assert model_sha256(tmp_path) == before

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from panjue.finetune.examples import held_out_examples, train_examples
+from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
 from panjue.prompts.files import dump
 from panjue.prompts.fit import fit
 from panjue.prompts.split import is_held_out
@@ -31,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -> None:
     train, _ = files
-    taken = [e.id for e in train_examples(TASK, train, None, None, 0)]
+    taken = [e.id for e in train_examples(TASK, train, None)]
     held = [e.id for e in held_out_examples(TASK, train, None)]
     assert sorted([*taken, *held]) == sorted(e.id for e in TASK.read(train))
     assert not set(taken) & set(held)
@@ -40,18 +40,19 @@ def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 99.0])
 def test_the_ratio_says_how_many_are_mixed_in(files: tuple[Path, Path], ratio: float) -> None:
     train, mix = files
-    own = list(train_examples(TASK, train, None, None, 0))
-    both = list(train_examples(TASK, train, None, mix, ratio))
+    own = list(train_examples(TASK, train, None))
+    mixed = list(mixed_examples(TASK, train, None, mix, ratio))
     mixable = [e for e in TASK.read(mix) if not is_held_out(e)]
-    assert both[: len(own)] == own
-    assert len(both) - len(own) == min(round(len(own) * ratio), len(mixable))
+    assert len(mixed) == min(round(len(own) * ratio), len(mixable))
 
 
 def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
     train, mix = files
     held = {e.text for e in held_out_examples(TASK, train, None)}
     assert held & {e.text for e in TASK.read(mix)}, "the file to mix in has some of them"
-    assert not held & {e.text for e in train_examples(TASK, train, None, mix, 99)}
+    assert not held & {e.text for e in mixed_examples(TASK, train, None, mix, 99)}
+    dev = mix  # a file of one's own choice to hold out
+    assert not list(mixed_examples(TASK, train, dev, mix, 99))
 
 
 def scramble(example: Example) -> Example:
@@ -80,7 +81,7 @@ def test_mixing_goes_by_the_texts_and_by_no_outcome(
     other = tmp_path / "mix.jsonl"
     other.write_text("\n".join(map(other_outcomes, mix.read_text("utf-8").splitlines())), "utf-8")
     chosen: Callable[[Path], list[Any]] = lambda path: [  # noqa: E731
-        e.id for e in train_examples(TASK, train, None, path, 0.3)
+        e.id for e in mixed_examples(TASK, train, None, path, 0.3)
     ]
     assert chosen(mix) == chosen(other)
 

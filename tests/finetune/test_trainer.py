@@ -117,6 +117,19 @@ def test_a_packed_example_has_the_logits_it_has_alone(
             start += length
 
 
+def test_the_loss_of_a_pack_is_that_of_its_examples_alone(
+    workshop: Path, model: Any, made: tuple[list[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    of_row, parts = made
+    trainer = trainer_on(workshop, model, parts, tmp_path)
+    model.config.use_cache = True  # transformers tells packed examples apart without a cache only
+    model.eval()
+    with torch.no_grad():
+        packed = trainer.compute_loss(model, collate(list(pack(Dataset.from_list(of_row), SIZE))))
+    alone = [loss for row in of_row for loss in plain_losses(model, row)]
+    assert float(packed) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
+
+
 def test_packs_hold_every_row_whole_and_once(
     made: tuple[list[dict[str, Any]], list[str]],
 ) -> None:
