@@ -85,8 +85,7 @@ class HeldOutScore:
 
     @torch.no_grad()
     def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
-        end = self._tokenizer.eos_token_id
-        pad = self._tokenizer.pad_token_id or end
+        pad = self._tokenizer.eos_token_id  # any token does, it is not attended to
         width = max(len(question.prompt) for question in batch)
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
         real = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
@@ -98,7 +97,7 @@ class HeldOutScore:
                 max_new_tokens=max(question.room for question in batch),
                 do_sample=False,
                 pad_token_id=pad,
-                eos_token_id=end,
+                eos_token_id=pad,
                 use_cache=True,
             )
         replies: list[str] = self._tokenizer.batch_decode(

@@ -91,7 +91,7 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
-def test_qlora_takes_a_real_step_on_four_bits(workshop: Path, tmp_path: Path) -> None:
+def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(workshop: Path, tmp_path: Path) -> None:
     nf4 = "load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32"
     bits = f"quantization={{{nf4}}}"
     words = [
@@ -99,10 +99,13 @@ def test_qlora_takes_a_real_step_on_four_bits(workshop: Path, tmp_path: Path) ->
         "method=qlora",
         bits,
         "trainer.max_steps=2",
+        "trainer.eval_steps=2",
         "trainer.save_strategy='no'",
     ]
     main(workshop / "sft.yaml", words)
     assert all(0 < loss < 100 for loss in losses(tmp_path / "run"))
+    log = (tmp_path / "run/log.jsonl").read_text("utf-8")
+    assert '"eval_final":' in log, "held-out cases were answered by the four-bit model"
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
 
