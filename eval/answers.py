@@ -35,7 +35,8 @@ class Tally:
     near_ties: int = 0
     replies: int = 0
     decided: int = 0
-    strength: float = 0.0
+    pair_price: float = 0.0
+    class_prior: float = 0.0
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
 
@@ -61,7 +62,7 @@ class Tally:
         if self.decided:
             yield (
                 f"{self.decided} answers decided from {self.replies} replies, "
-                f"pair strength {self.strength:g}"
+                f"pair price {self.pair_price:g}, class prior {self.class_prior:g}"
             )
         if self.near_ties:
             yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
@@ -123,17 +124,18 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     Every example of the test file is answered once, in its order; one without a completion, or
     whose reply is unreadable, by the commonest labels, which is counted. Where a row has samples
     beside its first reply the answer is decided from all of them (`eval.decide`), with the
-    strength that `panjue tune` fitted, and `confidence.jsonl` says how sure it is; unless `greedy`.
+    priors that `panjue tune` fitted, and `confidence.jsonl` says how sure it is; unless `greedy`.
 
     Raises:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
     run = open_run(folder)
     fitted = run.trained / DECISION
-    strength = read_json(fitted)["strength"] if fitted.exists() else 0.0
+    found = read_json(fitted) if fitted.exists() else {}
+    priors = {name: found.get(name, 0.0) for name in ("pair_price", "class_prior")}
     tally = Tally()
     decides = run.task.decides is not None and not greedy
-    decider = Decider(run.task, run.labels, strength) if decides else None
+    decider = Decider(run.task, run.labels, **priors) if decides else None
     with (
         whole_file(folder / "submission.jsonl") as out,
         whole_file(folder / "confidence.jsonl") as sure,
@@ -144,11 +146,12 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
                 decision = decider.decide(example, row)
                 answer = decision.answer
                 tally.decided += 1
-                tally.strength = strength
                 tally.replies += len(row["texts"])
                 sure.write(dump({"id": example.id, "confidence": decision.confidence}) + "\n")
             out.write(dump(run.task.submission(example, answer)) + "\n")
-    if not tally.decided:
+    if tally.decided:
+        tally.pair_price, tally.class_prior = priors["pair_price"], priors["class_prior"]
+    else:
         (folder / "confidence.jsonl").unlink()
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
     report["submission_sha256"] = sha256(folder / "submission.jsonl")

@@ -34,27 +34,36 @@ class Decision:
 
 
 class Decider:
-    """Decides answers from completions; `strength` is what a label without its pair costs."""
+    """Decides answers from completions, with what training knew as a prior."""
 
-    def __init__(self, task: Task, labels: Labels, strength: float = 0.0) -> None:
+    def __init__(
+        self, task: Task, labels: Labels, pair_price: float = 0.0, class_prior: float = 0.0
+    ) -> None:
         """Prepare for one task and its labels.
 
         Args:
             task: A task with `decides`.
-            labels: Its labels with the table of pairs.
-            strength: Price, in F1, of a label of the first set that training never saw together
+            labels: Its labels with their counts and the table of pairs.
+            pair_price: Price, in F1, of a label of the first set that training never saw together
                 with any decided label of the second, and the other way round. 0 turns it off.
+            class_prior: Weight of how common training had a class: beliefs are multiplied by its
+                frequency to this power, and scaled to 1 again. 0 turns it off.
         """
         assert task.decides is not None, "not every task is decided"
         self._task, self._labels, self._decides = task, labels, task.decides
-        self._beliefs, self._strength = Beliefs(task, labels), strength
+        self._beliefs, self._pair_price, self._class_prior = (
+            Beliefs(task, labels),
+            pair_price,
+            class_prior,
+        )
 
     def decide(self, example: Example, completion: Mapping[str, Any]) -> Decision:
         """Return the answer of highest expected score, and its confidence."""
         first = self._task.decode(completion["texts"][0], example, self._labels).answer
         items, confidence = [], []
         beliefs = self._beliefs.of(example, completion)
-        for item, belief in zip(first[self._decides.items], beliefs, strict=True):
+        for item, told in zip(first[self._decides.items], beliefs, strict=True):
+            belief = {**told, **{f: self._weighed(f, told[f]) for f in self._decides.classes}}
             chosen = self.fields(belief)
             items.append({**item, **chosen})
             confidence.append(
@@ -65,16 +74,26 @@ class Decider:
             )
         return Decision({**first, self._decides.items: items}, confidence)
 
+    def _weighed(self, field: str, belief: Belief) -> Belief:
+        """Return the belief about a class, weighed with how common training had it."""
+        counts = self._labels.counts[field]
+        weights = {
+            label: p * (counts.get(str(label), 0) + 1) ** self._class_prior
+            for label, p in belief.items()
+        }
+        total = sum(weights.values())
+        return {label: weight / total for label, weight in weights.items()}
+
     def fields(self, belief: Mapping[str, Belief]) -> dict[str, Any]:
         """Return the decided fields of one item, labels likeliest first."""
         sets, most = self._decides.sets, self._labels.most
-        if len(sets) == 2 and self._strength:  # pairs are of two fields
+        if len(sets) == 2 and self._pair_price:  # pairs are of two fields
             one, other = sets
             chosen: tuple[LabelSet, ...] = best_pair(
                 (belief[one], belief[other]),
                 (most[one], most[other]),
                 self._labels.pairs,
-                self._strength,
+                self._pair_price,
             )
         else:
             chosen = tuple(best_set(belief[field], most[field]) for field in sets)
@@ -126,7 +145,7 @@ def best_pair(
     beliefs: tuple[Belief, Belief],
     most: tuple[int, int],
     pairs: Mapping[str, Mapping[str, int]],
-    strength: float,
+    price: float,
 ) -> tuple[LabelSet, LabelSet]:
     """Return the two sets whose expected F1s, less the price of labels without a pair, are highest.
 
@@ -146,7 +165,7 @@ def best_pair(
     lonely_second = (left @ knows == 0) @ right.T
     worth_left = np.array([expected_f1(chosen, beliefs[0]) for chosen in left_sets])
     worth_right = np.array([expected_f1(chosen, beliefs[1]) for chosen in right_sets])
-    worth = worth_left[:, None] + worth_right - strength * (lonely_first + lonely_second)
+    worth = worth_left[:, None] + worth_right - price * (lonely_first + lonely_second)
     i, j = np.unravel_index(np.argmax(worth > worth.max() - TOLERANCE), worth.shape)
     return left_sets[i], right_sets[j]
 

@@ -1,5 +1,6 @@
-"""Fit the strength of the pair prior on held-out completions, by the task's headline metric."""
+"""Fit how answers are decided to held-out completions, by the task's headline metric."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -13,24 +14,43 @@ from panjue.prompts.files import read_json, write_json
 from panjue.prompts.model import DECISION
 from panjue.prompts.task import Answer
 
-STRENGTHS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+
+Setting = tuple[float, float]
+"""Price of a label without its pair, weight of the classes' prior; see `Decider`."""
 
 
 def main(folder: Path) -> None:
-    """Print the scores at every strength; write the best beside the run's adapter."""
+    """Print the scores of every setting tried; write the best beside the run's adapter."""
     run = open_run(folder)
     check(run)
-    greedy, by_strength = tune(run)
-    best = max(by_strength, key=lambda strength: (by_strength[strength][headline(run)], -strength))
-    table = Table("strength", *greedy)
-    table.add_row("greedy", *(f"{value:.4f}" for value in greedy.values()))
-    for strength, means in by_strength.items():
-        style = "bold" if strength == best else None
-        table.add_row(f"{strength:g}", *(f"{v:.4f}" for v in means.values()), style=style)
+    table = Table("price, prior", *_shown(run))
+    [greedy] = means(run, [None]).values()
+    table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in _shown(run)))
+    # One decides about sets and the other about classes, so each is fitted for itself.
+    pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], table)
+    best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], table)
     console = Console(soft_wrap=True)
     console.print(table)
-    write_json(run.trained / DECISION, {"strength": best, "fitted_on": str(folder)})
+    fitted = {"pair_price": best[0], "class_prior": best[1], "fitted_on": str(folder)}
+    write_json(run.trained / DECISION, fitted)
     console.print(f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False)
+
+
+def _best(run: Run, settings: list[Setting], table: Table) -> Setting:
+    """Return the setting with the best headline metric, the smallest of equals; add the rows."""
+    scores = means(run, settings)
+    best = max(settings, key=lambda setting: (scores[setting][run.task.metrics[-1]], -sum(setting)))
+    for setting in settings:
+        values = (f"{scores[setting][name]:.4f}" for name in _shown(run))
+        style = "bold" if setting == best else None
+        table.add_row("{:g}, {:g}".format(*setting), *values, style=style)
+    return best
+
+
+def _shown(run: Run) -> list[str]:
+    return [name for name in run.task.metrics if not name.endswith(("_precision", "_recall"))]
 
 
 def check(run: Run) -> None:
@@ -51,31 +71,26 @@ def check(run: Run) -> None:
         )
 
 
-def headline(run: Run) -> str:
-    """Return the metric that the fit goes by."""
-    return run.task.metrics[-1]
-
-
-def tune(run: Run) -> tuple[dict[str, float], dict[float, dict[str, float]]]:
-    """Return the metrics of the first replies, and of the answers decided at each strength.
+def means(run: Run, settings: Iterable[Setting | None]) -> dict[Setting | None, dict[str, float]]:
+    """Return the metrics of the answers decided under each setting; None takes the first replies.
 
     Raises:
         UserError: An example has no gold answer.
     """
     task = run.task
-    deciders = {strength: Decider(task, run.labels, strength) for strength in STRENGTHS}
-    scored = {how: Columns(task.metrics) for how in ("greedy", *map(str, STRENGTHS))}
+    deciders = {s: Decider(task, run.labels, *s) if s else None for s in settings}
+    scored = {setting: Columns(task.metrics) for setting in deciders}
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
-        first = task.decode(row["texts"][0] if "texts" in row else "", example, run.labels).answer
-        answers: dict[str, Answer] = {"greedy": first}
-        for strength, decider in deciders.items():
-            decides = "texts" in row
-            answers[str(strength)] = decider.decide(example, row).answer if decides else first
-        for how, answer in answers.items():
+        for setting, decider in deciders.items():
+            answer: Answer
+            if decider and "texts" in row:
+                answer = decider.decide(example, row).answer
+            else:
+                first = row["texts"][0] if "texts" in row else ""
+                answer = task.decode(first, example, run.labels).answer
             place = f"{run.folder}: id {example.id}"
             values = metric_values(task, example.answer, task.submission(example, answer), place)
-            scored[how].add(example, task.weight(example), values)
-    means = {how: summarize(columns, resamples=0).mean for how, columns in scored.items()}
-    return means["greedy"], {strength: means[str(strength)] for strength in STRENGTHS}
+            scored[setting].add(example, task.weight(example), values)
+    return {setting: summarize(columns, resamples=0).mean for setting, columns in scored.items()}

@@ -96,7 +96,8 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "near_ties": 1,
         "replies": 10,
         "decided": 5,
-        "strength": 0.0,
+        "pair_price": 0.0,
+        "class_prior": 0.0,
     }
     # The name before the colon is gone, so that kinds of repair add up.
     assert tally.repairs == {
@@ -120,7 +121,7 @@ def test_the_summary_for_a_person(run: Path) -> None:
     assert lines[1] == "1 cut by length, 1 could not be asked, 1 shortened to fit"
     assert lines[2] == "  id 5: the prompt needs 9000 tokens, max_tokens is 4096"
     assert lines[3] == "500 prompt tokens (25% from the cache), 200 output tokens"
-    assert lines[4] == "5 answers decided from 10 replies, pair strength 0"
+    assert lines[4] == "5 answers decided from 10 replies, pair price 0, class prior 0"
     assert lines[5].startswith("1 greedy replies pass a near tie")
     assert lines[6] == "      3 × no answer, the commonest stands in"
 

@@ -55,9 +55,9 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
     # 266 has expected F1 2/3 and 264 has 1/3. With 266 the charge and the article are lonely and
     # pay twice the strength: the first strength over 1/6 mends it.
     fitted = tmp_path / "adapter/decision.json"
-    assert json.loads(fitted.read_text("utf-8"))["strength"] == 0.2
+    assert json.loads(fitted.read_text("utf-8"))["pair_price"] == 0.2
     assert "greedy" in capsys.readouterr().out
-    assert decode_run(run).strength == 0.2
+    assert decode_run(run).pair_price == 0.2
     first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
     assert first["judgments"][0]["articles"] == ["264"]
 
@@ -79,5 +79,5 @@ def test_nothing_is_fitted_on_cases_that_training_did_not_hold_out(
 def test_what_was_fitted_is_no_part_of_the_adapters_identity(tmp_path: Path) -> None:
     write_json(tmp_path / "labels.json", {})
     before = model_sha256(tmp_path)
-    write_json(tmp_path / "decision.json", {"strength": 0.2})
+    write_json(tmp_path / "decision.json", {"pair_price": 0.2})
     assert model_sha256(tmp_path) == before

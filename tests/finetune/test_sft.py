@@ -91,7 +91,9 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
-def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(workshop: Path, tmp_path: Path) -> None:
+def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
+    workshop: Path, tmp_path: Path
+) -> None:
     nf4 = "load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32"
     bits = f"quantization={{{nf4}}}"
     words = [
