@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.task import Example, load_task
-from panjue.serve.ask import Asker, Refusal, Served
+from panjue.serve.ask import WAYS, Asker, Refusal, Served
 from panjue.serve.engine import LLM, complete
 from panjue.serve.generate import rows
 from panjue.serve.merge import merge
@@ -101,15 +101,25 @@ def test_several_samples_come_back_together(
     assert len(row["texts"]) == len(row["finish"]) == 3
 
 
-def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
-    llm: LLM, asker: Asker, merged: Path, examples: list[Example], finished: list[dict[str, Any]]
-) -> None:
-    turns: list[dict[str, Any]] = [{}, {"n": 4, "temperature": 1.0}]
+@pytest.fixture(scope="module")
+def sampled(llm: LLM, asker: Asker, merged: Path, examples: list[Example]) -> list[dict[str, Any]]:
+    """Return rows of a few examples with four samples each behind the greedy reply."""
+    turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
+    turns.append({**turns[0], "n": 4, "temperature": 1.0})
     both = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, turns)
+    return list(rows(llm, both, iter(examples[:4]), in_flight=3))
+
+
+def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
+    asker: Asker,
+    examples: list[Example],
+    finished: list[dict[str, Any]],
+    sampled: list[dict[str, Any]],
+) -> None:
     greedy = {row["id"]: row["texts"][0] for row in finished}
-    made = list(rows(llm, both, iter(examples[:4]), in_flight=3))
-    assert {row["id"] for row in made} == {example.id for example in examples[:4]}
-    for row in made:
+    assert {row["id"] for row in sampled} == {example.id for example in examples[:4]}
+    assert any(row["forks"][0] for row in sampled)
+    for row in sampled:
         assert len(row["texts"]) == len(row["forks"]) == 5
         assert row["texts"][0] == greedy[row["id"]]
         for text, of_text in zip(row["texts"], row["forks"], strict=True):
@@ -120,11 +130,11 @@ def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
 
 
 def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
-    llm: LLM, asker: Asker, merged: Path, examples: list[Example], finished: list[dict[str, Any]]
+    asker: Asker, merged: Path, examples: list[Example], sampled: list[dict[str, Any]]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     [request] = asker.requests(examples[0])
-    row = next(row for row in finished if row["id"] == examples[0].id)
+    row = next(row for row in sampled if row["id"] == examples[0].id)
     place, ways = next(
         (place, ways) for place, ways in row["forks"][0] if row["texts"][0][:place].endswith('":')
     )
