@@ -1,7 +1,7 @@
 """Completions -> submission: decoding that can be rerun without a model."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,17 @@ class Run:
     task: Task
     test: Path
     labels: Labels
-    trained: Path
-    held_out: bool
+    made: Mapping[str, Any]
+
+    @property
+    def trained(self) -> Path:
+        """Return the folder of the adapter or model that answered."""
+        return Path(self.made["trained"])
+
+    @property
+    def held_out(self) -> bool:
+        """Say whether only the tenth that training held out was asked."""
+        return bool(self.made.get("held_out"))
 
     def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
         """Yield every example of the test file with its row.
@@ -113,9 +122,7 @@ def open_run(folder: Path) -> Run:
         raise UserError(
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
-    labels = load_labels(folder / "labels.json")
-    held_out = made.get("held_out", False)
-    return Run(folder, load_task(made["task"]), test, labels, Path(made["trained"]), held_out)
+    return Run(folder, load_task(made["task"]), test, load_labels(folder / "labels.json"), made)
 
 
 def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
@@ -169,7 +176,7 @@ def _answer(
     tally.refused += refused
     if refused:
         tally.refusals.append(f"{example.id}: {completion['refused']}")
-    if not refused:
+    else:
         tally.cut += completion["finish"][0] == "length"
         tally.shortened += completion["dropped_sentences"] > 0
         tally.prompt_tokens += completion["prompt_tokens"]

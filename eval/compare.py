@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.means import Columns, metric_values
+from panjue.eval.means import Columns, gold_examples, metric_values, resampled
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
 from panjue.prompts.task import Task
@@ -47,12 +47,7 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
     if not weights.any():
         weights = np.ones_like(weights)
     gain = np.array(columns[0].values) - np.array(columns[1].values)
-    draw = np.random.default_rng(0)
-    n = len(weights)
-    means = np.zeros((RESAMPLES, gain.shape[1]))
-    for i in range(RESAMPLES):
-        drawn = np.bincount(draw.integers(n, size=n), minlength=n) * weights
-        means[i] = drawn @ gain / (drawn.sum() or 1.0)
+    means = resampled(weights, gain, RESAMPLES)
     low, high = np.percentile(means, [2.5, 97.5], axis=0)
     mean, better = weights @ gain / weights.sum(), (means > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
@@ -61,11 +56,9 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
 
 def _columns(task: Task, gold: Path, submission: Path) -> Columns:
     rows, columns = Rows(submission), Columns(task.metrics)
-    for example in task.read(gold):
-        if example.answer is None:
-            raise UserError(f"{gold}: id {example.id} has no gold answer")
+    for example, answer in gold_examples(task, gold):
         place = f"{submission}: id {example.id}"
-        values = metric_values(task, example.answer, rows.get(example.id), place)
+        values = metric_values(task, answer, rows.get(example.id), place)
         columns.add(example, task.weight(example), values)
     if not columns.weights:
         raise UserError(f"{gold}: has no examples")

@@ -51,17 +51,17 @@ class Decider:
         """
         assert task.decides is not None, "not every task is decided"
         self._task, self._labels, self._decides = task, labels, task.decides
-        self._beliefs, self._pair_price, self._class_prior = (
-            Beliefs(task, labels),
-            pair_price,
-            class_prior,
-        )
+        self._beliefs = Beliefs(task, labels)
+        self._pair_price, self._class_prior = pair_price, class_prior
 
     def decide(self, example: Example, completion: Mapping[str, Any]) -> Decision:
         """Return the answer of highest expected score, and its confidence."""
         first = self._task.decode(completion["texts"][0], example, self._labels).answer
+        return self.decide_from(first, self._beliefs.of(example, completion))
+
+    def decide_from(self, first: Answer, beliefs: Sequence[Mapping[str, Belief]]) -> Decision:
+        """Decide from beliefs that are at hand; what they say nothing of stays as in `first`."""
         items, confidence = [], []
-        beliefs = self._beliefs.of(example, completion)
         for item, told in zip(first[self._decides.items], beliefs, strict=True):
             belief = {**told, **{f: self._weighed(f, told[f]) for f in self._decides.classes}}
             chosen = self.fields(belief)

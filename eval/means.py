@@ -1,7 +1,8 @@
 """Metric values per example, and their weighted means with intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,9 @@ def summarize(
     if unweighted:
         weights = np.ones_like(weights)
     mean = weights @ values / weights.sum()
-    low, high = _interval(weights, values, resamples) if resamples else (mean, mean)
+    low = high = mean
+    if resamples:
+        low, high = np.percentile(resampled(weights, values, resamples), [2.5, 97.5], axis=0)
     return Summary(
         len(weights),
         dict(zip(columns.names, mean.tolist(), strict=True)),
@@ -85,12 +88,26 @@ def summarize(
     )
 
 
-def _interval(weights: Numbers, values: Numbers, resamples: int) -> tuple[Numbers, Numbers]:
+def gold_examples(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
+    """Yield the examples of a labelled file with their answers.
+
+    Raises:
+        UserError: One has no answer.
+    """
+    for example in task.read(gold):
+        if example.answer is None:
+            raise UserError(
+                f"{gold}: id {example.id} has no gold answer; score needs the labelled file"
+            )
+        yield example, example.answer
+
+
+def resampled(weights: Numbers, values: Numbers, resamples: int) -> Numbers:
+    """Return the weighted means of `resamples` bootstrap draws of examples (seed 0)."""
     draw = np.random.default_rng(0)
     n = len(weights)
     means = np.empty((resamples, values.shape[1]))
     for i in range(resamples):
         drawn = np.bincount(draw.integers(n, size=n), minlength=n) * weights
         means[i] = drawn @ values / drawn.sum() if drawn.any() else values.mean(axis=0)
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return low, high
+    return means

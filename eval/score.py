@@ -11,11 +11,11 @@ from rich.table import Table
 
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.means import Columns, Summary, metric_values, summarize
+from panjue.eval.means import Columns, Summary, gold_examples, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.task import Answer, Example, Task
+from panjue.prompts.task import Task
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     sure = run / "confidence.jsonl"
     certainty = Certainty(task, sure) if task.decides and decoding and sure.exists() else None
     missing = 0
-    for example, answer in _gold(task, gold):
+    for example, answer in gold_examples(task, gold):
         row = rows.get(example.id)
         missing += row is None
         weight = task.weight(example)
@@ -108,15 +108,6 @@ def _decoding(submission: Path) -> dict[str, Any] | None:
     path = submission.parent / "decode.json"
     report: dict[str, Any] = read_json(path) if path.exists() else {}
     return report if report.get("submission_sha256") == sha256(submission) else None
-
-
-def _gold(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
-    for example in task.read(gold):
-        if example.answer is None:
-            raise UserError(
-                f"{gold}: id {example.id} has no gold answer; score needs the labelled file"
-            )
-        yield example, example.answer
 
 
 def _unknown(task: Task, gold: Path, labels: Labels) -> int:

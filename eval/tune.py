@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.answers import Run, open_run
+from panjue.eval.beliefs import Beliefs
 from panjue.eval.decide import Decider
 from panjue.eval.means import Columns, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
 from panjue.prompts.model import DECISION
-from panjue.prompts.task import Answer
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -60,11 +60,10 @@ def check(run: Run) -> None:
         UserError: The answers are not decided, there are no samples, or the cases are not those
             that training held out.
     """
-    made = read_json(run.folder / "manifest.json")["generate"]
-    if run.task.decides is None or not made["samples"]:
+    if run.task.decides is None or not run.made["samples"]:
         raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
     dev = read_json(run.trained / "manifest.json").get("dev_sha256")
-    if not run.held_out and (dev is None or made["test_sha256"] != dev):
+    if not run.held_out and (dev is None or run.made["test_sha256"] != dev):
         raise UserError(
             f"{run.folder}: its cases are not those that training held out; generate with "
             "held_out=true on the training file, or on the dev file if training had one"
@@ -80,16 +79,15 @@ def means(run: Run, settings: Iterable[Setting | None]) -> dict[Setting | None, 
     task = run.task
     deciders = {s: Decider(task, run.labels, *s) if s else None for s in settings}
     scored = {setting: Columns(task.metrics) for setting in deciders}
+    told = Beliefs(task, run.labels)
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
+        asked = "texts" in row
+        first = task.decode(row["texts"][0] if asked else "", example, run.labels).answer
+        beliefs = told.of(example, row) if asked else []
         for setting, decider in deciders.items():
-            answer: Answer
-            if decider and "texts" in row:
-                answer = decider.decide(example, row).answer
-            else:
-                first = row["texts"][0] if "texts" in row else ""
-                answer = task.decode(first, example, run.labels).answer
+            answer = decider.decide_from(first, beliefs).answer if decider and asked else first
             place = f"{run.folder}: id {example.id}"
             values = metric_values(task, example.answer, task.submission(example, answer), place)
             scored[setting].add(example, task.weight(example), values)

@@ -68,7 +68,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
         ask_for_huge_pages()
     tokenizer = load_tokenizer(options.model)
     data, parts = token_rows(options, tokenizer)
-    ours, packed = options.way.startswith("panjue"), "pack" in options.way
+    packed = "pack" in options.way
     tokens = sum(data["length"])
     per_step = options.rows
     if packed:  # as many packs a step as hold the tokens of that many examples
@@ -104,7 +104,6 @@ def train(options: argparse.Namespace) -> dict[str, float]:
         "memory": peak_memory() / 2**30,
         "tokens": tokens,
         "examples": len(data),
-        "ours": ours,
     }
 
 
