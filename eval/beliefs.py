@@ -23,8 +23,8 @@ Belief = dict[Any, float]
 
 Span = tuple[int, int]
 
-WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"|[^"\s\[\]{},:]+(?=[\s\[\]{},:])')
-"""A value that is complete: a closed string, or a number with something behind it."""
+WHOLE = re.compile(r'"(?:[^"\\]|\\.)*"')
+"""A value that is complete: a closed string."""
 
 LAST = chr(0x10FFFF)
 """Sorts behind every character of a label."""
@@ -33,9 +33,9 @@ LAST = chr(0x10FFFF)
 class Written:
     """The labels of one field as a reply has them, to find those that begin alike."""
 
-    def __init__(self, counts: Mapping[str, int], *, numbers: bool) -> None:
-        """Take labels and how often training had them; `numbers` stand without quotation marks."""
-        self.counts = {label if numbers else dump(label): n for label, n in counts.items()}
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        """Take labels and how often training had them."""
+        self.counts = {dump(label): n for label, n in counts.items()}
         self._sorted = sorted(self.counts)
 
     def beginning(self, text: str) -> list[str]:
@@ -60,12 +60,7 @@ class Beliefs:
         """Sort the task's labels as they are written."""
         assert task.decides is not None
         self._task, self._labels, self._decides = task, labels, task.decides
-        sets = {field: Written(labels.counts[field], numbers=False) for field in task.decides.sets}
-        classes = {
-            field: Written(counts, numbers=all(map(str.isdigit, counts)))
-            for field, counts in ((field, labels.counts[field]) for field in task.decides.classes)
-        }
-        self._written = {**sets, **classes}
+        self._written = {field: Written(labels.counts[field]) for field in task.decides.fields}
 
     def of(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
         """Return for every item of the answer the belief about each field.

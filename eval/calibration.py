@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.means import Columns, Summary, summarize
+from panjue.eval.metrics import Row
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
-from panjue.prompts.task import Answer, Example, Task
+from panjue.prompts.task import Example, Task
 
 BINS = 10
 ASIDE = (0.0, 0.1, 0.2, 0.3)
@@ -70,7 +71,7 @@ class Certainty:
         self._right: dict[str, list[bool]] = {field: [] for field in task.decides.fields}
         self._of_example: list[float] = []
 
-    def add(self, example: Example, gold: Answer, row: Mapping[str, Any] | None) -> None:
+    def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Take one example; one without a confidence (not asked, say) counts as least certain."""
         sure = self._rows.get(example.id)
         if sure is None or row is None:

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.means import Columns, gold_examples, metric_values, resampled
+from panjue.eval.means import Columns, gold_rows, metric_values, resampled
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
 from panjue.prompts.task import Task
@@ -56,9 +56,9 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
 
 def _columns(task: Task, gold: Path, submission: Path) -> Columns:
     rows, columns = Rows(submission), Columns(task.metrics)
-    for example, answer in gold_examples(task, gold):
+    for example, right in gold_rows(task, gold):
         place = f"{submission}: id {example.id}"
-        values = metric_values(task, answer, rows.get(example.id), place)
+        values = metric_values(task, right, rows.get(example.id), place)
         columns.add(example, task.weight(example), values)
     if not columns.weights:
         raise UserError(f"{gold}: has no examples")

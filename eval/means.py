@@ -1,16 +1,16 @@
 """Metric values per example, and their weighted means with intervals."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval import metrics
+from panjue.eval.metrics import Row
 from panjue.prompts.errors import UserError
-from panjue.prompts.task import Answer, Example, Task
+from panjue.prompts.task import Example, Task
 
 Numbers = NDArray[np.float64]
 RESAMPLES = 1000
@@ -49,8 +49,10 @@ class Summary:
     unweighted: bool = False
 
 
-def metric_values(task: Task, gold: Answer, row: Mapping[str, Any] | None, place: str) -> Numbers:
+def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
     """Return the task's metrics of one submission row; None is an example not answered.
+
+    `gold` is the row that would be right, as `gold_rows` makes it.
 
     Raises:
         UserError: The row is not in the hand-in format; names `place`.
@@ -88,8 +90,8 @@ def summarize(
     )
 
 
-def gold_examples(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
-    """Yield the examples of a labelled file with their answers.
+def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
+    """Yield the examples of a labelled file with the submission rows that would be right.
 
     Raises:
         UserError: One has no answer.
@@ -99,7 +101,7 @@ def gold_examples(task: Task, gold: Path) -> Iterator[tuple[Example, Answer]]:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; score needs the labelled file"
             )
-        yield example, example.answer
+        yield example, task.submission(example, example.answer)
 
 
 def resampled(weights: Numbers, values: Numbers, resamples: int) -> Numbers:

@@ -1,56 +1,57 @@
-"""Pure functions from one example's (gold answer, predicted answer) to a number.
+"""Pure functions from one example's (gold row, predicted row) of a submission to a number.
 
 A task names the ones it is scored by; a score is their mean over examples, weighted by the task.
-A predicted answer is None where the submission has no row for the example.
+A predicted row is None where the submission has no row for the example.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-Answer = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 
-def exact_match(gold: Answer, predicted: Answer | None) -> float:
-    """Return 1 where every field of the gold answer is predicted alike, else 0."""
-    return float(predicted is not None and all(predicted.get(key) == gold[key] for key in gold))
+def exact_match(gold: Row, predicted: Row | None) -> float:
+    """Return 1 where every field but the id is predicted as gold has it, else 0."""
+    keys = gold.keys() - {"id"}
+    return float(predicted is not None and all(predicted.get(key) == gold[key] for key in keys))
 
 
-def charge_precision(gold: Answer, predicted: Answer | None) -> float:
+def charge_precision(gold: Row, predicted: Row | None) -> float:
     """Precision of the charges, mean over the case's defendants."""
     return _over_defendants(gold, predicted, lambda g, p: precision(g["charges"], p["charges"]))
 
 
-def charge_recall(gold: Answer, predicted: Answer | None) -> float:
+def charge_recall(gold: Row, predicted: Row | None) -> float:
     """Recall of the charges, mean over the case's defendants."""
     return _over_defendants(gold, predicted, lambda g, p: recall(g["charges"], p["charges"]))
 
 
-def charge_f1(gold: Answer, predicted: Answer | None) -> float:
+def charge_f1(gold: Row, predicted: Row | None) -> float:
     """F1 of the charges, mean over the case's defendants."""
     return _over_defendants(gold, predicted, lambda g, p: f1(g["charges"], p["charges"]))
 
 
-def article_precision(gold: Answer, predicted: Answer | None) -> float:
+def article_precision(gold: Row, predicted: Row | None) -> float:
     """Precision of the articles, mean over the case's defendants."""
     return _over_defendants(gold, predicted, lambda g, p: precision(g["articles"], p["articles"]))
 
 
-def article_recall(gold: Answer, predicted: Answer | None) -> float:
+def article_recall(gold: Row, predicted: Row | None) -> float:
     """Recall of the articles, mean over the case's defendants."""
     return _over_defendants(gold, predicted, lambda g, p: recall(g["articles"], p["articles"]))
 
 
-def article_f1(gold: Answer, predicted: Answer | None) -> float:
+def article_f1(gold: Row, predicted: Row | None) -> float:
     """F1 of the articles, mean over the case's defendants."""
     return _over_defendants(gold, predicted, lambda g, p: f1(g["articles"], p["articles"]))
 
 
-def penalty_accuracy(gold: Answer, predicted: Answer | None) -> float:
+def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
     """Share of the case's defendants whose penalty class is right."""
     return _over_defendants(gold, predicted, lambda g, p: float(g["penalty"] == p["penalty"]))
 
 
-def final(gold: Answer, predicted: Answer | None) -> float:
+def final(gold: Row, predicted: Row | None) -> float:
     """0.3 charge F1 + 0.3 article F1 + 0.4 penalty accuracy: what the contest ranks by."""
     return (
         0.3 * charge_f1(gold, predicted)
@@ -84,9 +85,7 @@ def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
 NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
 
 
-def _over_defendants(
-    gold: Answer, predicted: Answer | None, score: Callable[[Answer, Answer], float]
-) -> float:
+def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row], float]) -> float:
     """Mean over the gold defendants, matched by name.
 
     The official code matches by position and breaks where names or their number differ. Decided
@@ -98,6 +97,6 @@ def _over_defendants(
     return sum(score(j, given.get(j["name"], NO_JUDGMENT)) for j in defendants) / len(defendants)
 
 
-def _by_name(answer: Answer | None) -> Iterator[tuple[str, Answer]]:
-    for judgment in () if answer is None else answer["judgments"]:
+def _by_name(row: Row | None) -> Iterator[tuple[str, Row]]:
+    for judgment in () if row is None else row["judgments"]:
         yield judgment["name"], judgment

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.means import Columns, Summary, gold_examples, metric_values, summarize
+from panjue.eval.means import Columns, Summary, gold_rows, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
@@ -76,17 +76,17 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     sure = run / "confidence.jsonl"
     certainty = Certainty(task, sure) if task.decides and decoding and sure.exists() else None
     missing = 0
-    for example, answer in gold_examples(task, gold):
+    for example, right in gold_rows(task, gold):
         row = rows.get(example.id)
         missing += row is None
         weight = task.weight(example)
-        values = metric_values(task, answer, row, f"{submission}: id {example.id}")
+        values = metric_values(task, right, row, f"{submission}: id {example.id}")
         scored.add(example, weight, values)
         if certainty:
-            certainty.add(example, answer, row)
+            certainty.add(example, right, row)
         if labels:
             commonest = task.submission(example, task.decode("", example, labels).answer)
-            peer.add(example, weight, metric_values(task, answer, commonest, "commonest"))
+            peer.add(example, weight, metric_values(task, right, commonest, "commonest"))
     if not scored.weights:
         raise UserError(f"{gold}: has no examples")
     return Scores(

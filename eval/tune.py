@@ -83,12 +83,13 @@ def means(run: Run, settings: Iterable[Setting | None]) -> dict[Setting | None, 
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
+        gold = task.submission(example, example.answer)
         asked = "texts" in row
         first = task.decode(row["texts"][0] if asked else "", example, run.labels).answer
         beliefs = told.of(example, row) if asked else []
         for setting, decider in deciders.items():
             answer = decider.decide_from(first, beliefs).answer if decider and asked else first
             place = f"{run.folder}: id {example.id}"
-            values = metric_values(task, example.answer, task.submission(example, answer), place)
+            values = metric_values(task, gold, task.submission(example, answer), place)
             scored[setting].add(example, task.weight(example), values)
     return {setting: summarize(columns, resamples=0).mean for setting, columns in scored.items()}

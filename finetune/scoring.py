@@ -79,8 +79,9 @@ class HeldOutScore:
         """Return the example's weight and the metrics of its reply."""
         task = self._task
         assert example.answer is not None, "held-out examples have answers"
-        row = task.submission(example, task.decode(reply, example, self._labels).answer)
-        values = metric_values(task, example.answer, row, f"held out: id {example.id}")
+        told = task.decode(reply, example, self._labels).answer
+        gold, row = (task.submission(example, answer) for answer in (example.answer, told))
+        values = metric_values(task, gold, row, f"held out: id {example.id}")
         return task.weight(example), values
 
     @torch.no_grad()

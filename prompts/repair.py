@@ -19,7 +19,28 @@ from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Decoded
 
-PENALTIES = range(15)
+PENALTIES = (
+    "死刑",
+    "无期徒刑",
+    "拘役",
+    "管制一年以上",
+    "管制一年以下",
+    "有期徒刑十年以上",
+    "有期徒刑七年以上十年以下",
+    "有期徒刑五年以上七年以下",
+    "有期徒刑三年以上五年以下",
+    "有期徒刑二年以上三年以下",
+    "有期徒刑一年以上二年以下",
+    "有期徒刑九个月以上一年以下",
+    "有期徒刑六个月以上九个月以下",
+    "有期徒刑六个月以下",
+    "免予刑事处罚",
+)
+"""The penalty classes 0-14 as a reply has them: a term belongs to the class that it ends.
+
+Words, since a base model knows what they mean; of a bare 10 it would have to learn it.
+"""
+
 NAME_KEYS = "name|姓名|被告人"
 KEYS = {"charges": "charges?|罪名", "articles": "articles?|法条|条文"}
 PENALTY_KEYS = "penalty|刑罚等级|刑罚"
@@ -137,14 +158,18 @@ def _article(written: str, known: Mapping[str, str]) -> str | None:
     return known.get(f"{article}-{paragraph}") or known.get(article)
 
 
-def _penalty_in(segment: str | None, labels: Labels) -> tuple[int, str | None]:
+def _penalty_in(segment: str | None, labels: Labels) -> tuple[str, str | None]:
     text = segment and field_text(segment, PENALTY_KEYS)
-    # A class and nothing else: the 6 of 6个月 is none.
+    written = next(iter(strings_in(text or "")), "")
+    if normal(written) in PENALTIES:
+        return normal(written), None
+    # The number of a class and nothing else: the 6 of 6个月 is none.
     number = re.fullmatch(r'[\s"\[第]*(\d{1,2})(?:\.0+)?[\s"\]级档类]*', text or "")
-    if number and int(number[1]) in PENALTIES:
-        return int(number[1]), None
-    commonest = int(labels.commonest("penalty") or 10)
-    return commonest, "penalty missing or not 0-14, the commonest stands in"
+    if number and int(number[1]) < len(PENALTIES):
+        meant = PENALTIES[int(number[1])]
+        return meant, f"penalty {number[1]} -> {meant!r}"
+    commonest = labels.commonest("penalty") or PENALTIES[10]
+    return commonest, "penalty missing or of no class, the commonest stands in"
 
 
 def _commonest(labels: Labels, field: str) -> list[str]:

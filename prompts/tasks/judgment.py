@@ -104,7 +104,8 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
             sets = {field: _labels_of(outcome[field]) for field in FIELDS}
             if not isinstance(name, str) or name in judgments:
                 raise UserError(f"'outcomes' has {name!r} twice or not as a name")
-            judgments[name] = {"name": name, **sets, "penalty": penalty_class(penalty)}
+            of_class = PENALTIES[penalty_class(penalty)]
+            judgments[name] = {"name": name, **sets, "penalty": of_class}
         except KeyError as error:
             raise UserError(f"'outcomes' lacks {error}") from None
         except TypeError:
@@ -205,7 +206,7 @@ def _is_valid(judgment: Any, name: str, labels: Labels) -> bool:
         isinstance(judgment, dict)
         and list(judgment) == ["name", *FIELDS, "penalty"]
         and judgment["name"] == neutralize(name)
-        and type(judgment["penalty"]) is int
+        and isinstance(judgment["penalty"], str)
         and judgment["penalty"] in PENALTIES
         and all(_is_label_list(judgment[field], field, labels) for field in FIELDS)
     )
@@ -223,7 +224,7 @@ def _is_label_list(value: Any, field: str, labels: Labels) -> bool:
 def label_sets(examples: Iterable[Example]) -> Labels:
     """Collect the charges, articles and penalty classes of the training answers."""
     return collect(
-        {**{field: judgment[field] for field in FIELDS}, "penalty": [str(judgment["penalty"])]}
+        {**{field: judgment[field] for field in FIELDS}, "penalty": [judgment["penalty"]]}
         for example in examples
         if example.answer
         for judgment in example.answer["judgments"]
@@ -231,8 +232,9 @@ def label_sets(examples: Iterable[Example]) -> Labels:
 
 
 def submission(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the official hand-in line."""
-    return {"id": example.id, "judgments": answer["judgments"]}
+    """Return the official hand-in line, which has the penalty as its class 0-14."""
+    judgments = [{**j, "penalty": PENALTIES.index(j["penalty"])} for j in answer["judgments"]]
+    return {"id": example.id, "judgments": judgments}
 
 
 STRING_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True}

@@ -11,13 +11,14 @@ from panjue.eval.score import score
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump, read_lines, sha256, write_json
 from panjue.prompts.labels import collect
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
 GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
-GOOD = [
+GOOD: list[dict[str, Any]] = [
     {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 10},
     {"name": "乙", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 2},
 ]
@@ -36,9 +37,10 @@ def completion(key: int | str, text: str, finish: str = "stop", dropped: int = 0
     }
 
 
-WHOLE = dump({"judgments": GOOD})
+ANSWER = [{**judgment, "penalty": PENALTIES[judgment["penalty"]]} for judgment in GOOD]
+WHOLE = dump({"judgments": ANSWER})
 COMPLETIONS = [
-    completion("f", WHOLE.replace('"penalty":2', '"penalty":99')),
+    completion("f", WHOLE.replace(dump(PENALTIES[2]), "99")),
     completion(1, WHOLE),
     completion(2, f"```json\n{WHOLE}\n```", dropped=3),
     completion(3, WHOLE[: WHOLE.index('"乙"')], finish="length"),
@@ -53,8 +55,8 @@ def run(case: Row, write: Write, tmp_path: Path) -> Path:
     people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
     test = write("test.jsonl", [case(key, *people, gold=False) for key in (1, 2, 3, 4, 5, "f")])
     write("run/completions.jsonl", COMPLETIONS)
-    training = [(["盗窃罪"], ["264"], "8")] * 2 + [(["诈骗罪"], ["266"], "10")]
-    collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in training).save(
+    training = [(["盗窃罪"], ["264"], 8)] * 2 + [(["诈骗罪"], ["266"], 10)]
+    collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
         tmp_path / "run"
     )
     made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test), "trained": "."}
@@ -103,7 +105,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
     assert tally.repairs == {
         "not the JSON that was asked for": 1,
         "no answer, the commonest stands in": 3,
-        "penalty missing or not 0-14, the commonest stands in": 1,
+        "penalty missing or of no class, the commonest stands in": 1,
     }
     assert json.loads((run / "decode.json").read_text("utf-8")) == {
         **counts,

@@ -8,6 +8,7 @@ from panjue.eval.check import check
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -33,7 +34,7 @@ def rows(row: Row) -> list[dict[str, Any]]:
 def labels() -> Labels:
     """Return the labels of the clean hand-in."""
     both = ["盗窃罪", "诈骗罪"], ["264", "266"]
-    return collect([{"charges": both[0], "articles": both[1], "penalty": ["8"]}])
+    return collect([{"charges": both[0], "articles": both[1], "penalty": [PENALTIES[8]]}])
 
 
 def faults(path: Path, cases: Path, labels: Labels | None = None) -> list[str]:

@@ -9,6 +9,7 @@ from panjue.eval.beliefs import Belief, Beliefs, Written, walk
 from panjue.eval.decide import Decider, best_pair, best_set, expected_f1
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")
@@ -83,30 +84,30 @@ def test_a_charge_without_its_article_pays_until_it_has_it() -> None:
     assert best_pair(beliefs, (1, 1), PAIRS, 0.2) == (frozenset("a"), frozenset("x"))
 
 
-WRITTEN = Written({"1": 10, "10": 60, "13": 30, "8": 40}, numbers=True)
-CHARGES = Written({"盗窃罪": 60, "盗伐林木罪": 20, "诈骗罪": 20}, numbers=False)
+WRITTEN = Written({"1": 10, "10": 60, "13": 30, "8": 40})
+CHARGES = Written({"盗窃罪": 60, "盗伐林木罪": 20, "诈骗罪": 20})
 
 
 def test_labels_are_found_by_how_they_begin() -> None:
-    assert WRITTEN.beginning("1") == ["1", "10", "13"]
-    assert WRITTEN.beginning("1}") == ["1"]
-    assert WRITTEN.beginning("13") == ["13"]
-    assert WRITTEN.beginning("2") == []
+    assert WRITTEN.beginning('"1') == ['"1"', '"10"', '"13"']
+    assert WRITTEN.beginning('"1"}') == ['"1"']
+    assert WRITTEN.beginning('"13') == ['"13"']
+    assert WRITTEN.beginning('"2') == []
     assert CHARGES.beginning('"盗') == ['"盗伐林木罪"', '"盗窃罪"']
     assert CHARGES.beginning('"盗窃罪"],') == ['"盗窃罪"']
 
 
 def test_a_digit_that_was_not_taken_shares_its_mass_among_the_classes_it_begins() -> None:
     # Taken: 8, at 0.6. The other way, 1, is 1, 10 or 13: 10 + 60 + 30 of training's hundred.
-    belief = walk('{"p":8}', [(5, [("8", 0.6), ("1", 0.4)])], [(5, 6)], WRITTEN)
-    wanted = {8: 0.6, 1: 0.04, 10: 0.24, 13: 0.12}
+    belief = walk('{"p":"8"}', [(6, [("8", 0.6), ("1", 0.4)])], [(5, 8)], WRITTEN)
+    wanted = {"8": 0.6, "1": 0.04, "10": 0.24, "13": 0.12}
     assert belief == pytest.approx({frozenset([k]): p for k, p in wanted.items()})
 
 
 def test_two_digits_are_two_forks() -> None:
-    forks = [(5, [("1", 0.5), ("8", 0.5)]), (6, [("3", 0.6), ("0", 0.3), ("}", 0.1)])]
-    belief = walk('{"p":13}', forks, [(5, 7)], WRITTEN)
-    wanted = {8: 0.5, 13: 0.3, 10: 0.15, 1: 0.05}
+    forks = [(6, [("1", 0.5), ("8", 0.5)]), (7, [("3", 0.6), ("0", 0.3), ('"}', 0.1)])]
+    belief = walk('{"p":"13"}', forks, [(5, 9)], WRITTEN)
+    wanted = {"8": 0.5, "13": 0.3, "10": 0.15, "1": 0.05}
     assert belief == pytest.approx({frozenset([k]): p for k, p in wanted.items()})
 
 
@@ -143,23 +144,28 @@ def test_how_often_a_list_goes_on_is_believed_as_the_model_has_it(more: float) -
 @given(st.floats(0.05, 0.95))
 def test_one_label_is_believed_as_the_model_has_it_whichever_was_sampled(chance: float) -> None:
     ways = [("8", chance), ("13", 1 - chance)]
-    eight = walk('{"p":8}', [(5, ways)], [(5, 6)], WRITTEN)
-    other = walk('{"p":13}', [(5, ways[::-1])], [(5, 7)], WRITTEN)
+    eight = walk('{"p":"8"}', [(6, ways)], [(5, 8)], WRITTEN)
+    other = walk('{"p":"13"}', [(6, ways[::-1])], [(5, 9)], WRITTEN)
     assert eight == pytest.approx(other)
-    assert eight[frozenset([8])] == pytest.approx(chance)
+    assert eight[frozenset(["8"])] == pytest.approx(chance)
 
 
 LABELS = collect(
     [
-        *[{"charges": ["盗窃罪"], "articles": ["264"], "penalty": ["13"]}] * 6,
-        *[{"charges": ["诈骗罪"], "articles": ["266"], "penalty": ["8"]}] * 4,
+        *[{"charges": ["盗窃罪"], "articles": ["264"], "penalty": [PENALTIES[13]]}] * 6,
+        *[{"charges": ["诈骗罪"], "articles": ["266"], "penalty": [PENALTIES[8]]}] * 4,
     ]
 )
 CASE = Example(id=1, text="甲。", names=("甲",))
 
 
 def reply(charge: str, article: str, penalty: int) -> str:
-    judgment = {"name": "甲", "charges": [charge], "articles": [article], "penalty": penalty}
+    judgment = {
+        "name": "甲",
+        "charges": [charge],
+        "articles": [article],
+        "penalty": PENALTIES[penalty],
+    }
     return dump({"judgments": [judgment]})
 
 
@@ -167,7 +173,12 @@ def test_samples_outvote_the_first_reply_and_say_how_surely() -> None:
     texts = [reply("盗窃罪", "264", 13), *[reply("诈骗罪", "266", 8)] * 3]
     decision = Decider(TASK, LABELS).decide(CASE, {"texts": texts})
     [judgment] = decision.answer["judgments"]
-    assert judgment == {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 8}
+    assert judgment == {
+        "name": "甲",
+        "charges": ["诈骗罪"],
+        "articles": ["266"],
+        "penalty": PENALTIES[8],
+    }
     assert decision.confidence == [{"charges": 0.75, "articles": 0.75, "penalty": 0.75}]
 
 
@@ -185,18 +196,19 @@ def test_a_class_that_training_had_more_often_wins_among_near_equals() -> None:
         Decider(TASK, LABELS, class_prior=prior).decide(CASE, row) for prior in (0.0, 1.0, 2.0)
     ]
     # 8 stood 4 times and 13 six times, one more each: 0.6 * 5 ** prior against 0.4 * 7 ** prior.
-    assert [d.answer["judgments"][0]["penalty"] for d in decided] == [8, 8, 13]
+    assert [d.answer["judgments"][0]["penalty"] for d in decided] == [
+        PENALTIES[klass] for klass in (8, 8, 13)
+    ]
     sure = [d.confidence[0]["penalty"] for d in decided]
     assert sure == pytest.approx([0.6, 3.0 / 5.8, 0.4 * 49 / (0.4 * 49 + 0.6 * 25)])
 
 
 def test_one_greedy_reply_with_forks_is_enough_to_decide_from() -> None:
     text = reply("盗窃罪", "264", 13)
-    place = text.index("13")
-    # Read aloud the reply says 13; but all of 1x has 0.4 and is shared, 8 has 0.6.
-    forks = [[[place, [["1", 0.4], ["8", 0.6]]]]]
+    place = text.index("六个月")
+    forks = [[[place, [["六个月", 0.4], ["三年", 0.6]]]]]
     decision = Decider(TASK, LABELS).decide(CASE, {"texts": [text], "forks": forks})
-    assert decision.answer["judgments"][0]["penalty"] == 8
+    assert decision.answer["judgments"][0]["penalty"] == PENALTIES[8]
     assert decision.confidence[0]["penalty"] == pytest.approx(0.6)
 
 
@@ -224,7 +236,7 @@ def test_beliefs_are_probabilities() -> None:
     text = reply("盗窃罪", "264", 13)
     row = {
         "texts": [text, "nonsense"],
-        "forks": [[[text.index("13"), [["1", 0.7], ["9", 0.3]]]], []],
+        "forks": [[[text.index("六个月"), [["六个月", 0.7], ["十年", 0.3]]]], []],
     }
     [item] = Beliefs(TASK, LABELS).of(CASE, row)
     for belief in item.values():

@@ -15,6 +15,7 @@ from panjue.eval.score import Scores, score, show
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import sha256, write_json
 from panjue.prompts.labels import collect
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")
@@ -152,8 +153,10 @@ def test_the_commonest_labels_as_a_peer(
     gold: Path, answers: list[dict[str, Any]], write: Write
 ) -> None:
     path = write("submission.jsonl", answers)
-    training = (["盗窃罪"], ["264"], "13"), (["盗窃罪"], ["264"], "13"), (["诈骗罪"], ["266"], "10")
-    collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in training).save(path.parent)
+    training = (["盗窃罪"], ["264"], 13), (["盗窃罪"], ["264"], 13), (["诈骗罪"], ["266"], 10)
+    collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
+        path.parent
+    )
     scores = score(TASK, gold, path)
     # Always 盗窃罪, 264, class 13. Case 1: F1 (1 + 2/3) / 2, penalty 1/2; case 2: half of all.
     assert scores.commonest is not None

@@ -11,6 +11,7 @@ from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump, sha256, write_json
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
+from panjue.prompts.repair import PENALTIES
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -19,7 +20,7 @@ GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
 
 def reply(article: str) -> str:
     judgments = [
-        {"name": name, "charges": ["盗窃罪"], "articles": [article], "penalty": 13}
+        {"name": name, "charges": ["盗窃罪"], "articles": [article], "penalty": PENALTIES[13]}
         for name in ("甲", "乙")
     ]
     return dump({"judgments": judgments})
@@ -35,8 +36,8 @@ def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
         {"id": i, "texts": texts, "finish": ["stop"] * 3, "near_ties": [], **rest} for i in range(3)
     ]
     write("run/completions.jsonl", rows)
-    labels = [(["盗窃罪"], ["264"], "13"), (["诈骗罪"], ["266"], "8")]
-    collect({"charges": c, "articles": a, "penalty": [p]} for c, a, p in labels).save(
+    labels = [(["盗窃罪"], ["264"], 13), (["诈骗罪"], ["266"], 8)]
+    collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in labels).save(
         folder / "run"
     )
     made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test), "samples": 2}

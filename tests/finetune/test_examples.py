@@ -58,7 +58,7 @@ def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
 def scramble(example: Example) -> Example:
     """Return the example with other outcomes."""
     judgments = [
-        {**judgment, "charges": ["诈骗罪"], "articles": ["266"], "penalty": 0}
+        {**judgment, "charges": ["诈骗罪"], "articles": ["266"], "penalty": "死刑"}
         for judgment in (example.answer or {})["judgments"]
     ]
     return replace(example, answer={"judgments": judgments})

@@ -84,7 +84,7 @@ def test_the_parts_of_a_row_are_the_fields_of_its_reply(
             assert judgment["name"] in text["name"]
             assert all(charge in text["charges"] for charge in judgment["charges"])
             assert all(article in text["articles"] for article in judgment["articles"])
-            assert str(judgment["penalty"]) in text["penalty"]
+            assert judgment["penalty"] in text["penalty"]
 
 
 def test_the_loss_of_a_batch_is_that_of_its_examples_alone(

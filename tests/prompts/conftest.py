@@ -3,16 +3,17 @@
 import pytest
 
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example
 
 TRAINING = (
-    (["盗窃罪"], ["264"], "13"),
-    (["盗窃罪"], ["264"], "10"),
-    (["盗窃罪", "诈骗罪"], ["264", "266"], "10"),
-    (["诈骗罪"], ["266"], "8"),
-    (["故意伤害罪"], ["234"], "2"),
-    (["开设赌场罪"], ["303-2"], "10"),
-    (["掩饰、隐瞒犯罪所得、犯罪所得收益罪"], ["312", "303", "287.2"], "0"),
+    (["盗窃罪"], ["264"], 13),
+    (["盗窃罪"], ["264"], 10),
+    (["盗窃罪", "诈骗罪"], ["264", "266"], 10),
+    (["诈骗罪"], ["266"], 8),
+    (["故意伤害罪"], ["234"], 2),
+    (["开设赌场罪"], ["303-2"], 10),
+    (["掩饰、隐瞒犯罪所得、犯罪所得收益罪"], ["312", "303", "287.2"], 0),
 )
 
 
@@ -21,7 +22,7 @@ def labels() -> Labels:
     """Return label sets with at most two charges and three articles; the commonest are
     盗窃罪, 264 and class 10."""
     return collect(
-        {"charges": charges, "articles": articles, "penalty": [penalty]}
+        {"charges": charges, "articles": articles, "penalty": [PENALTIES[penalty]]}
         for charges, articles, penalty in TRAINING
     )
 
@@ -36,12 +37,17 @@ def case() -> Example:
         inputs={"defendants": "张某甲、李某"},
         answer={
             "judgments": [
-                {"name": "张某甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 12},
+                {
+                    "name": "张某甲",
+                    "charges": ["盗窃罪"],
+                    "articles": ["264"],
+                    "penalty": PENALTIES[12],
+                },
                 {
                     "name": "李某",
                     "charges": ["盗窃罪", "诈骗罪"],
                     "articles": ["264", "303-2"],
-                    "penalty": 8,
+                    "penalty": PENALTIES[8],
                 },
             ]
         },

@@ -18,6 +18,7 @@ from panjue.prompts.decode import (
 )
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example
 from panjue.prompts.tasks.judgment import decode, target
 
@@ -146,7 +147,7 @@ def test_what_is_said_of_the_reply(case: Example, labels: Labels) -> None:
 
 
 def test_an_empty_reply_is_answered_by_the_commonest(case: Example, labels: Labels) -> None:
-    guess = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 10}
+    guess = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[10]}
     assert decode("", case, labels).answer == {
         "judgments": [{"name": "张某甲", **guess}, {"name": "李某", **guess}]
     }

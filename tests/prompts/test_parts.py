@@ -8,7 +8,8 @@ from panjue.prompts.files import dump
 from panjue.prompts.parts import SYNTAX, field_of, part_of_tokens, value_spans
 
 REPLY = (
-    '{"judgments":[{"name":"甲","charges":["盗窃罪","抢劫罪"],"articles":["264"],"penalty":13}]}'
+    '{"judgments":[{"name":"甲","charges":["盗窃罪","抢劫罪"],"articles":["264"],'
+    '"penalty":"拘役"}]}'
 )
 
 JSON = st.recursive(
@@ -51,7 +52,7 @@ def test_the_values_of_a_judgment_have_their_fields() -> None:
         ('"盗窃罪"', "charges"),
         ('"抢劫罪"', "charges"),
         ('"264"', "articles"),
-        ("13", "penalty"),
+        ('"拘役"', "penalty"),
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment import read
 
@@ -46,8 +47,13 @@ def test_a_line_by_hand(tmp_path: Path) -> None:
     assert example.groups == {"defendants": "2"}
     assert example.answer == {  # in the order of the defendants, labels as text and once
         "judgments": [
-            {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 11},
-            {"name": "乙", "charges": ["诈骗罪"], "articles": ["266", "303-2"], "penalty": 11},
+            {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[11]},
+            {
+                "name": "乙",
+                "charges": ["诈骗罪"],
+                "articles": ["266", "303-2"],
+                "penalty": PENALTIES[11],
+            },
         ]
     }
 

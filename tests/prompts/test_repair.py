@@ -11,7 +11,7 @@ from panjue.prompts.decode import flatten_forms
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import neutralize
-from panjue.prompts.repair import repair
+from panjue.prompts.repair import PENALTIES, repair
 from panjue.prompts.task import Decoded, Example
 from panjue.prompts.tasks.judgment import decode, faults, submission, target
 
@@ -24,7 +24,7 @@ NAMES = st.lists(
     # Two names that differ in their full-width forms only are one name to the decoder.
     unique_by=lambda name: flatten_forms(neutralize(name)),
 )
-GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 10}
+GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[10]}
 
 
 @st.composite
@@ -41,7 +41,7 @@ def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Ex
             "name": name,
             "charges": draw(charges),
             "articles": draw(articles),
-            "penalty": draw(st.integers(0, 14)),
+            "penalty": draw(st.sampled_from(PENALTIES)),
         }
         for name in draw(names)
     ]
@@ -129,12 +129,13 @@ def test_what_stood_before_the_cut_counts(labels: Labels, case: Example, cut: in
 def test_a_real_reply_cut_anywhere(case: Example, labels: Labels) -> None:
     whole = target(case)
     first, second = gold(case)
+    end = whole.index(dump(first["penalty"])) + len(dump(first["penalty"])) + 1
     for cut in range(len(whole)):
         decoded = decode(whole[:cut], case, labels)
         sound(decoded, case, labels)
         assert decoded.repairs
         assert decoded.readable == (cut >= whole.index("张某甲") + len("张某甲") + 1)
-        if cut >= whole.index('"penalty":12') + len('"penalty":12}'):
+        if cut >= end:
             assert decoded.answer["judgments"][0] == first
     assert decode(whole[:-2], case, labels).answer["judgments"] == [first, second]
 
@@ -146,29 +147,31 @@ def test_a_list_that_was_cut_counts_as_far_as_it_goes(case: Example, labels: Lab
     assert decoded.answer["judgments"][1] == {"name": "李某", **GUESS}
     assert set(decoded.repairs) == {
         "李某: articles missing, the commonest stand in",
-        "李某: penalty missing or not 0-14, the commonest stands in",
+        "李某: penalty missing or of no class, the commonest stands in",
     }
 
 
 def test_the_articles_of_a_known_charge_stand_in_for_missing_ones(labels: Labels) -> None:
     case = Example(id=1, text="事实", names=("甲",))
     for charge, article in (("故意伤害罪", "234"), ("诈骗罪", "266"), ("开设赌场罪", "303-2")):
-        reply = dump({"name": "甲", "charges": [charge], "penalty": 3})
+        reply = dump({"name": "甲", "charges": [charge], "penalty": PENALTIES[3]})
         assert decode(reply, case, labels).answer == {
-            "judgments": [{"name": "甲", "charges": [charge], "articles": [article], "penalty": 3}]
+            "judgments": [
+                {"name": "甲", "charges": [charge], "articles": [article], "penalty": PENALTIES[3]}
+            ]
         }
 
 
 def reply_of(*judgments: tuple[str, str, int]) -> str:
     rows = [
-        {"name": name, "charges": [charge], "articles": ["266"], "penalty": penalty}
+        {"name": name, "charges": [charge], "articles": ["266"], "penalty": PENALTIES[penalty]}
         for name, charge, penalty in judgments
     ]
     return dump({"judgments": rows})
 
 
 def penalties(decoded: Decoded) -> list[int]:
-    return [judgment["penalty"] for judgment in decoded.answer["judgments"]]
+    return [PENALTIES.index(judgment["penalty"]) for judgment in decoded.answer["judgments"]]
 
 
 def test_of_two_answers_the_first_counts(case: Example, labels: Labels) -> None:
@@ -224,25 +227,31 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ("articles", ["999"], ["264"], "articles '999' unknown, dropped"),
         ("articles", [266, "266"], ["266"], "articles '266' repeated"),
         ("articles", 266, ["266"], "not the JSON that was asked for"),
-        ("penalty", "3", 3, "not the JSON that was asked for"),
-        ("penalty", "第3档", 3, "not the JSON that was asked for"),
-        ("penalty", "6个月", 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", "3", PENALTIES[3], "penalty 3 -> '管制一年以上'"),
+        ("penalty", "第3档", PENALTIES[3], "penalty 3 -> '管制一年以上'"),
+        ("penalty", "有期徒刑 六个月以下", "有期徒刑六个月以下", "not the JSON that was asked for"),
+        (
+            "penalty",
+            "6个月",
+            PENALTIES[10],
+            "penalty missing or of no class, the commonest stands in",
+        ),
         ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
-        ("penalty", [3], 3, "not the JSON that was asked for"),
-        ("penalty", 3.0, 3, "not the JSON that was asked for"),
-        ("penalty", 15, 10, "penalty missing or not 0-14, the commonest stands in"),
-        ("penalty", -1, 10, "penalty missing or not 0-14, the commonest stands in"),
-        ("penalty", 120, 10, "penalty missing or not 0-14, the commonest stands in"),
-        ("penalty", 1200, 10, "penalty missing or not 0-14, the commonest stands in"),
-        ("penalty", None, 10, "penalty missing or not 0-14, the commonest stands in"),
-        ("penalty", True, 10, "penalty missing or not 0-14, the commonest stands in"),
+        ("penalty", [3], PENALTIES[3], "penalty 3 -> '管制一年以上'"),
+        ("penalty", 3.0, PENALTIES[3], "penalty 3 -> '管制一年以上'"),
+        ("penalty", 15, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
+        ("penalty", -1, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
+        ("penalty", 120, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
+        ("penalty", 1200, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
+        ("penalty", None, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
+        ("penalty", True, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
     ],
 )
 def test_one_thing_wrong(
     labels: Labels, field: str, written: object, read: object, repair: str
 ) -> None:
     case = Example(id=1, text="事实", names=("甲",))
-    judgment = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 2}
+    judgment = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役"}
     decoded = decode(dump({"judgments": [{**judgment, field: written}]}), case, labels)
     sound(decoded, case, labels)
     assert decoded.answer == {"judgments": [{**judgment, field: read}]}
@@ -251,7 +260,7 @@ def test_one_thing_wrong(
 
 def test_a_runaway_list_is_not_read_to_its_end(labels: Labels) -> None:
     case = Example(id=1, text="事实", names=("甲",))
-    judgment = {"name": "甲", "articles": ["264"], "penalty": 2}
+    judgment = {"name": "甲", "articles": ["264"], "penalty": "拘役"}
     for junk, charges in ((7, ["诈骗罪"]), (8, ["盗窃罪"])):  # four times the two of training
         reply = dump({**judgment, "charges": ["抢劫罪"] * junk + ["诈骗罪"] * 10_000})
         decoded = decode(reply, case, labels)
@@ -267,7 +276,7 @@ def test_chinese_keys_and_curly_quotes(labels: Labels) -> None:
         "name": "乙",
         "charges": ["诈骗罪"],
         "articles": ["266"],
-        "penalty": 8,
+        "penalty": PENALTIES[8],
     }
     assert decoded.answer["judgments"][0] == {"name": "甲", **GUESS}
 
@@ -330,5 +339,5 @@ def test_a_hostile_megabyte_comes_to_an_end(
 def test_a_number_that_was_cut_is_not_taken_for_a_shorter_one(labels: Labels) -> None:
     text = '{"judgments":[{"name":"甲","charges":["盗窃罪"],"articles":["264"],"penalty":1'
     whole, cut = (repair(reply, ["甲"], labels) for reply in (text + "}]}", text))
-    assert whole.answer["judgments"][0]["penalty"] == 1
+    assert whole.answer["judgments"][0]["penalty"] == PENALTIES[1]
     assert any("penalty missing" in mended for mended in cut.repairs)

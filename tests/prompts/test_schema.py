@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example
 from panjue.prompts.tasks.judgment import schema, target
 
@@ -57,7 +58,7 @@ def answered(names: list[str], draw: st.DataObject, labels: Labels) -> Example:
         )
         for field in ("charges", "articles")
     }
-    judgment = st.fixed_dictionaries({**sets, "penalty": st.integers(0, 14)})
+    judgment = st.fixed_dictionaries({**sets, "penalty": st.sampled_from(PENALTIES)})
     fields = ("charges", "articles", "penalty")
     drawn = [draw.draw(judgment) for _ in names]
     judgments = [
@@ -119,10 +120,10 @@ WRONG: dict[str, tuple[tuple[str | int, ...], object]] = {
     "an article among the charges": (("judgments", 0, "charges"), ["264"]),
     "an article as a number": (("judgments", 0, "articles"), [264]),
     "a charge without its list": (("judgments", 0, "charges"), "盗窃罪"),
-    "class 15": (("judgments", 0, "penalty"), 15),
-    "class -1": (("judgments", 0, "penalty"), -1),
-    "a class as text": (("judgments", 0, "penalty"), "12"),
-    "half a class": (("judgments", 0, "penalty"), 1.5),
+    "a class as a number": (("judgments", 0, "penalty"), 12),
+    "a class as a number's text": (("judgments", 0, "penalty"), "12"),
+    "half a class": (("judgments", 0, "penalty"), "有期徒刑六个月"),
+    "a list of classes": (("judgments", 0, "penalty"), ["拘役"]),
     "no class": (("judgments", 0, "penalty"), ...),
     "no charges": (("judgments", 0, "charges"), ...),
     "no name": (("judgments", 0, "name"), ...),
@@ -174,15 +175,15 @@ def test_most_labels_are_taken(case: Example, labels: Labels) -> None:
     for reply in (
         changed(case, "judgments", 0, "charges", to=["诈骗罪", "盗窃罪"]),
         changed(case, "judgments", 0, "articles", to=["264", "303-2", "287.2"]),
-        changed(case, "judgments", 0, "penalty", to=0),
-        changed(case, "judgments", 0, "penalty", to=14),
+        changed(case, "judgments", 0, "penalty", to="死刑"),
+        changed(case, "judgments", 0, "penalty", to="免予刑事处罚"),
     ):
         assert accepts(rules, reply)
         assert matches(rules, reply)
 
 
 def test_a_marker_as_a_name_stands_in_its_neutral_form(labels: Labels) -> None:
-    judgment = {"name": "<|im_end|>", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 1}
+    judgment = {"name": "<|im_end|>", "charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役"}
     example = Example(1, "事实", ("<|im_end|>",), answer={"judgments": [judgment]})
     assert "<" not in target(example)
     assert "<" not in json.dumps(schema(example, labels), ensure_ascii=False)
@@ -194,12 +195,17 @@ def test_sixty_three_defendants_and_all_labels_make_a_grammar() -> None:
     charges = [f"第{n}号犯罪罪" for n in range(321)]
     articles = [f"{n // 4 + 102}-{n % 4}" if n % 4 else str(n // 4 + 102) for n in range(1404)]
     wide = zip(charges * 5, articles, strict=False)
-    labels = collect([{"charges": [c], "articles": [a], "penalty": ["1"]} for c, a in wide])
+    labels = collect([{"charges": [c], "articles": [a], "penalty": ["拘役"]} for c, a in wide])
     assert len(labels.names("charges")) == 321
     assert len(labels.names("articles")) == 1404
     names = tuple(f"被告人{n}" for n in range(63))
     judgments = [
-        {"name": name, "charges": [charges[-1]], "articles": [articles[-1]], "penalty": 14}
+        {
+            "name": name,
+            "charges": [charges[-1]],
+            "articles": [articles[-1]],
+            "penalty": "免予刑事处罚",
+        }
         for name in names
     ]
     example = Example(1, "事实", names, answer={"judgments": judgments})

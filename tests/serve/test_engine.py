@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import WAYS, Asker, Refusal, Served
 from panjue.serve.engine import LLM, complete
@@ -136,16 +137,21 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
     [request] = asker.requests(examples[0])
     row = next(row for row in sampled if row["id"] == examples[0].id)
     place, ways = next(
-        (place, ways) for place, ways in row["forks"][0] if row["texts"][0][:place].endswith('":')
+        (place, ways)
+        for place, ways in row["forks"][0]
+        if row["texts"][0][:place].endswith('"penalty":"有期徒刑')
     )
     so_far = asker.tokenizer(row["texts"][0][:place], add_special_tokens=False).input_ids
     with torch.no_grad():
         logits = model(torch.tensor([request.prompt + so_far])).logits[0, -1]
-    # Behind `"penalty":` the schema allows digits only.
-    digits = [asker.tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"]
-    chances = dict(zip("0123456789", logits[digits].softmax(-1).tolist(), strict=True))
-    for digit, chance in ways:
-        assert chance == pytest.approx(chances[digit], abs=2e-3)
+    # The schema allows only what a class goes on with.
+    classes = [penalty.removeprefix("有期徒刑") + '"' for penalty in PENALTIES]
+    texts = {token: asker.tokenizer.decode([token]) for token in range(len(asker.tokenizer))}
+    allowed = [t for t, text in texts.items() if text and any(c.startswith(text) for c in classes)]
+    shares = logits[allowed].softmax(-1).tolist()
+    chances = {texts[token]: share for token, share in zip(allowed, shares, strict=True)}
+    for text, chance in ways:
+        assert chance == pytest.approx(chances[text], abs=2e-3)
 
 
 def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
