@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.decide import Decider
+from panjue.eval.decide import fitted_decider
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import DECISION
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Answer, Example, Task, load_task
 
@@ -137,12 +136,9 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
     run = open_run(folder)
-    fitted = run.trained / DECISION
-    found = read_json(fitted) if fitted.exists() else {}
-    priors = {name: found.get(name, 0.0) for name in ("pair_price", "class_prior")}
     tally = Tally()
     decides = run.task.decides is not None and not greedy
-    decider = Decider(run.task, run.labels, **priors) if decides else None
+    decider = fitted_decider(run.task, run.labels, run.trained) if decides else None
     with (
         whole_file(folder / "submission.jsonl") as out,
         whole_file(folder / "confidence.jsonl") as sure,
@@ -156,8 +152,8 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
                 tally.replies += len(row["texts"])
                 sure.write(dump({"id": example.id, "confidence": decision.confidence}) + "\n")
             out.write(dump(run.task.submission(example, answer)) + "\n")
-    if tally.decided:
-        tally.pair_price, tally.class_prior = priors["pair_price"], priors["class_prior"]
+    if decider and tally.decided:
+        tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
     else:
         (folder / "confidence.jsonl").unlink()
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}

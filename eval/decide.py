@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval.beliefs import Belief, Beliefs
+from panjue.prompts.files import read_json
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import DECISION
 from panjue.prompts.task import Answer, Example, Task
 
 LabelSet = frozenset[str]
@@ -27,10 +30,12 @@ class Decision:
     Attributes:
         answer: Of the task's usual form.
         confidence: For every item, field -> probability that the field is exactly right.
+        classes: For every item, field that is one class -> class -> probability.
     """
 
     answer: Answer
     confidence: list[dict[str, float]]
+    classes: list[dict[str, Belief]]
 
 
 class Decider:
@@ -52,33 +57,42 @@ class Decider:
         assert task.decides is not None, "not every task is decided"
         self._task, self._labels, self._decides = task, labels, task.decides
         self._beliefs = Beliefs(task, labels)
-        self._pair_price, self._class_prior = pair_price, class_prior
+        self.pair_price, self.class_prior = pair_price, class_prior
 
-    def decide(self, example: Example, completion: Mapping[str, Any]) -> Decision:
-        """Return the answer of highest expected score, and its confidence."""
+    def decide(
+        self, example: Example, completion: Mapping[str, Any], *, echo: bool = False
+    ) -> Decision:
+        """Return the answer of highest expected score, and its confidence.
+
+        With `echo` the answer is the first reply as it is, and its confidence.
+        """
         first = self._task.decode(completion["texts"][0], example, self._labels).answer
-        return self.decide_from(first, self._beliefs.of(example, completion))
+        return self.decide_from(first, self._beliefs.of(example, completion), echo=echo)
 
-    def decide_from(self, first: Answer, beliefs: Sequence[Mapping[str, Belief]]) -> Decision:
+    def decide_from(
+        self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, echo: bool = False
+    ) -> Decision:
         """Decide from beliefs that are at hand; what they say nothing of stays as in `first`."""
-        items, confidence = [], []
+        items, confidence, classes = [], [], []
         for item, told in zip(first[self._decides.items], beliefs, strict=True):
-            belief = {**told, **{f: self._weighed(f, told[f]) for f in self._decides.classes}}
-            chosen = self.fields(belief)
+            weighed = {f: self._weighed(f, told[f]) for f in self._decides.classes}
+            belief = {**told, **weighed}
+            chosen = {f: item[f] for f in self._decides.fields} if echo else self.fields(belief)
             items.append({**item, **chosen})
+            classes.append(weighed)
             confidence.append(
                 {
                     field: belief[field].get(frozenset(v) if isinstance(v, list) else v, 0.0)
                     for field, v in chosen.items()
                 }
             )
-        return Decision({**first, self._decides.items: items}, confidence)
+        return Decision({**first, self._decides.items: items}, confidence, classes)
 
     def _weighed(self, field: str, belief: Belief) -> Belief:
         """Return the belief about a class, weighed with how common training had it."""
         counts = self._labels.counts[field]
         weights = {
-            label: p * (counts.get(str(label), 0) + 1) ** self._class_prior
+            label: p * (counts.get(str(label), 0) + 1) ** self.class_prior
             for label, p in belief.items()
         }
         total = sum(weights.values())
@@ -87,13 +101,13 @@ class Decider:
     def fields(self, belief: Mapping[str, Belief]) -> dict[str, Any]:
         """Return the decided fields of one item, labels likeliest first."""
         sets, most = self._decides.sets, self._labels.most
-        if len(sets) == 2 and self._pair_price:  # pairs are of two fields
+        if len(sets) == 2 and self.pair_price:  # pairs are of two fields
             one, other = sets
             chosen: tuple[LabelSet, ...] = best_pair(
                 (belief[one], belief[other]),
                 (most[one], most[other]),
                 self._labels.pairs,
-                self._pair_price,
+                self.pair_price,
             )
         else:
             chosen = tuple(best_set(belief[field], most[field]) for field in sets)
@@ -104,6 +118,15 @@ class Decider:
         for field in self._decides.classes:
             decided[field] = max(belief[field].items(), key=lambda pair: (pair[1], str(pair[0])))[0]
         return decided
+
+
+def fitted_decider(task: Task, labels: Labels, trained: Path) -> Decider:
+    """Return the decider as `panjue tune` fitted it to the replies of `trained`, if it did."""
+    place = trained / DECISION
+    found = read_json(place) if place.exists() else {}
+    return Decider(
+        task, labels, **{name: found.get(name, 0.0) for name in ("pair_price", "class_prior")}
+    )
 
 
 def expected_f1(chosen: LabelSet, belief: Belief) -> float:

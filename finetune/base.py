@@ -14,7 +14,8 @@ from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from panjue.finetune.sft import SftConfig, train
+from panjue.finetune.settings import SftConfig
+from panjue.finetune.sft import train
 from panjue.prompts.config import check_settings, load_config
 from panjue.prompts.files import read_json, sha256, write_json
 from panjue.prompts.task import Task, load_task

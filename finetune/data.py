@@ -13,7 +13,7 @@ from datasets.arrow_writer import ArrowWriter
 from trl import pack_dataset
 
 from panjue.prompts.files import dump, write_json
-from panjue.prompts.fit import fit_prompt
+from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.parts import SYNTAX
 from panjue.prompts.render import prompt_ids, reply_ids, reply_parts
@@ -75,8 +75,11 @@ def rows(
         prompt = prompt_ids(tokenizer, task.prompt(fitted.example))
         completion = reply_ids(tokenizer, reply)
         if not fitted.fits or len(prompt) + len(completion) > max_tokens:
-            need = len(prompt) + len(completion)
-            report.refused.append(f"{example.id}: needs {need} tokens, max_tokens is {max_tokens}")
+            room = reply_room(task, example, labels, tokenizer)
+            report.refused.append(
+                f"{example.id}: {len(prompt)} tokens of prompt and {len(completion)} of reply "
+                f"({room} are kept free for one) exceed max_tokens={max_tokens}"
+            )
             continue
         if fitted.dropped:
             report.shortened.append((str(example.id), fitted.full_tokens, fitted.tokens))

@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
+URL = "http://127.0.0.1:8000"
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
 
 
@@ -74,6 +75,32 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
     for line in tally.lines():
         print(line)
     print(f"written: {run / 'submission.jsonl'}")
+
+
+@app.command()
+def serve(config: Path, overrides: Overrides = None) -> None:
+    """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a page to look at."""
+    _load("serve.server", "main")(config, overrides or [])
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="a panjue server, or any OpenAI-compatible one")] = URL,
+    file: Annotated[Path | None, typer.Option(help="the facts; else they are pasted")] = None,
+    defendant: Annotated[list[str] | None, typer.Option(help="once per name; else found")] = None,
+    samples: Annotated[int, typer.Option(help="replies to decide from, beside the first")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    law: Annotated[Path | None, typer.Option(help="JSON with the articles' texts")] = None,
+    labels: Annotated[Path | None, typer.Option(help="for a server that is not panjue's")] = None,
+    model: Annotated[str | None, typer.Option(help="its name there; else the first")] = None,
+    task: TaskName = "judgment",
+) -> None:
+    """Ask a running server about a case: its judgments as tables."""
+    from panjue.serve.chat import Asked
+    from panjue.serve.chat import main as talk
+
+    asked = Asked(url, task, defendant or (), samples, labels, model)
+    talk(asked, file, law, as_json=json)
 
 
 @app.command()

@@ -105,6 +105,7 @@ class Task:
         faults: Example, submission row, labels if known -> what the contest would refuse.
         weight: Example -> its weight in the mean over examples.
         decides: What of an answer may be decided from several samples; None echoes the first.
+        from_row: One line of a file that `read` reads -> its example; the server asks with it.
     """
 
     read: Callable[[Path], Iterator[Example]]
@@ -118,6 +119,7 @@ class Task:
     faults: Callable[[Example, Mapping[str, Any], Labels | None], Iterator[str]] = no_faults
     weight: Callable[[Example], float] = one
     decides: Decides | None = None
+    from_row: Callable[[Mapping[str, Any]], Example] | None = None
 
 
 def task_names() -> list[str]:

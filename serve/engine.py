@@ -1,63 +1,42 @@
 """vLLM's offline engine: requests in, finished completions out, as many at once as it takes."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.config import check_settings
 from panjue.prompts.errors import UserError
+from panjue.serve.ask import Question
+from panjue.serve.settings import BACKEND, ENVIRONMENT
 
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
-    "TOKENIZERS_PARALLELISM": "false",
-}
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
-from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt  # noqa: E402  # reads the environment
-from vllm.exceptions import VLLMValidationError  # noqa: E402
-from vllm.lora.request import LoRARequest  # noqa: E402
-from vllm.outputs import CompletionOutput, RequestOutput  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
+from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt  # reads the environment
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 __all__ = [
     "LLM",
-    "OURS",
     "CompletionOutput",
     "EngineArgs",
     "LoRARequest",
     "Request",
     "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "VLLMValidationError",
+    "Sampling",
+    "check_sampling",
     "complete",
     "engine",
-    "on_cpu",
+    "requests",
 ]
 
-OURS = {
-    "model": "trained",
-    "tokenizer": "trained",
-    "seed": "seed",
-    "max_model_len": "max_tokens",
-    "enable_lora": "adapter",
-    "max_lora_rank": "adapter",
-    "structured_outputs_config": "constrained",
-    "load_format": "nothing: only safetensors are loaded",
-    "trust_remote_code": "nothing: a model's code is never run",
-}
-"""Engine arguments that panjue makes itself -> the setting to use instead."""
-
-BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
-"""Each case has a schema of its own. xgrammar compiles each from nothing (0.4 s for two defendants,
-20 s for 63), llguidance builds it in milliseconds; `auto` would mix them."""
+Sampling = Mapping[str, Any]
+"""Settings of vLLM's SamplingParams."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +56,25 @@ class Request:
     params: SamplingParams
     dropped: int = 0
     turn: int = 0
+
+
+def requests(key: int | str, question: Question, turns: Sequence[Sampling]) -> list[Request]:
+    """Return the requests that put one question, one for each of `turns`: greedy by default."""
+    schema = StructuredOutputsParams(json=question.schema) if question.schema else None
+    return [
+        Request(
+            key,
+            question.prompt,
+            SamplingParams(
+                **{"temperature": 0.0, "max_tokens": question.room, **turn},
+                structured_outputs=schema,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            ),
+            question.dropped,
+            number,
+        )
+        for number, turn in enumerate(turns)
+    ]
 
 
 @contextmanager
@@ -145,6 +143,24 @@ def complete(
         for output in llm.llm_engine.step() if running else ():
             if output.finished:
                 yield running.pop(output.request_id), output
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Refuse sampling settings that vLLM does not have or does not survive.
+
+    Raises:
+        UserError: Names the setting and what is wrong with it.
+    """
+    ours = {"structured_outputs": "constrained", "output_kind": "nothing: rows are final"}
+    check_settings("sampling", sampling, SamplingParams.__struct_fields__, ours)
+    if "seed" in sampling and on_cpu():
+        raise UserError(
+            "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
+        )
+    try:
+        SamplingParams(**{"temperature": 0.0, **sampling})
+    except (ValueError, TypeError, VLLMValidationError) as error:
+        raise UserError(f"sampling: {str(error).splitlines()[0]}") from None
 
 
 def on_cpu() -> bool:

@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
-from math import exp
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from rich.console import Console
 
-from panjue.prompts.config import Config, check_settings, load_config
+from panjue.prompts.config import check_settings, load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
 from panjue.prompts.labels import load_labels
@@ -18,51 +17,35 @@ from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Example, Task, load_task
-from panjue.serve.ask import WAYS, Asker, Refusal, check_sampling, served_model
+from panjue.serve.ask import Asker, Refusal
 from panjue.serve.engine import (
     LLM,
-    OURS,
     CompletionOutput,
     EngineArgs,
+    LoRARequest,
     Request,
     RequestOutput,
+    Sampling,
+    check_sampling,
     complete,
     engine,
+    requests,
 )
-
-CERTAIN = 0.999
-"""A token likelier than this is no fork."""
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer makes of the first bytes of a character."""
+from panjue.serve.forks import WAYS, forks
+from panjue.serve.settings import OURS, EngineConfig
+from panjue.serve.trained import served_model, trained_folder
 
 NEAR_TIE = 1e-4
 """Difference in log-probability under which two tokens count as equally likely (float32)."""
 
 
-class GenerateConfig(Config):
-    """Settings of one generation; what it writes lies in `run`."""
+class GenerateConfig(EngineConfig):
+    """Settings of one generation; completions and submission are written to `run`."""
 
-    task: str = "judgment"
-    """Name of a file in prompts/tasks/."""
-    run: Path
-    """Folder that completions and submission are written to."""
     test: Path
     """Cases to answer."""
-    trained: Path | None = None
-    """Adapter or model folder of a training run; by default the one in `run`."""
-    adapter: Literal["merge", "lora", "none"] = "merge"
-    """Serve the adapter folded into a cached copy of its base, as it is, or the base alone."""
     constrained: bool = True
     """Decode under each case's schema. Without it replies are free text, repaired if need be."""
-    max_tokens: int | None = Field(None, ge=64)
-    """Prompt plus reply; by default what training had, so that cases are shortened alike."""
-    seed: int = 0
-    """Of the engine."""
-    in_flight: int = Field(256, ge=1)
-    """Requests handed to the engine ahead of their turn."""
-    engine: dict[str, Any] = Field(default_factory=dict)
-    """Passed to vLLM's engine as they are."""
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's SamplingParams as they are; greedy by default."""
     samples: int = Field(0, ge=0)
@@ -113,53 +96,23 @@ def generate(config: GenerateConfig) -> None:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in asked(task, config) if str(example.id) not in done)
     served = served_model(trained, config.adapter)
-    turns = [{"logprobs": WAYS if config.samples else 2, **config.sampling}]
-    if config.samples:
-        turns.append({**turns[0], "n": config.samples, "temperature": 1.0})
-    asker = Asker(task, labels, served, max_tokens, turns, constrained=config.constrained)
-    with engine(served.model, config.engine, max_tokens, config.seed, asker.lora_rank) as llm:
-        finished = rows(llm, asker, todo, config.in_flight)
+    asker = Asker(task, labels, served.model, max_tokens, constrained=config.constrained)
+    with engine(served.model, config.engine, max_tokens, config.seed, served.lora_rank) as llm:
+        finished = rows(llm, asker, todo, config.in_flight, turns(config), served.adapter)
         append(config.run / "completions.jsonl", finished, len(done), examples)
+
+
+def turns(config: GenerateConfig) -> list[Sampling]:
+    """Return the sampling of each request that one example takes."""
+    first = {"logprobs": WAYS if config.samples else 2, **config.sampling}
+    return (
+        [first, {**first, "n": config.samples, "temperature": 1.0}] if config.samples else [first]
+    )
 
 
 def asked(task: Task, config: GenerateConfig) -> Iterator[Example]:
     """Yield the examples of the test file that are to be answered."""
     return (e for e in task.read(config.test) if not config.held_out or is_held_out(e))
-
-
-def trained_folder(config: GenerateConfig) -> Path:
-    """Return the folder of the training result to serve.
-
-    Raises:
-        UserError: It has no labels or manifest, or was trained for another task.
-    """
-    candidates = (
-        [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
-    )
-    for folder in candidates:
-        if (folder / "manifest.json").exists():
-            check_trained(folder, config.task)
-            return folder
-    raise UserError(
-        f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
-    )
-
-
-def check_trained(folder: Path, task: str) -> None:
-    """Refuse what was trained for another task, or with other labels than lie beside it now.
-
-    Raises:
-        UserError: Names the folder and what does not match.
-    """
-    made = read_json(folder / "manifest.json")
-    if "task" not in made or not (folder / "labels.json").exists():
-        raise UserError(f"{folder}: is no adapter or model folder; take RUN/adapter or RUN/model")
-    if made["task"] != task:
-        raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
-    if sha256(folder / "labels.json") != made["labels_sha256"]:
-        raise UserError(
-            f"{folder}: labels.json is not the one it was trained with; restore it or train again"
-        )
 
 
 def check_held_out(trained: Path, test_sha256: str) -> None:
@@ -236,24 +189,30 @@ def append(path: Path, finished: Iterator[dict[str, Any]], done: int, total: int
 
 
 def rows(
-    llm: LLM, asker: Asker, examples: Iterator[Example], in_flight: int
+    llm: LLM,
+    asker: Asker,
+    examples: Iterator[Example],
+    in_flight: int,
+    turns: Sequence[Sampling] = ({"logprobs": 2},),
+    adapter: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row of `completions.jsonl` per example, in the order they finish."""
+    lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
     refused: list[dict[str, Any]] = []
     waiting: dict[str, list[tuple[Request, RequestOutput]]] = {}
 
-    def requests() -> Iterator[Request]:
+    def asked() -> Iterator[Request]:
         for example in examples:
             try:
-                yield from asker.requests(example)
+                yield from requests(example.id, asker.question(example), turns)
             except Refusal as refusal:
                 refused.append({"id": example.id, "refused": str(refusal)})
 
-    for finished in complete(llm, requests(), in_flight, asker.lora):
+    for finished in complete(llm, asked(), in_flight, lora):
         key = str(finished[0].id)
-        turns = waiting.setdefault(key, [])
-        turns.append(finished)
-        if len(turns) == asker.turns:
+        answered = waiting.setdefault(key, [])
+        answered.append(finished)
+        if len(answered) == len(turns):
             yield row(sorted(waiting.pop(key), key=lambda turn: turn[0].turn), asker.tokenizer)
     yield from refused
 
@@ -267,7 +226,7 @@ def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> dict[
         "id": request.id,
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
-        "forks": [forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
+        "forks": [_forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
         "prompt_tokens": sum(len(request.prompt) for request, _ in turns),
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
@@ -276,28 +235,9 @@ def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> dict[
     }
 
 
-def forks(reply: CompletionOutput, tokenizer: Any) -> list[tuple[int, list[tuple[str, float]]]]:
-    """Return where `reply` might well have gone on otherwise; see `eval.beliefs.Forks`.
-
-    The probabilities are under the schema: vLLM masks what it forbids before it takes them.
-    """
-    found = []
-    for i, options in enumerate(reply.logprobs or ()):
-        taken = reply.token_ids[i]
-        chance = exp(options[taken].logprob)
-        before = tokenizer.decode(reply.token_ids[:i]) if chance < CERTAIN else UNFINISHED
-        if before.endswith(UNFINISHED):  # certain, or inside a character of several tokens
-            continue
-        likely = sorted(
-            ((exp(option.logprob), token) for token, option in options.items() if token != taken),
-            reverse=True,
-        )
-        ways = [(chance, taken), *((p, token) for p, token in likely if p > 1 - CERTAIN)]
-        texts = [(tokenizer.decode([token]), round(max(p, 1e-4), 4)) for p, token in ways]
-        others = [way for way in texts[1:] if UNFINISHED not in way[0]]
-        if others and UNFINISHED not in texts[0][0]:
-            found.append((len(before), [texts[0], *others]))
-    return found
+def _forks(reply: CompletionOutput, tokenizer: Any) -> list[Any]:
+    options = [{token: o.logprob for token, o in here.items()} for here in reply.logprobs or ()]
+    return forks(list(reply.token_ids), options, tokenizer)
 
 
 def near_ties(reply: CompletionOutput) -> list[int]:

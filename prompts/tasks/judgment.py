@@ -310,6 +310,7 @@ TASK = Task(
     faults=faults,
     weight=weight,
     decides=Decides("judgments", sets=FIELDS, classes=("penalty",)),
+    from_row=example_of,
     metrics=(
         "charge_precision",
         "charge_recall",

@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import Example, Schema, load_task
-from panjue.serve.ask import Asker, Refusal, served_model
-from panjue.serve.engine import LLM, Request, complete, engine
+from panjue.serve.ask import Asker, Refusal
+from panjue.serve.engine import LLM, Request, complete, engine, requests
+from panjue.serve.trained import served_model
 
 HF_BATCH = 16
 ROUNDS = 3
@@ -38,10 +39,14 @@ def main() -> None:
     served = served_model(options.trained, "merge")
     labels = load_labels(options.trained / "labels.json")
     max_tokens = read_json(options.trained / "manifest.json")["max_tokens"]
-    asker = Asker(task, labels, served, max_tokens)
+    asker = Asker(task, labels, served.model, max_tokens)
     examples = list(islice(askable(asker, task.read(options.cases)), options.limit))
     with quiet_engine(served.model, options.dtype, max_tokens) as llm:
-        own = [asker.requests(example)[0] for example in examples]
+        own = [
+            request
+            for example in examples
+            for request in requests(example.id, asker.question(example), [{}])
+        ]
         lengths = run(llm, own)[1]  # also warms up
         free = [without_schema(request, lengths[str(request.id)]) for request in own]
         shared = [
@@ -51,8 +56,8 @@ def main() -> None:
         ways = {"no schema": free, "a schema per case": own, "one schema for all": shared}
         rates: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
         for _ in range(ROUNDS):  # in turn, so that a drift of the machine hits all alike
-            for name, requests in ways.items():
-                rates[name].append(timed(partial(run, llm, requests)))
+            for name, put in ways.items():
+                rates[name].append(timed(partial(run, llm, put)))
     rates["transformers.generate"] = [
         timed(lambda: transformers_generate(served.model, options.dtype, free))
     ]
@@ -75,7 +80,7 @@ def askable(asker: Asker, examples: Iterator[Example]) -> Iterator[Example]:
     """Yield the examples that fit the model."""
     for example in examples:
         try:
-            asker.requests(example)[0]
+            asker.question(example)
         except Refusal:
             continue
         yield example

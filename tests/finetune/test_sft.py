@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from panjue.finetune.sft import SftConfig, main, train
+from panjue.finetune.settings import SftConfig
+from panjue.finetune.sft import main, train
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.labels import load_labels
@@ -180,7 +181,7 @@ def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) ->
 )
 def test_every_shipped_config_loads(path: Path) -> None:
     from panjue.finetune.base import BaseConfig
-    from panjue.finetune.sft import check_library_settings
+    from panjue.finetune.settings import check_library_settings
 
     config = load_config(BaseConfig if path.stem == "base" else SftConfig, path, ["train=x.jsonl"])
     check_library_settings(config)

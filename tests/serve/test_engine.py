@@ -13,8 +13,9 @@ from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
-from panjue.serve.ask import WAYS, Asker, Refusal, Served
-from panjue.serve.engine import LLM, complete
+from panjue.serve.ask import Asker, Refusal
+from panjue.serve.engine import LLM, Request, complete, requests
+from panjue.serve.forks import WAYS
 from panjue.serve.generate import rows
 from panjue.serve.merge import merge
 
@@ -24,6 +25,12 @@ TASK = load_task("judgment")
 @pytest.fixture(scope="module")
 def examples(workshop: Path) -> list[Example]:
     return list(TASK.read(workshop / "demo/test.jsonl"))
+
+
+def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
+    """Return the request for one reply to the example."""
+    [request] = requests(example.id, asker.question(example), [sampling])
+    return request
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +67,8 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
         ]
         for example, row in zip(examples, trained_on, strict=True)
     }
-    requests = [asker.requests(example)[0] for example in examples]
-    for request, output in complete(llm, requests, in_flight=8):
+    every = [asked(asker, example) for example in examples]
+    for request, output in complete(llm, every, in_flight=8):
         assert output.prompt_token_ids == trained_prompts[str(request.id)]
 
 
@@ -76,16 +83,9 @@ def test_greedy_answers_are_the_same_whatever_stands_beside_them(
 def test_greedy_without_schema_is_what_transformers_generates(
     llm: LLM, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
-    free = Asker(
-        TASK,
-        asker.labels,
-        Served(merged),
-        asker.max_tokens,
-        [{"max_tokens": 24}],
-        constrained=False,
-    )
+    free = Asker(TASK, asker.labels, merged, asker.max_tokens, constrained=False)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    for request, output in complete(llm, [free.requests(e)[0] for e in examples[:3]], 3):
+    for request, output in complete(llm, [asked(free, e, max_tokens=24) for e in examples[:3]], 3):
         ids = torch.tensor([request.prompt])
         with torch.no_grad():
             both = model.generate(ids, max_new_tokens=24, do_sample=False)
@@ -94,21 +94,19 @@ def test_greedy_without_schema_is_what_transformers_generates(
 
 
 def test_several_samples_come_back_together(
-    llm: LLM, asker: Asker, merged: Path, examples: list[Example]
+    llm: LLM, asker: Asker, examples: list[Example]
 ) -> None:
     sampling = {"n": 3, "temperature": 1.0}
-    three = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, [sampling])
-    [row] = rows(llm, three, iter(examples[:1]), in_flight=1)
+    [row] = rows(llm, asker, iter(examples[:1]), in_flight=1, turns=[sampling])
     assert len(row["texts"]) == len(row["finish"]) == 3
 
 
 @pytest.fixture(scope="module")
-def sampled(llm: LLM, asker: Asker, merged: Path, examples: list[Example]) -> list[dict[str, Any]]:
+def sampled(llm: LLM, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
     """Return rows of a few examples with four samples each behind the greedy reply."""
     turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
     turns.append({**turns[0], "n": 4, "temperature": 1.0})
-    both = Asker(TASK, asker.labels, Served(merged), asker.max_tokens, turns)
-    return list(rows(llm, both, iter(examples[:4]), in_flight=3))
+    return list(rows(llm, asker, iter(examples[:4]), in_flight=3, turns=turns))
 
 
 def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
@@ -134,7 +132,7 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
     asker: Asker, merged: Path, examples: list[Example], sampled: list[dict[str, Any]]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    [request] = asker.requests(examples[0])
+    request = asked(asker, examples[0])
     row = next(row for row in sampled if row["id"] == examples[0].id)
     place, ways = next(
         (place, ways)
@@ -163,13 +161,13 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
     assert "max_tokens" in done[-1]["refused"]
     assert done[examples[1].id]["finish"] == ["stop"]
     with pytest.raises(Refusal):
-        asker.requests(hopeless)[0]
+        asker.question(hopeless)
 
 
 def test_a_long_case_is_shortened_and_says_so(
     llm: LLM, asker: Asker, examples: list[Example]
 ) -> None:
-    long = replace(examples[0], text="案发当日天气晴朗。" * 400 + examples[0].text)
+    long = replace(examples[0], text="案发当日天气晴朗。" * 1200 + examples[0].text)
     [row] = rows(llm, asker, iter([long]), in_flight=1)
     assert row["dropped_sentences"] > 0
     assert row["prompt_tokens"] < asker.max_tokens
@@ -179,9 +177,9 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
     asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
     bad = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
-    sick = Asker(bad, asker.labels, Served(merged), asker.max_tokens)
+    sick = Asker(bad, asker.labels, merged, asker.max_tokens)
     with pytest.raises(Refusal, match="grammar library"):
-        sick.requests(examples[0])[0]
+        sick.question(examples[0])
 
 
 def test_merging_changes_no_logit(
@@ -190,7 +188,7 @@ def test_merging_changes_no_logit(
     base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
     apart = PeftModel.from_pretrained(base, str(trained / "adapter")).eval()
     whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
-    ids = torch.tensor([asker.requests(examples[0])[0].prompt])
+    ids = torch.tensor([asker.question(examples[0]).prompt])
     with torch.no_grad():
         torch.testing.assert_close(apart(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-3)
 

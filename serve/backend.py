@@ -1,0 +1,109 @@
+"""The HTTP client of our own vLLM: on this machine, with a key nobody else has."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+
+class Unavailable(Exception):
+    """The engine does not answer now; it may later."""
+
+
+class Rejected(Exception):
+    """The engine refused a request; `status` and `body` are what it said."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        """Keep what was said."""
+        super().__init__(f"status {status}")
+        self.status, self.body = status, body
+
+
+class Backend:
+    """Requests to vLLM's server. A request whose caller is cancelled is aborted in the engine."""
+
+    def __init__(self, url: str, key: str, timeout_s: float) -> None:
+        """Connect on first use; a request may take `timeout_s` from its first byte to its last."""
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, path: str, payload: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and close its connection with the block, read to the end or not.
+
+        Raises:
+            Unavailable: The engine is down or took too long.
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                timeout=self._timeout,
+                connector=aiohttp.TCPConnector(limit=0),  # the gateway counts its requests itself
+                read_bufsize=2**20,  # an event with its probabilities is one line
+            )
+        try:
+            async with self._session.request(method, self.url + path, json=payload) as response:
+                try:
+                    yield response
+                finally:
+                    if not response.content.at_eof():
+                        response.close()  # else vLLM would go on writing for nobody
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unavailable(str(error) or type(error).__name__) from None
+
+    async def json(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a POST.
+
+        Raises:
+            Unavailable: As for `send`, or the engine failed.
+            Rejected: It refused.
+        """
+        async with self.send("POST", path, payload) as response:
+            await check(response)
+            found: dict[str, Any] = await response.json()
+        return found
+
+    async def events(
+        self, path: str, payload: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the server-sent events of a POST.
+
+        Raises:
+            Unavailable: As for `send`, or the engine failed half way.
+            Rejected: It refused.
+        """
+        async with self.send("POST", path, payload) as response:
+            await check(response)
+            async for line in response.content:
+                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise Unavailable("the engine failed")
+                    yield event
+
+    async def is_healthy(self) -> bool:
+        """Say whether the engine is up and able to answer."""
+        try:
+            async with self.send("GET", "/health") as response:
+                return response.status == 200
+        except Unavailable:
+            return False
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session:
+            await self._session.close()
+
+
+async def check(response: aiohttp.ClientResponse) -> None:
+    """Raise `Rejected` for a client's mistake and `Unavailable` for the engine's failure."""
+    if response.status >= 500:
+        raise Unavailable(f"the engine failed with status {response.status}")
+    if response.status >= 400:
+        raise Rejected(response.status, await response.read())

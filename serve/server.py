@@ -1,0 +1,165 @@
+"""`panjue serve`: the engine behind, the gateway in front, from start to drained stop."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+
+import torch
+import uvicorn
+from pydantic import Field
+from rich.console import Console
+
+from panjue.eval.decide import fitted_decider
+from panjue.prompts.config import check_settings, load_config
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json
+from panjue.prompts.labels import load_labels
+from panjue.prompts.law import read_law
+from panjue.prompts.task import load_task
+from panjue.serve.ask import Asker
+from panjue.serve.gateway import LOOPBACK, Service, create_app
+from panjue.serve.judge import Judge
+from panjue.serve.settings import OURS, EngineConfig
+from panjue.serve.supervisor import Supervisor, supervisor
+from panjue.serve.trained import served_model, trained_folder
+
+KEY = "PANJUE_API_KEY"
+"""Environment variable with the key that clients must show."""
+
+PROGRESS_S = 5.0
+
+
+class ServeConfig(EngineConfig):
+    """Settings of the server; the engine's output goes to `run`/engine.log."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond this machine only with a key in PANJUE_API_KEY."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    law: Path | None = None
+    """JSON file, article -> {"text": …}, whose texts are shown beside articles."""
+    timeout_s: float = Field(600, gt=0)
+    """The longest that one request may take."""
+    drain_s: int = Field(30, ge=0)
+    """How long running requests may go on after a stop was asked for."""
+
+
+def main(path: Path, overrides: Sequence[str] = ()) -> None:
+    """Serve as the config at `path` says, until stopped."""
+    serve(load_config(ServeConfig, path, overrides))
+
+
+def serve(config: ServeConfig) -> None:
+    """Start everything and answer until SIGTERM or Ctrl-C; then finish what runs, and stop.
+
+    Raises:
+        UserError: A file or setting is wrong, the port is in use, or the engine does not start.
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    key = os.environ.get(KEY) or None
+    if config.host not in LOOPBACK and not key:
+        raise UserError(f"host={config.host}: can be reached by others; set {KEY} to a secret")
+    check_settings("engine", config.engine, config.engine, OURS)
+    with listening(config.host, config.port) as listener:
+        service = make_service(config, key)
+        asyncio.run(run(config, service, listener, console))
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind the address before anything slow begins.
+
+    Raises:
+        UserError: It is taken, or is none of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port}: is in use by another program; set port=…") from None
+        raise UserError(f"{host}:{port}: {error.strerror or error}") from None
+    with listener:
+        yield listener
+
+
+def make_service(config: ServeConfig, key: str | None) -> Service:
+    """Return what the endpoints work with; the engine is not started yet."""
+    task, trained = load_task(config.task), trained_folder(config)
+    if task.from_row is None:
+        raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'from_row'")
+    labels = load_labels(trained / "labels.json")
+    max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
+    served = served_model(trained, config.adapter)
+    log = config.run / "engine.log"
+    engine = supervisor(served, config.engine, max_tokens, config.seed, log, config.timeout_s)
+    decider = fitted_decider(task, labels, trained) if task.decides else None
+    judge = Judge(Asker(task, labels, served.model, max_tokens), decider, engine.backend)
+    texts = read_law(config.law) if config.law else {}
+    law = {article: texts[article] for article in labels.names("articles") if article in texts}
+    # A seed per request kills vLLM's engine on a CPU when a prefill is cut in pieces.
+    seeds = torch.cuda.is_available()
+    return Service(judge, config.task, engine, config.in_flight, key, law, seeds)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, without its signal handlers: they kill the process when it has drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave the signals alone."""
+        yield
+
+    def stop(self) -> None:
+        """Take no more connections and finish what runs; asked again, leave it."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def run(
+    config: ServeConfig, service: Service, listener: socket.socket, console: Console
+) -> None:
+    """Run engine and gateway side by side until one of them ends."""
+    server = Server(
+        uvicorn.Config(
+            create_app(service, config.host),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=config.drain_s,
+        )
+    )
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    engine = asyncio.create_task(
+        service.engine.run(lambda: console.print(f"ready: {url}/  (Ctrl-C stops)"))
+    )
+    showing = asyncio.create_task(progress(service.engine, console))
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    try:
+        await asyncio.wait((engine, answering), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await answering
+        if engine.done():
+            engine.result()
+    finally:
+        for task in (engine, showing):
+            task.cancel()
+        await asyncio.gather(engine, showing, return_exceptions=True)
+        await service.engine.backend.close()
+
+
+async def progress(engine: Supervisor, console: Console) -> None:
+    """Say every few seconds that the engine is still starting."""
+    started = time.monotonic()
+    while not engine.ready:
+        console.print(f"starting the engine, {time.monotonic() - started:.0f} s …")
+        await asyncio.sleep(PROGRESS_S)

@@ -1,0 +1,55 @@
+"""What offline decoding and the server have in common: vLLM's settings, those of a run's engine."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from panjue.prompts.config import Config
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Of every process of vLLM, where the user has not set them."""
+
+OURS = {
+    "model": "trained",
+    "tokenizer": "trained",
+    "seed": "seed",
+    "max_model_len": "max_tokens",
+    "enable_lora": "adapter",
+    "max_lora_rank": "adapter",
+    "structured_outputs_config": "constrained",
+    "load_format": "nothing: only safetensors are loaded",
+    "trust_remote_code": "nothing: a model's code is never run",
+}
+"""Engine arguments that panjue makes itself -> the setting to use instead."""
+
+BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
+"""Each case has a schema of its own. xgrammar compiles each from nothing (0.4 s for two defendants,
+20 s for 63), llguidance builds it in milliseconds; `auto` would mix them."""
+
+
+class EngineConfig(Config):
+    """Which training result is served, and how."""
+
+    task: str = "judgment"
+    """Name of a file in prompts/tasks/."""
+    run: Path
+    """Folder that is written to."""
+    trained: Path | None = None
+    """Adapter or model folder of a training run; by default the one in `run`."""
+    adapter: Literal["merge", "lora", "none"] = "merge"
+    """Serve the adapter folded into a cached copy of its base, as it is, or the base alone."""
+    max_tokens: int | None = Field(None, ge=64)
+    """Prompt plus reply; by default what training had, so that cases are shortened alike."""
+    seed: int = 0
+    """Of the engine."""
+    in_flight: int = Field(256, ge=1)
+    """Requests in the engine at once; more wait, or are asked to come back by the server."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Passed to vLLM's engine as they are."""

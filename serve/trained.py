@@ -1,0 +1,74 @@
+"""The training result that is served: where it lies, and what an engine starts of it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json, sha256
+from panjue.prompts.model import model_folder
+from panjue.serve.merge import check_base, merge
+from panjue.serve.settings import EngineConfig
+
+
+def trained_folder(config: EngineConfig) -> Path:
+    """Return the folder of the training result to serve.
+
+    Raises:
+        UserError: It has no labels or manifest, or was trained for another task.
+    """
+    candidates = (
+        [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
+    )
+    for folder in candidates:
+        if (folder / "manifest.json").exists():
+            check_trained(folder, config.task)
+            return folder
+    raise UserError(
+        f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
+    )
+
+
+def check_trained(folder: Path, task: str) -> None:
+    """Refuse what was trained for another task, or with other labels than lie beside it now.
+
+    Raises:
+        UserError: Names the folder and what does not match.
+    """
+    made = read_json(folder / "manifest.json")
+    if "task" not in made or not (folder / "labels.json").exists():
+        raise UserError(f"{folder}: is no adapter or model folder; take RUN/adapter or RUN/model")
+    if made["task"] != task:
+        raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
+    if sha256(folder / "labels.json") != made["labels_sha256"]:
+        raise UserError(
+            f"{folder}: labels.json is not the one it was trained with; restore it or train again"
+        )
+
+
+class Served(NamedTuple):
+    """The folder of the model that is started, and that of the adapter beside it, if any."""
+
+    model: Path
+    adapter: Path | None = None
+
+    @property
+    def lora_rank(self) -> int:
+        """Return the rank of that adapter, 0 for none."""
+        return int(read_json(self.adapter / "adapter_config.json")["r"]) if self.adapter else 0
+
+
+def served_model(trained: Path, adapter: str) -> Served:
+    """Return what to serve of a training's result.
+
+    Args:
+        trained: Result of a training: an adapter, or a whole model.
+        adapter: `merge`, `lora` or `none`; see `EngineConfig.adapter`.
+    """
+    manifest = read_json(trained / "manifest.json")
+    if not (trained / "adapter_config.json").exists():
+        if adapter == "lora":
+            raise UserError(f"{trained}: is a whole model, there is no adapter; use adapter=merge")
+        return Served(model_folder(manifest["base"]) if adapter == "none" else trained)
+    if adapter == "merge":
+        return Served(merge(trained, trained.with_name("merged")))
+    return Served(check_base(trained, manifest), trained if adapter == "lora" else None)
