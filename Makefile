@@ -1,5 +1,6 @@
 # `make score` does the whole job on invented cases: install, train, decode, score.
 # With your own:  make sft generate score MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl
+# Ask by hand:    make serve, then make chat or http://127.0.0.1:8000/
 # More settings:  CONFIG=qwen3-8b-qlora RUN=runs/mine SFT="trainer.max_steps=200" GENERATE="adapter=lora"
 export PYTHONSAFEPATH = 1
 PYTHON   ?= python3
@@ -11,7 +12,7 @@ GOLD     := $(or $(TEST),data/demo/test.jsonl)
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
-.PHONY: install check test demo base sft tune generate score check-submission
+.PHONY: install check test demo base sft tune generate score check-submission serve chat
 .NOTPARALLEL:
 ifneq ($(and $(TRAIN),$(filter generate score,$(MAKECMDGOALS))),)
 $(if $(TEST),,$(error TRAIN is given: say TEST=FILE too))
@@ -32,12 +33,16 @@ base: demo
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
 	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV MIX) $(SFT)
 generate: sft
-	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,TEST) $(GENERATE)
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) test=$(GOLD) $(GENERATE)
 tune: sft
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN)/tune \
 	  trained=$(if $(filter method=full,$(SFT)),$(RUN)/model,$(RUN)/adapter) samples=8 \
 	  $(if $(DEV),test=$(DEV),test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true) $(GENERATE)
 	$(PANJUE) tune $(RUN)/tune
+serve: sft
+	$(PANJUE) serve serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(SERVE)
+chat: install
+	@$(PANJUE) chat $(CHAT)
 score: generate
 	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json
 check-submission: install

@@ -1,11 +1,15 @@
 """The HTTP client of our own vLLM: on this machine, with a key nobody else has."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+
+HEALTH_S = 5.0
+"""How long a healthy engine may take to say so."""
 
 
 class Unavailable(Exception):
@@ -90,9 +94,9 @@ class Backend:
     async def is_healthy(self) -> bool:
         """Say whether the engine is up and able to answer."""
         try:
-            async with self.send("GET", "/health") as response:
+            async with asyncio.timeout(HEALTH_S), self.send("GET", "/health") as response:
                 return response.status == 200
-        except Unavailable:
+        except (Unavailable, TimeoutError):
             return False
 
     async def close(self) -> None:

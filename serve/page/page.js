@@ -194,7 +194,7 @@ function bars(shares) {
   const likeliest = Object.entries(shares).sort((a, b) => b[1] - a[1]).slice(0, 6).filter(([, share]) => share >= 0.005);
   return element("ul", { class: "bars" }, ...likeliest.map(([name, share]) => element(
     "li", {},
-    element("b", {}, name),
+    element("b", {}, name.replace("有期徒刑", "")),
     element("meter", { value: share, "aria-label": `${name} ${percent(share)}` }),
     element("span", { "aria-hidden": "true" }, percent(share)),
   )));

@@ -1,0 +1,213 @@
+"""What the gateway costs: 64 clients against vLLM alone and through the gateway, in one run.
+
+    python tests/bench/serve.py TRAINED_FOLDER CASES.jsonl [--clients 64] [--seconds 60]
+
+TRAINED_FOLDER is an adapter folder of a run. Both ways ask the same engine for the same chat
+completions, in turn, ROUNDS times each: whole and streamed. Then the same number of clients asks
+/v1/judgments, each about a defendant of its own, so that a lost, doubled or crossed answer shows.
+Prints throughput and its ratio, what the gateway adds to the median of a lone client, and how long
+questions (the schema among them) took.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+from panjue.prompts.task import load_task
+from panjue.serve.server import ServeConfig, listening, make_service, run
+
+ROUNDS = 3
+TOKENS = 64
+TASK = load_task("judgment")
+
+Ask = Callable[[aiohttp.ClientSession, int], Awaitable[int]]
+"""Send the request of a number, return its status."""
+
+
+@dataclass
+class Load:
+    """What a stretch of load came to."""
+
+    seconds: float = 0.0
+    statuses: Counter[int] = field(default_factory=Counter)
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Return good answers a second."""
+        return self.statuses[200] / self.seconds
+
+
+def main() -> None:
+    """Start the server beside us, load it, print."""
+    options = arguments()
+    if options.server:
+        serve(options)
+        return
+    words = [sys.executable, __file__, str(options.trained), str(options.cases), "--server"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            told = read_until_ready(server)
+            asyncio.run(compare(told, options))
+        finally:
+            server.terminate()
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("trained", type=Path)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Be the gateway, and tell where it and its engine are."""
+    engine = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
+    given = {"run": options.trained.parent, "trained": options.trained, "port": 0}
+    config = ServeConfig.model_validate({**given, "engine": engine})
+    with listening(config.host, config.port) as listener:
+        service = make_service(config, None)
+        backend = service.engine.backend
+        told = {"gateway": f"http://127.0.0.1:{listener.getsockname()[1]}", "engine": backend.url}
+        print(json.dumps({**told, "headers": backend._headers}), flush=True)
+        asyncio.run(run(config, service, listener, Console()))
+
+
+def read_until_ready(server: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return what the server told when it is ready."""
+    assert server.stdout is not None
+    told: dict[str, Any] = json.loads(server.stdout.readline())
+    for line in server.stdout:
+        if line.startswith("ready"):
+            return told
+    raise SystemExit("the server did not start; see engine.log in the run folder")
+
+
+async def compare(told: dict[str, Any], options: argparse.Namespace) -> None:
+    """Load both ways in turn and print what came of it."""
+    messages = [TASK.prompt(e) for e in islice(TASK.read(options.cases), 64)]
+    urls = {"vLLM alone": told["engine"], "gateway": told["gateway"]}
+    for stream in (False, True):
+        asks = {way: chat(url, messages, stream=stream) for way, url in urls.items()}
+        loads: dict[str, list[Load]] = {way: [] for way in urls}
+        lone: dict[str, list[float]] = {way: [] for way in urls}
+        async with session(told) as http:
+            await load(http, asks["vLLM alone"], options.clients, 3)  # warms up
+            for _, way in itertools.product(range(ROUNDS), urls):
+                seconds = options.seconds / ROUNDS
+                loads[way].append(await load(http, asks[way], options.clients, seconds))
+                lone[way] += (await load(http, asks[way], 1, seconds / 4)).latencies
+        report("streamed" if stream else "whole", loads, lone)
+    async with session(told) as http:
+        done = await load(http, judgments(told["gateway"]), options.clients, options.seconds)
+        print(f"/v1/judgments: {done.rate:.1f}/s, median {median(done.latencies):.2f} s, ", end="")
+        print(f"by status {dict(done.statuses)}")
+        async with http.get(f"{told['gateway']}/metrics") as answer:
+            print(question_times(await answer.text()))
+
+
+@asynccontextmanager
+async def session(told: dict[str, Any]) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open connections for any number of clients."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=told["headers"], connector=connector) as http:
+        yield http
+
+
+async def load(http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: float) -> Load:
+    """Let `clients` ask one after the other for `seconds`; those under way are waited for."""
+    done, numbers = Load(), itertools.count()
+    began = time.perf_counter()
+
+    async def client() -> None:
+        while time.perf_counter() - began < seconds:
+            started = time.perf_counter()
+            done.statuses[await ask(http, next(numbers))] += 1
+            done.latencies.append(time.perf_counter() - started)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    done.seconds = time.perf_counter() - began
+    return done
+
+
+def chat(url: str, messages: list[Any], *, stream: bool) -> Ask:
+    """Return how to ask for a chat completion; every answer must be whole."""
+    place = f"{url}/v1/chat/completions"
+    fixed = {"max_tokens": TOKENS, "temperature": 0, "stream": stream}
+
+    async def ask(http: aiohttp.ClientSession, number: int) -> int:
+        body = {**fixed, "messages": messages[number % len(messages)]}
+        async with http.post(place, json=body) as answer:
+            text = await answer.text()
+            if answer.status == 200:
+                assert text.count("data: [DONE]") == 1 if stream else json.loads(text)["choices"]
+            return answer.status
+
+    return ask
+
+
+def judgments(url: str) -> Ask:
+    """Return how to ask about a defendant that nobody else asks about."""
+
+    async def ask(http: aiohttp.ClientSession, number: int) -> int:
+        body = {"fact": "被告人盗窃手机一部，价值人民币3000元。", "defendants": [f"甲{number}"]}
+        async with http.post(f"{url}/v1/judgments", json=body) as answer:
+            told = await answer.json()
+            if answer.status == 200:
+                assert [j["name"] for j in told["judgments"]] == [f"甲{number}"]
+            return answer.status
+
+    return ask
+
+
+def report(kind: str, loads: dict[str, list[Load]], lone: dict[str, list[float]]) -> None:
+    """Print both ways of one kind of request, medians over the rounds."""
+    rates = {way: median(one.rate for one in of_way) for way, of_way in loads.items()}
+    print(f"chat completions, {kind}, up to {TOKENS} tokens; {ROUNDS} rounds in turn, medians")
+    for way, of_way in loads.items():
+        statuses = sum((one.statuses for one in of_way), Counter[int]())
+        alone = 1000 * median(lone[way])
+        print(f"  {way:12s} {rates[way]:8.1f}/s  lone client {alone:7.1f} ms  {dict(statuses)}")
+    added = 1000 * (median(lone["gateway"]) - median(lone["vLLM alone"]))
+    kept = rates["gateway"] / rates["vLLM alone"]
+    print(f"  the gateway adds {added:.1f} ms at the median and keeps {kept:.1%} of throughput")
+
+
+def question_times(metrics: str) -> str:
+    """Return the mean time to fit, render and build the schema of a case."""
+    found = dict(pairs(metrics))
+    total, count = found["panjue_question_seconds_sum"], found["panjue_question_seconds_count"]
+    return f"questions (schema included): {1000 * total / count:.1f} ms each, {count:.0f} of them"
+
+
+def pairs(metrics: str) -> Iterator[tuple[str, float]]:
+    """Yield the name and value of every meter."""
+    for line in metrics.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            yield name, float(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The page in a real headless Chromium, against the running server."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FACT = (
+    "经审理查明：2020年3月，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
+    "张某甲系主犯。李某乙归案后如实供述。"
+)
+ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return Debian's Chromium."""
+    if BROWSER is None:
+        pytest.skip("there is no Chromium here; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any, server: Any) -> Iterator[Any]:
+    """Return the page as a reader of Chinese opens it, with the key already given."""
+    context = browser.new_context(locale="zh-CN", viewport={"width": 1200, "height": 900})
+    opened = context.new_page()
+    faults: list[str] = []
+    asked: list[str] = []
+    opened.on("pageerror", lambda error: faults.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto(server.url)
+    yield opened
+    assert faults == []
+    assert all(url.startswith(server.url) for url in asked), "no request leaves the machine"
+    context.close()
+
+
+def ask(page: Any, fact: str, key: str) -> None:
+    page.fill("#fact", fact)
+    page.evaluate("document.getElementById('keyed').hidden = false")
+    page.fill("#key", key)
+    page.click("#go")
+
+
+def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, server: Any) -> None:
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article >> nth=1")
+    assert page.locator("article h3").all_inner_texts() == ["张某甲", "李某乙"]
+    assert page.locator("#names input").evaluate_all("all => all.map(one => one.value)") == [
+        "张某甲",
+        "李某乙",
+    ]
+    assert "罪名" in page.locator("article").first.inner_text()
+    assert page.locator("article .bars li").count() > 0
+    assert page.locator("#marked mark").count() == 3
+    page.hover("article >> nth=1")
+    assert page.locator("#marked mark.picked").count() == 2, "the sentences that name 李某乙"
+    assert "judgments" in page.locator("#raw").text_content()
+    page.fill("#names input >> nth=1", "王某丙")
+    page.click("#go")
+    page.wait_for_selector("article h3:text('王某丙')")
+    assert page.locator("article h3").all_inner_texts() == ["张某甲", "王某丙"]
+
+
+def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any, server: Any) -> None:
+    page.click("#go")
+    assert page.inner_text("#problem") == "请先填写案件事实。"
+    page.fill("#fact", FACT)
+    page.click("#go")  # no key yet
+    page.wait_for_selector("#problem:has-text('密钥')")
+    assert page.is_visible("#key")
+    ask(page, "某日天气晴朗。", server.key)
+    page.wait_for_selector("#problem:has-text('defendants')")
+
+
+def test_both_languages_and_the_keyboard(page: Any, server: Any) -> None:
+    assert "不是判决" in page.inner_text(".notice")
+    page.click("#language")
+    assert "not a judgment" in page.inner_text(".notice")
+    page.evaluate("document.getElementById('keyed').hidden = false")
+    page.fill("#key", server.key)
+    page.fill("#fact", FACT)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("article")
+    page.keyboard.press("Tab")
+    assert "Charges" in page.locator("article").first.inner_text()
+    page.focus("article >> nth=0")
+    assert page.locator("#marked mark.picked").count() == 2
+
+
+def test_markup_in_a_case_stays_text(page: Any, server: Any) -> None:
+    evil = "<img src=x onerror=document.title='owned'>"
+    ask(page, FACT + evil, server.key)
+    page.wait_for_selector("article")
+    assert page.locator("#marked img").count() == 0
+    assert evil in page.inner_text("#marked")
+    assert page.title() == "判决 panjue"
+
+
+@pytest.mark.parametrize(("name", "width"), [("desktop", 1200), ("phone", 380)])
+def test_how_it_looks(page: Any, server: Any, name: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article >> nth=1")
+    page.evaluate("document.getElementById('keyed').hidden = true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=ARTEFACTS / f"page-{name}.png", full_page=True)
