@@ -27,6 +27,7 @@ from panjue.serve.ask import Question, Refusal
 from panjue.serve.backend import Rejected, Unavailable, check
 from panjue.serve.judge import Judge, sse
 from panjue.serve.meters import Measured, Meters
+from panjue.serve.settings import NAME
 from panjue.serve.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -236,6 +237,7 @@ class Gateway:
         if not isinstance(messages, list) or not messages:
             raise Problem(400, "messages: must be a list of {role, content}")
         return {
+            "model": NAME,
             **body,
             "messages": [_message(message) for message in messages],
             "chat_template_kwargs": TEMPLATE_ARGS,

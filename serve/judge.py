@@ -12,6 +12,7 @@ from panjue.prompts.task import Example, Task
 from panjue.serve.ask import Asker, Question
 from panjue.serve.backend import Backend
 from panjue.serve.forks import WAYS, forks
+from panjue.serve.settings import NAME
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Judge:
 
     def _first(self, question: Question) -> dict[str, Any]:
         return {
+            "model": NAME,  # an adapter beside its base is asked by its own name
             "prompt": question.prompt,
             "max_tokens": question.room,
             "temperature": 0.0,

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from panjue.prompts.config import Config
 
+NAME = "panjue"
+"""What clients call the model that answers."""
+
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",

@@ -17,11 +17,8 @@ from typing import Any
 
 from panjue.prompts.errors import UserError
 from panjue.serve.backend import Backend
-from panjue.serve.settings import BACKEND, ENVIRONMENT
+from panjue.serve.settings import BACKEND, ENVIRONMENT, NAME
 from panjue.serve.trained import Served
-
-NAME = "panjue"
-"""What clients call the model."""
 
 POLL_S = 0.5
 WATCH_S = 5.0

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
+from panjue.serve import gateway
 from panjue.serve.ask import Asker
 from panjue.serve.engine import LLM
 from panjue.serve.gateway import LARGEST_BODY
@@ -358,6 +360,31 @@ def test_a_body_of_ten_megabytes(http: httpx.Client) -> None:
     assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
 
 
+def test_a_body_that_never_comes_to_its_end(
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "BODY_TIMEOUT_S", 0.3)
+    with connected(server, "/v1/judgments", b'{"fact":', length=1000) as wire:
+        assert wire.recv(65536).startswith(b"HTTP/1.1 408 ")
+    assert http.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/judgments", "/v1/chat/completions"])
+def test_when_full_or_not_ready_clients_are_asked_to_come_back(server: Running, path: str) -> None:
+    body = {"fact": FACT} if path == "/v1/judgments" else {"messages": MESSAGES}
+    headers = {"Authorization": f"Bearer {KEY}"}
+
+    async def ask(service: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=gateway.create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post(path, json=body, headers=headers)
+
+    full = asyncio.run(ask(server.service._replace(in_flight=0)))
+    assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+    starting = asyncio.run(ask(server.service._replace(engine=SimpleNamespace(ready=False))))
+    assert (starting.status_code, starting.headers["retry-after"]) == (503, "5")
+
+
 def test_another_host_name_is_refused(http: httpx.Client) -> None:
     assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
     assert http.get("/v1/models", headers={"Host": "localhost:8000"}).status_code == 200
@@ -380,18 +407,23 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
         body: dict[str, Any] = {"fact": FACT, "defendants": names, "samples": 16}
     else:
         body = {"messages": MESSAGES, "max_tokens": 900, "temperature": 1.5}
-    raw = json.dumps({**body, "stream": stream}).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-    )
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as wire:
-        wire.sendall(head.encode() + raw)
+    with connected(server, path, json.dumps({**body, "stream": stream}).encode()):
         until(lambda: server.engine_metric("vllm:num_requests_running") > 0)
     until(lambda: server.engine_metric("vllm:num_requests_running") == 0, seconds=5)
     until(lambda: "panjue_requests_running 0.0" in http.get("/metrics").text)
     assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+
+
+def connected(server: Running, path: str, raw: bytes, length: int | None = None) -> socket.socket:
+    """Return a connection on which a request was sent."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length or len(raw)}\r\n\r\n"
+    )
+    host, port = server.url.removeprefix("http://").split(":")
+    wire = socket.create_connection((host, int(port)))
+    wire.sendall(head.encode() + raw)
+    return wire
 
 
 def until(true: Any, seconds: float = 30) -> None:
@@ -403,17 +435,7 @@ def until(true: Any, seconds: float = 30) -> None:
 
 def test_readers_that_never_read_hold_up_nobody(server: Running, http: httpx.Client) -> None:
     raw = json.dumps({"messages": MESSAGES, "max_tokens": 900, "stream": True}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-    )
-    host, port = server.url.removeprefix("http://").split(":")
-    wires = []
-    for _ in range(4):
-        wire = socket.create_connection((host, int(port)))
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wire.sendall(head.encode() + raw)
-        wires.append(wire)
+    wires = [connected(server, "/v1/chat/completions", raw) for _ in range(4)]
     for _ in range(3):
         assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
     for wire in wires:
