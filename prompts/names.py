@@ -2,6 +2,9 @@
 
 import re
 
+MOST = 200
+"""More defendants than any case has; each name costs a search of the whole text."""
+
 INTRODUCED = re.compile(r"被告(?:人|单位)?(?![席辩])|犯罪嫌疑人")
 """What stands before a defendant's name."""
 
@@ -51,6 +54,8 @@ def find_defendants(fact: str) -> list[str]:
     found: dict[str, None] = {}
     elsewhere: set[str] = set()
     for introduced in INTRODUCED.finditer(fact):
+        if len(found) >= MOST:
+            break
         listed, aside = _list_at(fact, introduced.end())
         found |= dict.fromkeys(listed)
         if APART.search(aside):
@@ -63,7 +68,7 @@ def find_defendants(fact: str) -> list[str]:
 def _list_at(fact: str, place: int) -> tuple[list[str], str]:
     """Return the names of the list that begins at `place`, and the brackets behind it."""
     names: list[str] = []
-    while name := _name_at(fact, place):
+    while len(names) < MOST and (name := _name_at(fact, place)):
         names.append(name)
         place += len(name)
         aside = ASIDE.match(fact, place)

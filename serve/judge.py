@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from panjue.eval.decide import Decider
 from panjue.prompts.task import Example, Task
@@ -13,6 +13,8 @@ from panjue.serve.ask import Asker, Question
 from panjue.serve.backend import Backend
 from panjue.serve.forks import WAYS, forks
 from panjue.serve.settings import NAME
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Judge:
         """Return the answer as the endpoint gives it."""
         turns = [self._first(question)]
         turns += [self._further(question, samples)] if samples else []
-        wholes = await asyncio.gather(*(self._whole(turn) for turn in turns))
+        wholes = await together(*(self._whole(turn) for turn in turns))
         replies = [reply for of_turn, _ in wholes for reply in of_turn]
         return await self._result(example, question, replies, [usage for _, usage in wholes])
 
@@ -92,6 +94,7 @@ class Judge:
         finally:
             if further:
                 further.cancel()
+                await asyncio.gather(further, return_exceptions=True)
 
     def _first(self, question: Question) -> dict[str, Any]:
         return {
@@ -147,6 +150,16 @@ class Judge:
         submission = self.task.submission(example, answer)
         del submission["id"]
         return {**submission, "answer": answer, **sure, "repairs": list(decoded.repairs)}
+
+
+async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Return what all of `work` returns; when one fails, the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def sse(event: str, data: Mapping[str, Any]) -> bytes:
