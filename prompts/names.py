@@ -3,7 +3,10 @@
 import re
 
 MOST = 200
-"""More defendants than any case has; each name costs a search of the whole text."""
+"""More defendants than any case has."""
+
+MOST_READ = 1000
+"""Names that are read at most: each costs searches of the whole text."""
 
 INTRODUCED = re.compile(r"被告(?:人|单位)?(?![席辩])|犯罪嫌疑人")
 """What stands before a defendant's name."""
@@ -53,10 +56,14 @@ def find_defendants(fact: str) -> list[str]:
     """
     found: dict[str, None] = {}
     elsewhere: set[str] = set()
+    read_to = names_read = 0
     for introduced in INTRODUCED.finditer(fact):
-        if len(found) >= MOST:
+        if len(found) >= MOST or names_read >= MOST_READ:
             break
-        listed, aside = _list_at(fact, introduced.end())
+        if introduced.end() < read_to:  # in the middle of the last list
+            continue
+        listed, aside, read_to = _list_at(fact, introduced.end())
+        names_read += len(listed)
         found |= dict.fromkeys(listed)
         if APART.search(aside):
             elsewhere.update(listed if "均" in aside or "等" in aside else listed[-1:])
@@ -65,8 +72,8 @@ def find_defendants(fact: str) -> list[str]:
     return [name for name in names if not _is_cut_short(name, names, fact)]
 
 
-def _list_at(fact: str, place: int) -> tuple[list[str], str]:
-    """Return the names of the list that begins at `place`, and the brackets behind it."""
+def _list_at(fact: str, place: int) -> tuple[list[str], str, int]:
+    """Return the names of the list that begins at `place`, the brackets behind it, its end."""
     names: list[str] = []
     while len(names) < MOST and (name := _name_at(fact, place)):
         names.append(name)
@@ -74,9 +81,9 @@ def _list_at(fact: str, place: int) -> tuple[list[str], str]:
         aside = ASIDE.match(fact, place)
         glue = GLUE.match(fact, aside.end() if aside else place)
         if not glue:
-            return names, aside[0] if aside else ""
+            return names, aside[0] if aside else "", place
         place = glue.end()
-    return names, ""
+    return names, "", place
 
 
 def _name_at(fact: str, place: int) -> str | None:

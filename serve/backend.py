@@ -1,9 +1,10 @@
-"""The HTTP client of our own vLLM: on this machine, with a key nobody else has."""
+"""The HTTP client of our own vLLM, which listens on a socket file."""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -28,9 +29,9 @@ class Rejected(Exception):
 class Backend:
     """Requests to vLLM's server. A request whose caller is cancelled is aborted in the engine."""
 
-    def __init__(self, url: str, key: str, timeout_s: float) -> None:
+    def __init__(self, place: Path, key: str, timeout_s: float) -> None:
         """Connect on first use; a request may take `timeout_s` from its first byte to its last."""
-        self.url = url
+        self.place, self.key = place, key
         self._headers = {"Authorization": f"Bearer {key}"}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
         self._session: aiohttp.ClientSession | None = None
@@ -48,11 +49,14 @@ class Backend:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=0),  # the gateway counts its requests itself
+                # The gateway counts its requests itself. vLLM closes a connection after 5 s.
+                connector=aiohttp.UnixConnector(str(self.place), limit=0, keepalive_timeout=4),
                 read_bufsize=2**20,  # an event with its probabilities is one line
             )
         try:
-            async with self._session.request(method, self.url + path, json=payload) as response:
+            async with self._session.request(
+                method, f"http://engine{path}", json=payload
+            ) as response:
                 try:
                     yield response
                 finally:
@@ -61,8 +65,8 @@ class Backend:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unavailable(str(error) or type(error).__name__) from None
 
-    async def json(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a POST.
+    async def whole(self, path: str, payload: Mapping[str, Any]) -> bytes:
+        """Return the body of the answer to a POST.
 
         Raises:
             Unavailable: As for `send`, or the engine failed.
@@ -70,8 +74,7 @@ class Backend:
         """
         async with self.send("POST", path, payload) as response:
             await check(response)
-            found: dict[str, Any] = await response.json()
-        return found
+            return await response.read()
 
     async def events(
         self, path: str, payload: Mapping[str, Any]

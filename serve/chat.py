@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ KEYS = ("PANJUE_API_KEY", "OPENAI_API_KEY")
 """Environment variables with the key to show, the first that is set."""
 
 TIMEOUT = httpx.Timeout(600, connect=5)
+END = b"\x04"
+"""Ctrl-D."""
+
 FIRST_WORDS = 40
 BAR = 10
 
@@ -63,8 +67,8 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
     with client(asked) as http:
         ask, texts = speaker(http, asked, err)
         asked.law = {**texts, **(read_law(law) if law else {})}
+        quiet = as_json or not err.is_terminal
         for fact in facts(file, err):
-            quiet = as_json or not err.is_terminal
             result = ask(fact, (lambda _: None) if quiet else lambda piece: err.out(piece, end=""))
             if not quiet:
                 err.print()
@@ -89,13 +93,39 @@ def facts(file: Path | None, err: Console) -> Iterator[str]:
         yield text
         return
     while True:
-        err.print(
-            "粘贴案件事实，换行后按 Ctrl-D / paste the facts, then Enter and Ctrl-D (twice ends)"
-        )
-        text = sys.stdin.read()
+        err.print("粘贴案件事实，然后按 Ctrl-D；没有粘贴就按则结束。")
+        err.print("Paste the facts, then press Ctrl-D; with nothing pasted, that ends.")
+        text = pasted(sys.stdin.fileno())
+        err.print()
         if not text.strip():
             return
         yield text
+
+
+def pasted(terminal: int) -> str:
+    """Return what is typed or pasted up to Ctrl-D.
+
+    Not line by line: of a longer line than 4,095 bytes, which most cases are, a terminal keeps no
+    more.
+    """
+    before = termios.tcgetattr(terminal)
+    ours = [*before]
+    ours[3] &= ~termios.ICANON
+    typed = bytearray()
+    try:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, ours)
+        while (piece := os.read(terminal, 2**16)) and END not in piece:
+            typed += piece
+        typed += piece.partition(END)[0]
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+    text: list[str] = []
+    for character in typed.decode("utf-8", errors="replace"):
+        if character != "\x7f":
+            text.append(character)
+        elif text:  # a backspace, which is ours to heed now
+            text.pop()
+    return "".join(text)
 
 
 @contextmanager
@@ -103,29 +133,31 @@ def client(asked: Asked) -> Iterator[httpx.Client]:
     """Open a connection; what goes wrong on it ends in one line."""
     key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    base = asked.url.rstrip("/").removesuffix("/v1")
+    base = httpx.URL(asked.url)
+    if base.path in ("", "/"):
+        base = base.copy_with(path="/v1")
     try:
         with httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT) as http:
             yield http
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise UserError(
-            f"{base}: no server answers there; start one with `make serve`, or give --url"
+            f"{asked.url}: no server answers there; start one with `make serve`, or give --url"
         ) from None
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise UserError(f"--url {asked.url}: write it like http://127.0.0.1:8000") from None
     except httpx.HTTPError as error:
-        raise UserError(f"{base}: the connection failed: {error}") from None
+        raise UserError(f"{asked.url}: the connection failed: {error}") from None
 
 
 def speaker(
     http: httpx.Client, asked: Asked, err: Console
 ) -> tuple[Callable[[str, Grow], dict[str, Any]], Mapping[str, str]]:
     """Return how to ask this server about a case, and the texts of articles that it has."""
-    found = http.get("/v1/labels")
-    if found.status_code == 404:
+    found = http.get("labels")
+    told = checked(found) if found.status_code == 401 else parsed(found)
+    if not isinstance(told, dict) or "task" not in told:
         stranger = Stranger(http, asked, err)
         return stranger.ask, {}
-    told = checked(found)
     if told["task"] != asked.task:
         raise UserError(f"{asked.url}: answers {told['task']!r}; say --task {told['task']}")
     return (lambda fact, grow: ask_panjue(http, asked, fact, grow)), told["law"]
@@ -136,7 +168,7 @@ def ask_panjue(http: httpx.Client, asked: Asked, fact: str, grow: Grow) -> dict[
     body: dict[str, Any] = {"fact": fact, "samples": asked.samples, "stream": True}
     if asked.defendants:
         body["defendants"] = list(asked.defendants)
-    with http.stream("POST", "/v1/judgments", json=body) as response:
+    with http.stream("POST", "judgments", json=body) as response:
         checked_stream(response)
         for event, data in events(response):
             if event == "delta":
@@ -155,17 +187,22 @@ class Stranger:
         """Find out what the model is called there.
 
         Raises:
-            UserError: There are no labels to read its answers with, or it lists no model.
+            UserError: There are no labels to read its answers with, it lists no model, or what is
+                asked for needs a server of ours.
         """
         if asked.labels is None:
             raise UserError(
                 f"{asked.url}: is no panjue server; say --labels RUN/adapter/labels.json "
                 "to read its answers with"
             )
+        if asked.samples:
+            raise UserError("--samples: only a panjue server decides from samples")
         self._labels: Labels = load_labels(asked.labels)
         self._http, self._asked, self._err = http, asked, err
         self._task = load_task(asked.task)
-        self._model = asked.model or checked(http.get("/v1/models"))["data"][0]["id"]
+        if self._task.from_row is None:
+            raise UserError(f"--task {asked.task}: cannot be asked by hand")
+        self._model = asked.model or first_model(http)
         self._takes_schema = True
 
     def ask(self, fact: str, grow: Grow) -> dict[str, Any]:
@@ -198,32 +235,53 @@ class Stranger:
             wanted = {"name": self._asked.task, "schema": schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": wanted}
         text = ""
-        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code in (400, 404, 422, 501) and self._takes_schema:
-                self._takes_schema = False
+        with self._http.stream("POST", "chat/completions", json=body) as response:
+            if response.status_code in (400, 422, 501) and self._takes_schema:
+                response.read()
+                why = message(parsed(response))
             else:
                 checked_stream(response)
                 for _, data in events(response):
+                    if "error" in data:
+                        raise UserError(f"{self._asked.url}: {message(data)}")
                     for choice in data.get("choices", ()):
-                        piece = choice["delta"].get("content") or ""
+                        piece = choice.get("delta", {}).get("content") or ""
                         text += piece
                         grow(piece)
+                if not text:
+                    raise UserError(
+                        f"{self._asked.url}: answered with nothing; is it a chat model?"
+                    )
                 return text
-        self._err.print(
-            "this server refuses the schema: the reply is free, and repaired if need be"
-        )
+        self._takes_schema = False
+        self._err.print(f"refused with a schema ({why}): asking for a free reply, to be repaired")
         return self._reply(example, grow)
+
+
+def first_model(http: httpx.Client) -> str:
+    """Return the name of the first model that a server lists.
+
+    Raises:
+        UserError: It lists none.
+    """
+    try:
+        return str(checked(http.get("models"))["data"][0]["id"])
+    except (LookupError, TypeError):
+        raise UserError(f"{http.base_url}: lists no model; name one with --model") from None
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the server-sent events of a response; those without a name are called `message`."""
-    event = "message"
-    for line in response.iter_lines():
-        if line.startswith("event: "):
-            event = line.removeprefix("event: ")
-        elif line.startswith("data: ") and line != "data: [DONE]":
-            yield event, json.loads(line.removeprefix("data: "))
-            event = "message"
+    event, rest = "message", b""
+    for piece in response.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")  # not at the other ends of lines in Unicode
+        for line in lines:
+            name, _, value = line.decode("utf-8").rstrip("\r").partition(":")
+            if name == "event":
+                event = value.strip()
+            elif name == "data" and value.strip() != "[DONE]":
+                yield event, json.loads(value)
+                event = "message"
 
 
 def checked_stream(response: httpx.Response) -> None:
@@ -240,16 +298,28 @@ def checked(response: httpx.Response) -> Any:
         UserError: It is an error, with what the server says.
     """
     place = f"{response.request.url}: {response.status_code}"
-    try:
-        body = response.json()
-    except ValueError:
-        raise UserError(f"{place}: no JSON; is this an OpenAI-compatible server?") from None
+    body = parsed(response)
     if response.status_code == 401:
         raise UserError(f"{place}: wants a key; set {KEYS[0]}")
     if response.status_code >= 400:
-        told = body.get("error", body) if isinstance(body, dict) else body
-        raise UserError(f"{place}: {told.get('message', told) if isinstance(told, dict) else told}")
+        raise UserError(f"{place}: {message(body)}")
+    if body is None:
+        raise UserError(f"{place}: no JSON; is this an OpenAI-compatible server?")
     return body
+
+
+def parsed(response: httpx.Response) -> Any:
+    """Return the JSON of a response, None where it has none."""
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def message(body: Any) -> str:
+    """Return what an error says, in whatever form."""
+    told = body.get("error", body) if isinstance(body, dict) else body
+    return str(told.get("message", told) if isinstance(told, dict) else told)
 
 
 def tables(result: Mapping[str, Any], law: Mapping[str, str]) -> Iterator[Any]:

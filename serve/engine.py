@@ -88,7 +88,7 @@ def engine(
         settings: vLLM's further engine arguments.
         max_tokens: Prompt plus reply of the longest request.
         seed: Of the engine. A seed per request kills the CPU engine when a prefill is chunked.
-        lora_rank: Rank of the adapter that requests will bring, 0 for none.
+        lora_rank: The largest rank of an adapter that requests may bring, 0 for none.
     """
     ours: dict[str, Any] = {
         "load_format": "safetensors",
@@ -97,7 +97,7 @@ def engine(
         "seed": seed,
         "structured_outputs_config": BACKEND,
         "enable_lora": lora_rank > 0,
-        **({"max_lora_rank": _allowed_rank(lora_rank)} if lora_rank else {}),
+        **({"max_lora_rank": lora_rank} if lora_rank else {}),
     }
     try:
         llm = LLM(model=str(model), **{**settings, **ours})
@@ -107,16 +107,6 @@ def engine(
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
-
-
-def _allowed_rank(rank: int) -> int:
-    """Round up to a rank that vLLM has kernels for."""
-    allowed = [size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank]
-    if not allowed:
-        raise UserError(
-            f"adapter: vLLM serves ranks up to 512, this one has {rank}; use adapter=merge"
-        )
-    return allowed[0]
 
 
 def complete(

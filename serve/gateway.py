@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,11 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.names import find_defendants
+from panjue.prompts.names import MOST, find_defendants
 from panjue.prompts.render import TEMPLATE_ARGS, neutralize
 from panjue.prompts.task import Example
 from panjue.serve.ask import Question, Refusal
@@ -75,7 +75,7 @@ class Case(BaseModel):
 
     fact: str
     """The facts."""
-    defendants: list[str] | None = None
+    defendants: list[str] | None = Field(None, max_length=MOST)
     """Their names, in order; found in the facts by rule where they are not given."""
     task: str | None = None
     """The task that is meant, if the client wants to be sure."""
@@ -92,10 +92,12 @@ class Service(NamedTuple):
         judge: Answers cases.
         task: Name of the task.
         engine: vLLM, supervised.
-        in_flight: Requests in the engine at once; those beyond are asked to come back.
+        in_flight: Replies in the engine at once; clients beyond are asked to come back.
         key: What clients must show, None for nothing.
         law: Article -> its text, to show beside the label.
         seeds: Whether the engine survives a seed per request.
+        local: Whether only this machine can connect.
+        timeout_s: The longest that one request may take, a slow reader's included.
     """
 
     judge: Judge
@@ -105,6 +107,8 @@ class Service(NamedTuple):
     key: str | None = None
     law: Mapping[str, str] = {}
     seeds: bool = True
+    local: bool = True
+    timeout_s: float = 600
 
 
 class Gateway:
@@ -117,8 +121,14 @@ class Gateway:
         self.meters = Meters()
 
     async def authorize(self, request: Request) -> None:
-        """Refuse a request without the key, where one is set."""
+        """Refuse a request without the key, where one is set.
+
+        Without one, and for this machine only, a page elsewhere must not reach us under a name
+        that it points here.
+        """
         if self._service.key is None:
+            if self._service.local and request.url.hostname not in LOOPBACK:
+                raise Problem(400, "without a key, ask by the name localhost or 127.0.0.1")
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # As bytes: compare_digest refuses text that is not ASCII.
@@ -133,16 +143,16 @@ class Gateway:
             raise Problem(503, "the engine is not ready; try again", **{"Retry-After": "5"})
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold one of the places in the engine while the block runs."""
+    def places(self, replies: int = 1) -> Iterator[None]:
+        """Hold places in the engine for `replies` while the block runs."""
         self.check_ready()
-        if self.running >= self._service.in_flight:
+        if self.running and self.running + replies > self._service.in_flight:
             raise Problem(503, "too many requests at once; try again", **{"Retry-After": "1"})
-        self.running += 1
+        self.running += replies
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= replies
 
     async def judgments(self, request: Request) -> Response:
         """Answer one case."""
@@ -150,12 +160,12 @@ class Gateway:
             case = Case.model_validate(await json_body(request))
         except ValidationError as error:
             raise Problem(400, complaint(error)) from None
-        example = await asyncio.to_thread(self._example, case)
         async with AsyncExitStack() as held:
-            held.enter_context(self.slot())
+            held.enter_context(self.places(1 + case.samples))
+            example = await asyncio.to_thread(self._example, case)
             question = await self._question(example)
             if case.stream:
-                return Held(self._events(example, question, case.samples), held.pop_all())
+                return self._held(self._events(example, question, case.samples), held)
             result = await until_gone(request, self._judge.answer(example, question, case.samples))
         return JSONResponse({"defendants": list(example.names), **result})
 
@@ -206,23 +216,31 @@ class Gateway:
         }
 
     async def models(self) -> Response:
-        """Return vLLM's list of models."""
+        """Return the model that answers, as OpenAI lists models."""
         self.check_ready()
         async with self._engine.backend.send("GET", "/v1/models") as answer:
-            return Response(await answer.read(), answer.status, media_type="application/json")
+            await check(answer)
+            listed = (await answer.json())["data"]
+        # Not vLLM's own words, which tell where the model lies on disk.
+        kept = ("id", "object", "created", "owned_by", "max_model_len")
+        mine = [{k: model.get(k) for k in kept} for model in listed if model["id"] == NAME]
+        return JSONResponse({"object": "list", "data": mine})
 
     async def chat(self, request: Request) -> Response:
         """Pass a chat completion through, with what may pass."""
         payload = self._chat_payload(await json_body(request))
         async with AsyncExitStack() as held:
-            held.enter_context(self.slot())
+            held.enter_context(self.places())
             sent = self._engine.backend.send("POST", "/v1/chat/completions", payload)
             if payload.get("stream"):
                 answer = await until_gone(request, held.enter_async_context(sent))
                 await check(answer)
-                return Held(relayed(answer), held.pop_all())
+                return self._held(relayed(answer), held)
             body = await until_gone(request, whole(held, sent))
         return Response(body, media_type="application/json")
+
+    def _held(self, events: AsyncIterator[bytes], held: AsyncExitStack) -> Response:
+        return Held(events, held.pop_all(), self._service.timeout_s)
 
     def _chat_payload(self, body: Mapping[str, Any]) -> dict[str, Any]:
         unknown = next((name for name in body if name not in CHAT_FIELDS), None)
@@ -231,8 +249,11 @@ class Gateway:
             raise Problem(400, f"{unknown!r} is not taken here; what is: {taken}")
         if not isinstance(body.get("stream", False), bool | None):
             raise Problem(400, "stream: must be true or false")
-        if not self._service.seeds and body.get("seed") is not None and body.get("temperature"):
-            raise Problem(400, "seed: vLLM on a CPU does not survive one per request; leave it out")
+        greedy = body.get("temperature") == 0  # left out, it is 1
+        if not self._service.seeds and body.get("seed") is not None and not greedy:
+            raise Problem(
+                400, "seed: vLLM on a CPU does not survive it; leave it out, or sample not"
+            )
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise Problem(400, "messages: must be a list of {role, content}")
@@ -261,7 +282,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-def create_app(service: Service, host: str = "127.0.0.1") -> FastAPI:
+def create_app(service: Service) -> FastAPI:
     """Return the app of all endpoints and the page; nothing else of vLLM can be reached."""
     gateway = Gateway(service)
     # No interactive docs: their scripts would come from another machine.
@@ -279,11 +300,10 @@ def create_app(service: Service, host: str = "127.0.0.1") -> FastAPI:
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Rejected, _rejected)
-    for gone in (Unavailable, aiohttp.ClientError):
-        app.add_exception_handler(gone, _unavailable)
-    app.add_exception_handler(ClientGone, _gone)
-    if host in LOOPBACK:  # a page elsewhere must not reach us under a name it points here
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"])
+    for down in (Unavailable, aiohttp.ClientError):
+        app.add_exception_handler(down, _unavailable)
+    for gone in (ClientGone, ClientDisconnect):
+        app.add_exception_handler(gone, _gone)
     app.add_middleware(Measured, meters=gateway.meters)
     return app
 
@@ -408,20 +428,24 @@ async def relayed(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     try:
         async for piece in answer.content.iter_any():
             yield piece
-    except aiohttp.ClientError:
-        yield sse("error", error_body(503, "the engine failed half way"))
+    except (aiohttp.ClientError, TimeoutError):
+        yield b"\n\n" + sse("error", error_body(503, "the engine failed half way"))
 
 
 class Held(StreamingResponse):
     """A stream of events that holds what it needs until it is over, however it ends."""
 
-    def __init__(self, events: AsyncIterator[bytes], held: AsyncExitStack) -> None:
-        """Take the events, and what to let go of after them."""
+    def __init__(
+        self, events: AsyncIterator[bytes], held: AsyncExitStack, timeout_s: float
+    ) -> None:
+        """Take the events, what to let go of after them, and the longest they may take."""
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._held = held
+        self._held, self._timeout_s = held, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the events; a reader that stops reading is cut off in the end."""
         async with self._held:
-            await super().__call__(scope, receive, send)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    await super().__call__(scope, receive, send)

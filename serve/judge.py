@@ -111,12 +111,8 @@ class Judge:
         return {**self._first(question), "n": samples, "temperature": 1.0}
 
     async def _whole(self, turn: dict[str, Any]) -> tuple[list[Reply], dict[str, Any]]:
-        answered = await self._backend.json("/v1/completions", turn)
-        replies = []
-        for choice in sorted(answered["choices"], key=lambda choice: choice["index"]):
-            replies.append(Reply())
-            replies[-1].add(choice)
-        return replies, answered["usage"]
+        # Many samples with their probabilities are megabytes: not for the event loop.
+        return await asyncio.to_thread(_read, await self._backend.whole("/v1/completions", turn))
 
     async def _result(
         self,
@@ -150,6 +146,16 @@ class Judge:
         submission = self.task.submission(example, answer)
         del submission["id"]
         return {**submission, "answer": answer, **sure, "repairs": list(decoded.repairs)}
+
+
+def _read(body: bytes) -> tuple[list[Reply], dict[str, Any]]:
+    """Return the replies and the usage of a completion."""
+    answered = json.loads(body)
+    replies = []
+    for choice in sorted(answered["choices"], key=lambda choice: choice["index"]):
+        replies.append(Reply())
+        replies[-1].add(choice)
+    return replies, answered["usage"]
 
 
 async def together(*work: Coroutine[Any, Any, T]) -> list[T]:

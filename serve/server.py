@@ -25,7 +25,7 @@ from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.gateway import LOOPBACK, Service, create_app
 from panjue.serve.judge import Judge
-from panjue.serve.settings import OURS, EngineConfig
+from panjue.serve.settings import SERVER_OURS, EngineConfig
 from panjue.serve.supervisor import Supervisor, supervisor
 from panjue.serve.trained import served_model, trained_folder
 
@@ -63,29 +63,37 @@ def serve(config: ServeConfig) -> None:
     """
     console = Console(soft_wrap=True, highlight=False)
     key = os.environ.get(KEY) or None
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
     if config.host not in LOOPBACK and not key:
         raise UserError(f"host={config.host}: can be reached by others; set {KEY} to a secret")
-    check_settings("engine", config.engine, config.engine, OURS)
-    with listening(config.host, config.port) as listener:
+    check_settings("engine", config.engine, filter(str.isidentifier, config.engine), SERVER_OURS)
+    with bound(config.host, config.port) as listener:
+        console.print("preparing the model")
         service = make_service(config, key)
         asyncio.run(run(config, service, listener, console))
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind the address before anything slow begins.
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Take the address before anything slow begins; nobody can connect before it listens.
 
     Raises:
         UserError: It is taken, or is none of this machine.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        family, kind, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port}: is in use by another program; set port=…") from None
-        raise UserError(f"{host}:{port}: {error.strerror or error}") from None
+        raise UserError(f"host={host}: {error.strerror or error}") from None
     with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(f"port {port}: is in use by another program; set port=…") from None
+            raise UserError(f"{host}:{port}: {error.strerror or error}") from None
         yield listener
 
 
@@ -97,6 +105,7 @@ def make_service(config: ServeConfig, key: str | None) -> Service:
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
     served = served_model(trained, config.adapter)
+    config.run.mkdir(parents=True, exist_ok=True)
     log = config.run / "engine.log"
     engine = supervisor(served, config.engine, max_tokens, config.seed, log, config.timeout_s)
     decider = fitted_decider(task, labels, trained) if task.decides else None
@@ -105,7 +114,17 @@ def make_service(config: ServeConfig, key: str | None) -> Service:
     law = {article: texts[article] for article in labels.names("articles") if article in texts}
     # A seed per request kills vLLM's engine on a CPU when a prefill is cut in pieces.
     seeds = torch.cuda.is_available()
-    return Service(judge, config.task, engine, config.in_flight, key, law, seeds)
+    return Service(
+        judge,
+        config.task,
+        engine,
+        config.in_flight,
+        key,
+        law,
+        seeds,
+        local=config.host in LOOPBACK,
+        timeout_s=config.timeout_s,
+    )
 
 
 class Server(uvicorn.Server):
@@ -128,7 +147,7 @@ async def run(
     """Run engine and gateway side by side until one of them ends."""
     server = Server(
         uvicorn.Config(
-            create_app(service, config.host),
+            create_app(service),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -137,8 +156,9 @@ async def run(
     )
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    ready = f"ready: {url}/ after {{}} (Ctrl-C stops)"
     engine = asyncio.create_task(
-        service.engine.run(lambda: console.print(f"ready: {url}/  (Ctrl-C stops)"))
+        service.engine.run(lambda took: console.print(ready.format(took)), console.print)
     )
     showing = asyncio.create_task(progress(service.engine, console))
     answering = asyncio.create_task(server.serve(sockets=[listener]))

@@ -37,6 +37,21 @@ BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 20 s for 63), llguidance builds it in milliseconds; `auto` would mix them."""
 
 
+SERVER_OURS = {
+    **OURS,
+    "host": "host",
+    "port": "port",
+    "uds": "nothing: the engine is reached through the gateway",
+    "api_key": "the environment variable PANJUE_API_KEY",
+    "served_model_name": "nothing: it is called panjue",
+    "generation_config": "nothing: requests say how to sample",
+    "lora_modules": "adapter",
+    "uvicorn_log_level": "nothing: see engine.log",
+    "disable_fastapi_docs": "nothing: they cannot be reached",
+}
+"""The same for the arguments of vLLM's server."""
+
+
 class EngineConfig(Config):
     """Which training result is served, and how."""
 
@@ -53,6 +68,6 @@ class EngineConfig(Config):
     seed: int = 0
     """Of the engine."""
     in_flight: int = Field(256, ge=1)
-    """Requests in the engine at once; more wait, or are asked to come back by the server."""
+    """Replies in the engine at once. More wait; the server asks their clients to come back."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's engine as they are."""

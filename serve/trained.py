@@ -53,8 +53,20 @@ class Served(NamedTuple):
 
     @property
     def lora_rank(self) -> int:
-        """Return the rank of that adapter, 0 for none."""
-        return int(read_json(self.adapter / "adapter_config.json")["r"]) if self.adapter else 0
+        """Return the rank of that adapter, rounded up to one that vLLM has; 0 for none.
+
+        Raises:
+            UserError: vLLM has none as large.
+        """
+        if self.adapter is None:
+            return 0
+        rank = read_json(self.adapter / "adapter_config.json")["r"]
+        allowed = [size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank]
+        if not allowed:
+            raise UserError(
+                f"adapter: vLLM serves ranks up to 512, this one has {rank}; use adapter=merge"
+            )
+        return allowed[0]
 
 
 def served_model(trained: Path, adapter: str) -> Served:

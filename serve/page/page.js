@@ -35,7 +35,7 @@ const $ = (id) => document.getElementById(id);
 const hue = (i) => `hsl(${(210 + i * 137.5) % 360} 62% 48%)`;
 let words = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
 let running = null;
-let law = {};
+let law = null; // article -> text, fetched once
 let shown = null; // the last result, to show it again in the other language
 let touched = false; // whether the names are the user's own
 
@@ -66,8 +66,17 @@ function setNames(list) {
 
 function chip(name, i) {
   const item = element("li", { class: "chip" });
-  const close = element("button", { type: "button", "aria-label": `${words.remove} ${name}`, onclick: () => item.remove() }, "×");
-  item.append(element("input", { value: name, "aria-label": words.name, maxlength: "40" }), close);
+  const input = element("input", { value: name, "aria-label": words.name, maxlength: "40" });
+  const remove = () => {
+    touched = true;
+    item.remove();
+    $("add").focus();
+  };
+  const close = element("button", { type: "button", onclick: remove }, "×");
+  const label = () => close.setAttribute("aria-label", `${words.remove} ${input.value}`);
+  input.addEventListener("input", label);
+  label();
+  item.append(input, close);
   item.style.setProperty("--hue", hue(i));
   return item;
 }
@@ -112,6 +121,7 @@ async function post(body, signal) {
 
 async function ask(event) {
   event.preventDefault();
+  if (running) return; // Ctrl+Enter does not heed the button
   complain("");
   const fact = $("fact").value;
   if (!fact.trim()) {
@@ -127,7 +137,7 @@ async function ask(event) {
     const given = names();
     const body = { fact, samples: Number($("samples").value), stream: true, ...(given.length ? { defendants: given } : {}) };
     const response = await post(body, running.signal);
-    if (!Object.keys(law).length) law = (await (await fetch("v1/labels", { headers: headers() })).json()).law;
+    law ??= (await (await fetch("v1/labels", { headers: headers() })).json()).law ?? {};
     shown = null;
     $("result").hidden = false;
     $("cards").replaceChildren();
@@ -135,7 +145,10 @@ async function ask(event) {
     $("raw").textContent = "";
     $("state").textContent = words.asking;
     for await (const [kind, data] of events(response)) {
-      if (kind === "start") setNames(data.defendants);
+      if (kind === "start") {
+        setNames(data.defendants);
+        touched = touched && given.length > 0;
+      }
       if (kind === "delta") $("raw").textContent += data.text;
       if (kind === "error") throw new Error(data.error.message);
       if (kind === "result") show({ ...data, fact, seconds: (performance.now() - began) / 1000 });
@@ -186,7 +199,7 @@ function field(name, sure, values) {
 }
 
 function article(number) {
-  const text = law[number];
+  const text = law?.[number];
   return element("p", {}, words.article(number), ...(text ? [element("small", {}, text.length > 60 ? `${text.slice(0, 60)}……` : text)] : []));
 }
 
@@ -203,12 +216,23 @@ function bars(shares) {
 function mark(result) {
   const sentences = result.fact.match(/[^。！？；\n]*[。！？；\n]*/gu).filter(Boolean);
   $("marked").replaceChildren(...sentences.map((sentence) => {
-    const who = result.defendants.flatMap((name, i) => (sentence.includes(name) ? [i] : []));
+    const who = named(sentence, result.defendants);
     if (!who.length) return document.createTextNode(sentence);
     const made = element("mark", { "data-who": who.join(" ") }, sentence);
     made.style.setProperty("--hue", hue(who[0]));
     return made;
   }));
+}
+
+// The places of those who are named in a sentence; 张某甲 does not name 张某.
+function named(sentence, everybody) {
+  const found = [];
+  for (const name of [...everybody].sort((a, b) => b.length - a.length)) {
+    if (!sentence.includes(name)) continue;
+    found.push(everybody.indexOf(name));
+    sentence = sentence.replaceAll(name, "\n");
+  }
+  return found.sort((a, b) => a - b);
 }
 
 function pick(i) {
@@ -228,11 +252,11 @@ $("add").addEventListener("click", () => {
   made.querySelector("input").focus();
 });
 $("fact").addEventListener("input", () => {
-  if ($("fact").value.trim() && touched) return;
-  touched = false;
-  setNames([]); // they were found in another text
+  const kept = touched ? names().filter((name) => $("fact").value.includes(name)) : [];
+  touched = kept.length > 0;
+  if (kept.length < names().length) setNames(kept); // the others belonged to another text
 });
-for (const kind of ["input", "click"]) $("names").addEventListener(kind, () => { touched = true; });
+$("names").addEventListener("input", () => { touched = true; });
 $("fact").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
 });

@@ -29,7 +29,7 @@ import aiohttp
 from rich.console import Console
 
 from panjue.prompts.task import load_task
-from panjue.serve.server import ServeConfig, listening, make_service, run
+from panjue.serve.server import ServeConfig, bound, make_service, run
 
 ROUNDS = 3
 TOKENS = 64
@@ -86,11 +86,11 @@ def serve(options: argparse.Namespace) -> None:
     engine = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
     given = {"run": options.trained.parent, "trained": options.trained, "port": 0}
     config = ServeConfig.model_validate({**given, "engine": engine})
-    with listening(config.host, config.port) as listener:
+    with bound(config.host, config.port) as listener:
         service = make_service(config, None)
         backend = service.engine.backend
-        told = {"gateway": f"http://127.0.0.1:{listener.getsockname()[1]}", "engine": backend.url}
-        print(json.dumps({**told, "headers": backend._headers}), flush=True)
+        told = {"gateway": listener.getsockname()[1], "engine": str(backend.place)}
+        print(json.dumps({**told, "key": backend.key}), flush=True)
         asyncio.run(run(config, service, listener, Console()))
 
 
@@ -107,31 +107,36 @@ def read_until_ready(server: subprocess.Popen[str]) -> dict[str, Any]:
 async def compare(told: dict[str, Any], options: argparse.Namespace) -> None:
     """Load both ways in turn and print what came of it."""
     messages = [TASK.prompt(e) for e in islice(TASK.read(options.cases), 64)]
-    urls = {"vLLM alone": told["engine"], "gateway": told["gateway"]}
+    ways = ("vLLM alone", "gateway")
     for stream in (False, True):
-        asks = {way: chat(url, messages, stream=stream) for way, url in urls.items()}
-        loads: dict[str, list[Load]] = {way: [] for way in urls}
-        lone: dict[str, list[float]] = {way: [] for way in urls}
-        async with session(told) as http:
-            await load(http, asks["vLLM alone"], options.clients, 3)  # warms up
-            for _, way in itertools.product(range(ROUNDS), urls):
+        ask = chat(messages, stream=stream)
+        loads: dict[str, list[Load]] = {way: [] for way in ways}
+        lone: dict[str, list[float]] = {way: [] for way in ways}
+        async with session(told, "vLLM alone") as engine, session(told, "gateway") as gateway:
+            doors = dict(zip(ways, (engine, gateway), strict=True))
+            await load(engine, ask, options.clients, 3)  # warms up
+            for _, way in itertools.product(range(ROUNDS), ways):
                 seconds = options.seconds / ROUNDS
-                loads[way].append(await load(http, asks[way], options.clients, seconds))
-                lone[way] += (await load(http, asks[way], 1, seconds / 4)).latencies
+                loads[way].append(await load(doors[way], ask, options.clients, seconds))
+                lone[way] += (await load(doors[way], ask, 1, seconds / 4)).latencies
         report("streamed" if stream else "whole", loads, lone)
-    async with session(told) as http:
-        done = await load(http, judgments(told["gateway"]), options.clients, options.seconds)
+    async with session(told, "gateway") as http:
+        done = await load(http, judge, options.clients, options.seconds)
         print(f"/v1/judgments: {done.rate:.1f}/s, median {median(done.latencies):.2f} s, ", end="")
         print(f"by status {dict(done.statuses)}")
-        async with http.get(f"{told['gateway']}/metrics") as answer:
+        async with http.get("/metrics") as answer:
             print(question_times(await answer.text()))
 
 
 @asynccontextmanager
-async def session(told: dict[str, Any]) -> AsyncIterator[aiohttp.ClientSession]:
-    """Open connections for any number of clients."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(headers=told["headers"], connector=connector) as http:
+async def session(told: dict[str, Any], way: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open connections to one of the two for any number of clients."""
+    headers = {"Authorization": f"Bearer {told['key']}"}
+    connector: aiohttp.BaseConnector = aiohttp.TCPConnector(limit=0)
+    base = f"http://127.0.0.1:{told['gateway']}"
+    if way == "vLLM alone":
+        base, connector = "http://localhost", aiohttp.UnixConnector(told["engine"], limit=0)
+    async with aiohttp.ClientSession(base, headers=headers, connector=connector) as http:
         yield http
 
 
@@ -151,14 +156,13 @@ async def load(http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: flo
     return done
 
 
-def chat(url: str, messages: list[Any], *, stream: bool) -> Ask:
+def chat(messages: list[Any], *, stream: bool) -> Ask:
     """Return how to ask for a chat completion; every answer must be whole."""
-    place = f"{url}/v1/chat/completions"
     fixed = {"max_tokens": TOKENS, "temperature": 0, "stream": stream}
 
     async def ask(http: aiohttp.ClientSession, number: int) -> int:
         body = {**fixed, "messages": messages[number % len(messages)]}
-        async with http.post(place, json=body) as answer:
+        async with http.post("/v1/chat/completions", json=body) as answer:
             text = await answer.text()
             if answer.status == 200:
                 assert text.count("data: [DONE]") == 1 if stream else json.loads(text)["choices"]
@@ -167,18 +171,14 @@ def chat(url: str, messages: list[Any], *, stream: bool) -> Ask:
     return ask
 
 
-def judgments(url: str) -> Ask:
-    """Return how to ask about a defendant that nobody else asks about."""
-
-    async def ask(http: aiohttp.ClientSession, number: int) -> int:
-        body = {"fact": "被告人盗窃手机一部，价值人民币3000元。", "defendants": [f"甲{number}"]}
-        async with http.post(f"{url}/v1/judgments", json=body) as answer:
-            told = await answer.json()
-            if answer.status == 200:
-                assert [j["name"] for j in told["judgments"]] == [f"甲{number}"]
-            return answer.status
-
-    return ask
+async def judge(http: aiohttp.ClientSession, number: int) -> int:
+    """Ask about a defendant that nobody else asks about."""
+    body = {"fact": "被告人盗窃手机一部，价值人民币3000元。", "defendants": [f"甲{number}"]}
+    async with http.post("/v1/judgments", json=body) as answer:
+        told = await answer.json()
+        if answer.status == 200:
+            assert [j["name"] for j in told["judgments"]] == [f"甲{number}"]
+        return answer.status
 
 
 def report(kind: str, loads: dict[str, list[Load]], lone: dict[str, list[float]]) -> None:

@@ -16,7 +16,7 @@ from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import LLM, engine
 from panjue.serve.gateway import Service, create_app
-from panjue.serve.server import ServeConfig, Server, listening, make_service
+from panjue.serve.server import ServeConfig, Server, bound, make_service
 from panjue.serve.trained import served_model
 
 MAX_TOKENS = 3072
@@ -56,9 +56,18 @@ class Running:
         headers = {"Authorization": f"Bearer {self.key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, **kwargs)
 
+    def engine(self) -> httpx.Client:
+        """Return a client of vLLM itself, past the gateway."""
+        backend = self.service.engine.backend
+        headers = {"Authorization": f"Bearer {backend.key}"}
+        transport = httpx.HTTPTransport(uds=str(backend.place))
+        url = "http://engine/v1"
+        return httpx.Client(base_url=url, transport=transport, headers=headers, timeout=120)
+
     def engine_metric(self, name: str) -> float:
         """Return the sum of one of vLLM's own meters."""
-        text = httpx.get(f"{self.service.engine.backend.url}/metrics").text
+        with self.engine() as client:
+            text = client.get("http://engine/metrics").text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
@@ -70,13 +79,13 @@ def server(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     law.write_text('{"264": {"text": "盗窃公私财物，数额较大的……", "paragraphs": []}}', "utf-8")
     given = {"run": folder, "trained": trained / "adapter", "law": law, "max_tokens": MAX_TOKENS}
     config = ServeConfig.model_validate({**given, "engine": SMALL})
-    with listening("127.0.0.1", 0) as listener:
+    with bound("127.0.0.1", 0) as listener:
         service = make_service(config, Running.key)
         server = Server(uvicorn.Config(create_app(service), log_level="warning"))
         up, problem = threading.Event(), []
 
         async def both() -> None:
-            engine = asyncio.create_task(service.engine.run(up.set))
+            engine = asyncio.create_task(service.engine.run(lambda _: up.set(), print))
             await server.serve(sockets=[listener])
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)

@@ -6,10 +6,18 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from rich.console import Console
+
+from panjue.prompts.errors import UserError
+from panjue.serve.chat import Asked, Stranger, events, pasted, speaker
 
 PANJUE = Path(sys.executable).with_name("panjue")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -65,6 +73,39 @@ def test_at_a_terminal_the_reply_grows(server: Any) -> None:
     assert '{"judgments":[{"name":"张某甲"' in seen.decode()
 
 
+def test_a_long_paste_arrives_whole() -> None:
+    parent, child = pty.openpty()
+    long = "被告人张某甲盗窃。" * 1000  # one line of 27,000 bytes; a terminal's line keeps 4,095
+    typed = long.encode() + "错".encode() + b"\x7f" + b"\x04"
+    writer = threading.Thread(target=lambda: _write(parent, typed))
+    reader = threading.Thread(target=lambda: _drain(parent), daemon=True)
+    reader.start()
+    writer.start()
+    assert pasted(child) == long
+    writer.join()
+    os.close(child)
+    reader.join()
+    os.close(parent)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    time.sleep(0.3)  # the terminal must have left its line mode
+    while data:
+        data = data[os.write(descriptor, data[:1000]) :]
+
+
+def _drain(descriptor: int) -> None:
+    while _read(descriptor):
+        pass
+
+
+def test_events_in_whatever_pieces_they_come() -> None:
+    raw = 'event: delta\ndata: {"text":"甲\u2028"}\n\ndata:{"x":1}\r\n\ndata: [DONE]\n\n'.encode()
+    pieces = iter([bytes([byte]) for byte in raw])
+    response = httpx.Response(200, content=pieces)
+    assert list(events(response)) == [("delta", {"text": "甲\u2028"}), ("message", {"x": 1})]
+
+
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
@@ -73,19 +114,22 @@ def _read(descriptor: int) -> bytes:
 
 
 def test_an_openai_compatible_server_that_is_not_ours(server: Any, trained: Path) -> None:
-    # vLLM itself, behind our gateway's back: it takes a schema.
-    engine = server.service.engine.backend
-    key = engine._headers["Authorization"].split()[1]
-    refused = chat("--url", engine.url, text=FACT, key=key)
-    assert refused.returncode == 2
-    assert "--labels" in refused.stderr
-    labels = ("--labels", str(trained / "adapter/labels.json"))
-    done = chat("--url", f"{engine.url}/v1", *labels, "--json", text=FACT, key=key)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
-    assert told["repairs"] == [], "it kept to the schema"
-    assert "schema" not in done.stderr
+    # vLLM itself, past the gateway: it takes a schema, and has no labels.
+    with server.engine() as http:
+        with pytest.raises(UserError, match="say --labels"):
+            speaker(http, Asked("http://engine"), Console())
+        asked = Asked("http://engine", labels=trained / "adapter/labels.json")
+        ask, law = speaker(http, asked, Console())
+        grown: list[str] = []
+        told = ask(FACT, grown.append)
+        assert law == {}
+        assert json.loads("".join(grown))
+        assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
+        assert told["repairs"] == [], "it kept to the schema"
+        with pytest.raises(UserError, match="--samples"):
+            speaker(http, replace(asked, samples=4), Console())
+        with pytest.raises(UserError, match="does not exist"):
+            speaker(http, replace(asked, model="another"), Console())[0](FACT, grown.append)
 
 
 def test_a_server_that_refuses_the_schema(server: Any, trained: Path) -> None:
@@ -93,15 +137,16 @@ def test_a_server_that_refuses_the_schema(server: Any, trained: Path) -> None:
     import httpx
     from rich.console import Console
 
-    from panjue.serve.chat import Asked, Stranger
+    from panjue.serve.chat import Asked
 
     said = Console(record=True, file=io.StringIO())
     with server.client() as http:
-        assert isinstance(http, httpx.Client)
+        http.base_url = httpx.URL(f"{server.url}/v1")
         asked = Asked(server.url, labels=trained / "adapter/labels.json")
         told = Stranger(http, asked, said).ask(FACT, lambda _: None)
     assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
-    assert "refuses the schema" in said.export_text()
+    assert "refused with a schema" in said.export_text()
+    assert "'response_format' is not taken" in said.export_text()
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,6 @@ def test_the_prompt_ids_of_training_gateway_and_chat_completions_are_equal(
     server: Running, asker: Asker, shared: Path
 ) -> None:
     cases = [e for e in TASK.read(shared / "drdz/dev.jsonl") if len(e.text) < 400][:50]
-    engine = server.service.engine.backend
-    headers = {"Authorization": f"Bearer {engine._headers['Authorization'].split()[1]}"}
     compared = 0
     for example in cases:
         report = Report()
@@ -100,9 +98,8 @@ def test_the_prompt_ids_of_training_gateway_and_chat_completions_are_equal(
             "return_token_ids": True,
             "chat_template_kwargs": {"enable_thinking": False},
         }
-        told = httpx.post(
-            f"{engine.url}/v1/chat/completions", json=chat, headers=headers, timeout=60
-        )
+        with server.engine() as engine:
+            told = engine.post("chat/completions", json=chat)
         assert told.json()["prompt_token_ids"] == prompt.prompt
         compared += 1
         for row in trained:  # none where the gold answer has a label that the demo lacks
@@ -257,6 +254,8 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "an extra key": ({"messages": [{**MESSAGES[0], "name": "x"}]}, "and nothing else"),
     "stream as text": ({"stream": "yes"}, "stream:"),
     "a seed with sampling": ({"seed": 1, "temperature": 1}, "seed:"),
+    "a seed with sampling by default": ({"seed": 1}, "seed:"),
+    "a seed with no temperature": ({"seed": 1, "temperature": None}, "seed:"),
     "a temperature of text": ({"temperature": "hot"}, "temperature"),
     "too many tokens": ({"max_tokens": 10**9}, "max_tokens"),
     "a negative temperature": ({"temperature": -1}, "temperature"),
@@ -295,7 +294,7 @@ BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is not taken here"),
     "a thousand defendants": (
         {"defendants": [f"被告人{n}" for n in range(1000)]},
-        "this case cannot be asked",
+        "at most 200 items",
     ),
     "a sentence that never ends": ({"fact": FACT[:-1] + "出行" * 20_000}, "cannot be asked"),
 }
@@ -374,20 +373,65 @@ def test_when_full_or_not_ready_clients_are_asked_to_come_back(server: Running, 
     body = {"fact": FACT} if path == "/v1/judgments" else {"messages": MESSAGES}
     headers = {"Authorization": f"Bearer {KEY}"}
 
-    async def ask(service: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(app=gateway.create_app(service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(path, json=body, headers=headers)
+    def ask(service: Any) -> httpx.Response:
+        return asyncio.run(inside(service, "POST", path, json=body, headers=headers))
 
-    full = asyncio.run(ask(server.service._replace(in_flight=0)))
-    assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-    starting = asyncio.run(ask(server.service._replace(engine=SimpleNamespace(ready=False))))
+    full = server.service._replace(in_flight=1)
+    busy = gateway.Gateway(full)
+    with busy.places(), pytest.raises(gateway.Problem) as problem, busy.places():
+        pass
+    assert (problem.value.status, problem.value.headers["Retry-After"]) == (503, "1")
+    starting = ask(server.service._replace(engine=SimpleNamespace(ready=False)))
     assert (starting.status_code, starting.headers["retry-after"]) == (503, "5")
 
 
-def test_another_host_name_is_refused(http: httpx.Client) -> None:
-    assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
-    assert http.get("/v1/models", headers={"Host": "localhost:8000"}).status_code == 200
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("localhost:8000", 200)])
+def test_without_a_key_another_host_name_is_refused(
+    server: Running, host: str, status: int
+) -> None:
+    open_to_all = server.service._replace(key=None)
+    answer = asyncio.run(inside(open_to_all, "GET", "/v1/labels", headers={"Host": host}))
+    assert answer.status_code == status
+
+
+def test_a_case_of_many_defendants_takes_a_place_per_reply(server: Running) -> None:
+    service = server.service._replace(in_flight=8)
+    assert server.service.key == KEY
+    app = gateway.Gateway(service)
+    with app.places(7):
+        with pytest.raises(gateway.Problem, match="too many requests"), app.places(2):
+            pass
+        with app.places(1):
+            assert app.running == 8
+    with app.places(33):  # more than there are: alone, it goes
+        assert app.running == 33
+    assert app.running == 0
+
+
+def test_a_reader_that_stops_reading_is_cut_off(server: Running) -> None:
+    from contextlib import AsyncExitStack
+
+    ended: list[str] = []
+
+    async def story() -> None:
+        async def endless() -> Any:
+            while True:
+                yield b"x"
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(3600)
+
+        async def receive() -> Any:
+            await asyncio.sleep(3600)
+
+        held = AsyncExitStack()
+        held.callback(lambda: ended.append("let go"))
+        stream = gateway.Held(endless(), held, timeout_s=0.1)
+        await stream({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+
+    asyncio.run(story())
+    assert ended == ["let go"]
 
 
 def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
@@ -424,6 +468,13 @@ def connected(server: Running, path: str, raw: bytes, length: int | None = None)
     wire = socket.create_connection((host, int(port)))
     wire.sendall(head.encode() + raw)
     return wire
+
+
+async def inside(service: Any, method: str, path: str, **more: Any) -> httpx.Response:
+    """Ask an app over this service without a socket between."""
+    transport = httpx.ASGITransport(app=gateway.create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.request(method, path, **more)
 
 
 def until(true: Any, seconds: float = 30) -> None:

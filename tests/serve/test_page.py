@@ -64,6 +64,10 @@ def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, serve
     assert "罪名" in page.locator("article").first.inner_text()
     assert page.locator("article .bars li").count() > 0
     assert page.locator("#marked mark").count() == 3
+    page.fill("#fact", FACT.replace("张某甲", "赵某丁"))
+    assert page.locator("#names input").count() == 0, "they were found in another text"
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article >> nth=1")
     page.hover("article >> nth=1")
     assert page.locator("#marked mark.picked").count() == 2, "the sentences that name 李某乙"
     assert "judgments" in page.locator("#raw").text_content()

@@ -19,26 +19,28 @@ from panjue.prompts.errors import UserError
 from panjue.serve import backend
 from panjue.serve import supervisor as supervising
 from panjue.serve.backend import Backend
-from panjue.serve.server import ServeConfig, listening, serve
-from panjue.serve.supervisor import Supervisor, flags, free_port, last_complaint
+from panjue.serve.server import ServeConfig, bound, serve
+from panjue.serve.supervisor import Supervisor, complaint, flags
 
 PANJUE = Path(sys.executable).with_name("panjue")
 
 HEALTHY = """
-import http.server, os, sys
+import http.server, os, socketserver, sys
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def log_message(self, *_): pass
+    def address_string(self): return ""
 print("pid", os.getpid(), "key", os.environ["VLLM_API_KEY"], flush=True)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+if os.path.exists(sys.argv[1]): os.unlink(sys.argv[1])
+socketserver.UnixStreamServer(sys.argv[1], Health).serve_forever()
 """
 
 
 def stand_in(code: str, log: Path) -> Supervisor:
-    port = free_port()
-    backend = Backend(f"http://127.0.0.1:{port}", "k", 5)
-    return Supervisor([sys.executable, "-c", code, str(port)], "k", log, backend)
+    place = log.with_name("engine")
+    command = [sys.executable, "-c", code, str(place)]
+    return Supervisor(command, "k", log, Backend(place, "k", 5))
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -63,10 +65,11 @@ def is_alive(pid: int) -> bool:
 def test_a_dead_engine_is_started_again_and_none_is_left_behind(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     engine = stand_in(HEALTHY, log)
-    came_up: list[bool] = []
+    came_up: list[str] = []
+    said: list[str] = []
 
     async def story() -> None:
-        running = asyncio.create_task(engine.run(lambda: came_up.append(True)))
+        running = asyncio.create_task(engine.run(came_up.append, said.append))
         for life in range(2):
             await until(lambda: engine.ready)
             assert engine.restarts == life
@@ -79,7 +82,11 @@ def test_a_dead_engine_is_started_again_and_none_is_left_behind(tmp_path: Path) 
         await engine.backend.close()
 
     asyncio.run(story())
-    assert came_up == [True], "said once"
+    assert len(came_up) == 3, "said each time"
+    assert [line.split(";")[1] for line in said] == [
+        " starting it again in 1 s",
+        " starting it again in 2 s",
+    ]
     assert not any(map(is_alive, pids(log)))
 
 
@@ -93,7 +100,7 @@ def test_an_engine_that_hangs_is_taken_for_dead(
     engine = stand_in(HEALTHY, log)
 
     async def story() -> None:
-        running = asyncio.create_task(engine.run(lambda: None))
+        running = asyncio.create_task(engine.run(print, print))
         await until(lambda: engine.ready)
         os.kill(pids(log)[0], signal.SIGSTOP)
         await until(lambda: len(pids(log)) == 2 and engine.ready)
@@ -114,7 +121,7 @@ def test_an_engine_that_never_starts_says_why(tmp_path: Path) -> None:
 
     async def story() -> None:
         try:
-            await engine.run(lambda: None)
+            await engine.run(print, print)
         finally:
             await engine.backend.close()
 
@@ -122,12 +129,26 @@ def test_an_engine_that_never_starts_says_why(tmp_path: Path) -> None:
         asyncio.run(story())
 
 
-def test_the_first_error_in_the_log_is_the_cause(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("INFO fine\n\nit ended here\n", "utf-8")
-    assert last_complaint(log) == "it ended here"
-    log.write_text("x\n(EngineCore pid=7) ValueError: first\nRuntimeError: second\n", "utf-8")
-    assert last_complaint(log) == "ValueError: first"
+def test_the_first_error_is_the_cause() -> None:
+    assert complaint("INFO fine\n\nit ended here\n") == "it ended here"
+    told = "x\n(EngineCore pid=7) ValueError: first\nRuntimeError: second\n"
+    assert complaint(told) == "ValueError: first"
+    assert complaint("") == "it said nothing"
+
+
+def test_an_error_of_an_earlier_start_is_not_told_again(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("ValueError: of yesterday\n", "utf-8")
+    engine = stand_in("print('OSError: of today'); raise SystemExit(1)", log)
+
+    async def story() -> None:
+        try:
+            await engine.run(print, print)
+        finally:
+            await engine.backend.close()
+
+    with pytest.raises(UserError, match=r"^engine: OSError: of today"):
+        asyncio.run(story())
 
 
 def test_settings_become_words_of_a_command_line() -> None:
@@ -147,7 +168,7 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port}: is in use by another program"):
             serve(config(run=trained, port=port))
-    with pytest.raises(UserError, match=r"203\.0\.113\.7:80"), listening("203.0.113.7", 80):
+    with pytest.raises(UserError, match=r"203\.0\.113\.7:80"), bound("203.0.113.7", 80):
         pass
 
 
@@ -157,6 +178,8 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
         ({"host": "0.0.0.0"}, "set PANJUE_API_KEY to a secret"),
         ({"trained": "nowhere"}, "nothing trained is there"),
         ({"engine": {"model": "x"}}, "'model' is panjue's to set; use trained"),
+        ({"engine": {"api_key": "x"}}, "'api_key' is panjue's to set"),
+        ({"engine": {"trust-remote-code": True}}, "no setting 'trust-remote-code'"),
         ({"task": "nothing"}, "no task 'nothing'"),
         ({"law": "nowhere.json"}, "nowhere.json"),
     ],
@@ -204,7 +227,7 @@ def test_the_whole_from_start_to_drained_stop(trained: Path, tmp_path: Path) -> 
         while not line.startswith("ready: "):
             line = running.stdout.readline()
             assert line, "it ended"
-            assert line.startswith(("ready: ", "starting the engine"))
+            assert line.startswith(("ready: ", "preparing the model", "starting the engine"))
         url = line.split()[1].rstrip("/")
         body = {"fact": "被告人张某盗窃。", "samples": 8, "stream": True}
         with httpx.stream("POST", f"{url}/v1/judgments", json=body, timeout=60) as response:
