@@ -55,8 +55,6 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     full = count(example)
     if full <= budget:
         return Fitted(example, full, full, 0, fits=True)
-    if budget <= 0:  # not even the question without a text
-        return Fitted(example, full, full, 0, fits=False)
     sentences = split_sentences(example.text)
     victims = leaving_order(sentences, example.names)
     # Tokens fall with every sentence that leaves, so the fewest that must go are found by halving.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import llguidance.hf
 from llguidance import LLMatcher
 
-from panjue.prompts.fit import fit_prompt
+from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.render import prompt_ids
@@ -52,10 +52,13 @@ class Asker:
         Raises:
             Refusal: Its prompt cannot be shortened enough, or its schema is none that works.
         """
+        room = reply_room(self.task, example, self.labels, self.tokenizer)
+        if room >= self.max_tokens:  # found before a long text is shortened in vain
+            raise Refusal(f"its reply alone needs {room} tokens; max_tokens is {self.max_tokens}")
         fitted = fit_prompt(self.task, example, self.labels, self.tokenizer, self.max_tokens)
         if not fitted.fits:
             raise Refusal(
-                f"the prompt needs {fitted.tokens} tokens and the reply its room; "
+                f"the prompt needs {fitted.tokens} tokens and the reply {room}; "
                 f"max_tokens is {self.max_tokens}"
             )
         prompt = prompt_ids(self.tokenizer, self.task.prompt(fitted.example))
