@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 URL = "http://127.0.0.1:8000"
+Size = Annotated[int, typer.Option(min=1, help="cases")]
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
 
 
@@ -30,7 +31,7 @@ def _load(module: str, name: str) -> Callable[..., Any]:
 
 
 @app.command()
-def demo(folder: Path, train: int = 1600, test: int = 200, base: int = 4000) -> None:
+def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) -> None:
     """Write invented cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
     from panjue.prompts.demo import write_demo
 

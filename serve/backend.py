@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,10 +30,13 @@ class Rejected(Exception):
 class Backend:
     """Requests to vLLM's server. A request whose caller is cancelled is aborted in the engine."""
 
-    def __init__(self, place: Path, key: str, timeout_s: float) -> None:
-        """Connect on first use; a request may take `timeout_s` from its first byte to its last."""
-        self.place, self.key = place, key
-        self._headers = {"Authorization": f"Bearer {key}"}
+    def __init__(self, place: Path, timeout_s: float) -> None:
+        """Connect on first use to the socket file `place`, with a new key.
+
+        A request may take `timeout_s` from its first byte to its last.
+        """
+        self.place, self.key = place, secrets.token_urlsafe(32)
+        self._headers = {"Authorization": f"Bearer {self.key}"}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)
         self._session: aiohttp.ClientSession | None = None
 

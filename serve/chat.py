@@ -6,7 +6,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ class Asked:
         samples: Replies drawn beside the greedy one (a panjue server only).
         labels: labels.json to read the answers of a server with that is not panjue's.
         model: Name of the model there; the first that it lists by default.
-        law: Article -> text.
     """
 
     url: str
@@ -54,7 +53,6 @@ class Asked:
     samples: int = 0
     labels: Path | None = None
     model: str | None = None
-    law: Mapping[str, str] = field(default_factory=dict)
 
 
 def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) -> None:
@@ -66,32 +64,49 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
     out, err = Console(soft_wrap=as_json), Console(stderr=True, highlight=False)
     with client(asked) as http:
         ask, texts = speaker(http, asked, err)
-        asked.law = {**texts, **(read_law(law) if law else {})}
+        texts = {**texts, **(read_law(law) if law else {})}
         quiet = as_json or not err.is_terminal
-        for fact in facts(file, err):
-            result = ask(fact, (lambda _: None) if quiet else lambda piece: err.out(piece, end=""))
+        typed = file is None and sys.stdin.isatty()
+        for fact in pastes(err) if typed else [read_fact(file)]:
+            try:
+                result = ask(fact, nobody if quiet else lambda piece: err.out(piece, end=""))
+            except UserError as error:
+                if not typed:
+                    raise
+                err.print(f"panjue: {error}")  # the next case may do better
+                continue
             if not quiet:
                 err.print()
             if as_json:
                 print(json.dumps(result, ensure_ascii=False))
             else:
-                out.print(*tables(result, asked.law))
+                out.print(*tables(result, texts))
 
 
-def facts(file: Path | None, err: Console) -> Iterator[str]:
-    """Yield the case of a file or a pipe; at a terminal, every one that is pasted."""
-    if file is not None or not sys.stdin.isatty():
-        try:
-            raw = file.read_bytes() if file else sys.stdin.buffer.read()
-            text = raw.decode("utf-8")
-        except OSError as error:
-            raise UserError(f"{file}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file or 'stdin'}: not UTF-8 at byte {error.start}") from None
-        if not text.strip():
-            raise UserError(f"{file or 'stdin'}: is empty; give the facts of a case")
-        yield text
-        return
+def nobody(_: str) -> None:
+    """Watch the reply grow where nobody does."""
+
+
+def read_fact(file: Path | None) -> str:
+    """Return the case of a file, or of a pipe.
+
+    Raises:
+        UserError: It cannot be read, or is empty.
+    """
+    try:
+        raw = file.read_bytes() if file else sys.stdin.buffer.read()
+        text = raw.decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file or 'stdin'}: not UTF-8 at byte {error.start}") from None
+    if not text.strip():
+        raise UserError(f"{file or 'stdin'}: is empty; give the facts of a case")
+    return text
+
+
+def pastes(err: Console) -> Iterator[str]:
+    """Yield every case that is pasted at the terminal."""
     while True:
         err.print("粘贴案件事实，然后按 Ctrl-D；没有粘贴就按则结束。")
         err.print("Paste the facts, then press Ctrl-D; with nothing pasted, that ends.")

