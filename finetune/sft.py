@@ -24,6 +24,7 @@ from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, wit
 from panjue.finetune.plan import print_example, print_plan
 from panjue.finetune.scoring import HeldOutScore
 from panjue.finetune.settings import SftConfig, check_all_settings
+from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError, did_you_mean
@@ -159,7 +160,7 @@ def make_trainer(
         size=config.score_examples,
         max_tokens=config.max_tokens,
     )
-    callbacks = [Journal(config.run, console)]
+    callbacks = [Journal(config.run, console), StopOnSignal()]  # the journal ends first
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     trainer = PartsTrainer(

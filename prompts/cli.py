@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from panjue.prompts.errors import UserError
+from panjue.prompts.errors import Stopped, UserError
 from panjue.prompts.files import write_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import load_task
@@ -162,3 +162,6 @@ def main() -> None:
     except UserError as error:
         print(f"panjue: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stopped:
+        print(f"panjue: {stopped}", file=sys.stderr)
+        sys.exit(stopped.exit_code)

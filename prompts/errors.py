@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read."""
+"""The exceptions a user is meant to read."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,6 +10,15 @@ class UserError(Exception):
     Its message is one line: the thing, the place, the way out. The command line prints it and
     exits with code 2; any other exception is our bug and keeps its traceback.
     """
+
+
+class Stopped(Exception):
+    """A signal has ended the work, which can be gone on with; the message says how."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        """Say what is saved; the command's exit code tells the signal, as shells do."""
+        super().__init__(message)
+        self.exit_code = 128 + signal
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

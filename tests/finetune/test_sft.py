@@ -1,13 +1,16 @@
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from panjue.finetune.journal import newest_complete
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main, train
 from panjue.prompts.config import load_config
@@ -69,6 +72,36 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     main(workshop / "sft.yaml", [f"run={run}"])
     assert "checkpoint-6" in capsys.readouterr().out
     again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
+    assert all(torch.equal(again[name], once[name]) for name in once)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
+    workshop: Path, tmp_path: Path, number: int
+) -> None:
+    config = workshop / "sft.yaml"
+    words = ["trainer.max_steps=40", "trainer.eval_strategy='no'", "trainer.save_steps=40"]
+    panjue = Path(sys.executable).with_name("panjue")
+    log = tmp_path / "run/log.jsonl"
+    command = [panjue, "sft", config, f"run={tmp_path}/run", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        while not (log.exists() and log.read_text("utf-8").count("\n") >= 2):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(number)
+        _, told = running.communicate()
+    assert running.returncode == 128 + number
+    assert "the same command goes on from there" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert not (tmp_path / "run/adapter").exists()
+    stopped_at = newest_complete(tmp_path / "run/checkpoints")
+    assert stopped_at is not None
+    assert 2 <= int(stopped_at.name.split("-")[1]) < 40
+    main(config, [f"run={tmp_path}/run", *words])
+    main(config, [f"run={tmp_path}/once", *words])
+    again, once = (
+        load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("run", "once")
+    )
     assert all(torch.equal(again[name], once[name]) for name in once)
 
 
