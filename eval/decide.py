@@ -42,7 +42,12 @@ class Decider:
     """Decides answers from completions, with what training knew as a prior."""
 
     def __init__(
-        self, task: Task, labels: Labels, pair_price: float = 0.0, class_prior: float = 0.0
+        self,
+        task: Task,
+        labels: Labels,
+        pair_price: float = 0.0,
+        class_prior: float = 0.0,
+        class_ratios: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """Prepare for one task and its labels.
 
@@ -51,13 +56,17 @@ class Decider:
             labels: Its labels with their counts and the table of pairs.
             pair_price: Price, in F1, of a label of the first set that training never saw together
                 with any decided label of the second, and the other way round. 0 turns it off.
-            class_prior: Weight of how common training had a class: beliefs are multiplied by its
-                frequency to this power, and scaled to 1 again. 0 turns it off.
+            class_prior: Weight of how common a class is: beliefs are multiplied by `class_ratios`
+                to this power, and scaled to 1 again. 0 turns it off.
+            class_ratios: Field -> class -> how much commoner it is than the model believes on
+                average, whose training may have mixed in cases of another kind (the shift of
+                labels; Saerens et al., Neural Computation 2002). 1 where not named.
         """
         assert task.decides is not None, "not every task is decided"
         self._task, self._labels, self._decides = task, labels, task.decides
         self._beliefs = Beliefs(task, labels)
         self.pair_price, self.class_prior = pair_price, class_prior
+        self._class_ratios = class_ratios or {}
 
     def decide(
         self, example: Example, completion: Mapping[str, Any], *, echo: bool = False
@@ -89,11 +98,10 @@ class Decider:
         return Decision({**first, self._decides.items: items}, confidence, classes)
 
     def _weighed(self, field: str, belief: Belief) -> Belief:
-        """Return the belief about a class, weighed with how common training had it."""
-        counts = self._labels.counts[field]
+        """Return the belief about a class, weighed with how common it is."""
+        ratios = self._class_ratios.get(field, {})
         weights = {
-            label: p * (counts.get(str(label), 0) + 1) ** self.class_prior
-            for label, p in belief.items()
+            label: p * ratios.get(label, 1.0) ** self.class_prior for label, p in belief.items()
         }
         total = sum(weights.values())
         return {label: weight / total for label, weight in weights.items()}
@@ -124,9 +132,8 @@ def fitted_decider(task: Task, labels: Labels, trained: Path) -> Decider:
     """Return the decider as `panjue tune` fitted it to the replies of `trained`, if it did."""
     place = trained / DECISION
     found = read_json(place) if place.exists() else {}
-    return Decider(
-        task, labels, **{name: found.get(name, 0.0) for name in ("pair_price", "class_prior")}
-    )
+    names = ("pair_price", "class_prior", "class_ratios")
+    return Decider(task, labels, **{name: found[name] for name in names if name in found})
 
 
 def expected_f1(chosen: LabelSet, belief: Belief) -> float:

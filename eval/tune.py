@@ -1,6 +1,7 @@
 """Fit how answers are decided to held-out completions, by the task's headline metric."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -20,27 +21,58 @@ CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 Setting = tuple[float, float]
 """Price of a label without its pair, weight of the classes' prior; see `Decider`."""
 
+Ratios = dict[str, dict[str, float]]
+"""Field -> class -> how much commoner it is than believed; see `Decider`."""
+
 
 def main(folder: Path) -> None:
     """Print the scores of every setting tried; write the best beside the run's adapter."""
     run = open_run(folder)
     check(run)
     table = Table("price, prior", *_shown(run))
-    [greedy] = means(run, [None]).values()
+    ratios = class_ratios(run)
+    [greedy] = means(run, [None], ratios).values()
     table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in _shown(run)))
     # One decides about sets and the other about classes, so each is fitted for itself.
-    pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], table)
-    best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], table)
+    pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], ratios, table)
+    best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], ratios, table)
     console = Console(soft_wrap=True)
     console.print(table)
-    fitted = {"pair_price": best[0], "class_prior": best[1], "fitted_on": str(folder)}
-    write_json(run.trained / DECISION, fitted)
+    fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
+    write_json(run.trained / DECISION, {**fitted, "fitted_on": str(folder)})
     console.print(f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False)
 
 
-def _best(run: Run, settings: list[Setting], table: Table) -> Setting:
+def class_ratios(run: Run) -> Ratios:
+    """Return how much commoner each class is among the gold answers than replies would have it.
+
+    The gold answers are those of the whole file that was asked about, training cases included:
+    they are of the kind that will be asked, which what was mixed in need not be.
+    """
+    assert run.task.decides is not None, "checked before"
+    fields = run.task.decides.classes
+    believed: dict[str, Counter[str]] = {field: Counter() for field in fields}
+    beliefs = Beliefs(run.task, run.labels)
+    for example, row in run.completions():
+        for told in beliefs.of(example, row) if "texts" in row else ():
+            for field in fields:
+                believed[field].update(told[field])
+    gold = run.task.labels(run.task.read(run.test)).counts
+    return {field: _ratios(gold.get(field, {}), believed[field]) for field in fields}
+
+
+def _ratios(gold: Mapping[str, int], believed: Mapping[str, float]) -> dict[str, float]:
+    """Return ratios of frequencies, one more of each class counted on both sides."""
+    classes = sorted({*gold, *believed})
+    right = [gold.get(label, 0) + 1 for label in classes]
+    told = [believed.get(label, 0.0) + 1 for label in classes]
+    scale = sum(told) / sum(right)
+    return {label: scale * r / t for label, r, t in zip(classes, right, told, strict=True)}
+
+
+def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Setting:
     """Return the setting with the best headline metric, the smallest of equals; add the rows."""
-    scores = means(run, settings)
+    scores = means(run, settings, ratios)
     best = max(settings, key=lambda setting: (scores[setting][run.task.metrics[-1]], -sum(setting)))
     for setting in settings:
         values = (f"{scores[setting][name]:.4f}" for name in _shown(run))
@@ -70,14 +102,16 @@ def check(run: Run) -> None:
         )
 
 
-def means(run: Run, settings: Iterable[Setting | None]) -> dict[Setting | None, dict[str, float]]:
+def means(
+    run: Run, settings: Iterable[Setting | None], ratios: Ratios
+) -> dict[Setting | None, dict[str, float]]:
     """Return the metrics of the answers decided under each setting; None takes the first replies.
 
     Raises:
         UserError: An example has no gold answer.
     """
     task = run.task
-    deciders = {s: Decider(task, run.labels, *s) if s else None for s in settings}
+    deciders = {s: Decider(task, run.labels, *s, ratios) if s else None for s in settings}
     scored = {setting: Columns(task.metrics) for setting in deciders}
     told = Beliefs(task, run.labels)
     for example, row in run.completions():

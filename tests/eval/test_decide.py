@@ -190,17 +190,19 @@ def test_the_pair_prior_mends_an_article_that_goes_with_no_charge() -> None:
     assert priced["judgments"][0]["articles"] == ["264"]
 
 
-def test_a_class_that_training_had_more_often_wins_among_near_equals() -> None:
+def test_a_class_that_is_commoner_than_believed_wins_among_near_equals() -> None:
     row = {"texts": [reply("盗窃罪", "264", 8)] * 3 + [reply("盗窃罪", "264", 13)] * 2}
+    ratios = {"penalty": {PENALTIES[13]: 1.4}}
     decided = [
-        Decider(TASK, LABELS, class_prior=prior).decide(CASE, row) for prior in (0.0, 1.0, 2.0)
+        Decider(TASK, LABELS, class_prior=prior, class_ratios=ratios).decide(CASE, row)
+        for prior in (0.0, 1.0, 2.0)
     ]
-    # 8 stood 4 times and 13 six times, one more each: 0.6 * 5 ** prior against 0.4 * 7 ** prior.
+    # 0.6 against 0.4 * 1.4 ** prior.
     assert [d.answer["judgments"][0]["penalty"] for d in decided] == [
         PENALTIES[klass] for klass in (8, 8, 13)
     ]
     sure = [d.confidence[0]["penalty"] for d in decided]
-    assert sure == pytest.approx([0.6, 3.0 / 5.8, 0.4 * 49 / (0.4 * 49 + 0.6 * 25)])
+    assert sure == pytest.approx([0.6, 0.6 / 1.16, 0.784 / (0.784 + 0.6)])
 
 
 def test_one_greedy_reply_with_forks_is_enough_to_decide_from() -> None:

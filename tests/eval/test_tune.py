@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from panjue.eval.answers import decode_run
-from panjue.eval.tune import main
+from panjue.eval.tune import _ratios, main
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump, sha256, write_json
 from panjue.prompts.labels import collect
@@ -61,6 +61,11 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
     assert decode_run(run).pair_price == 0.2
     first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
     assert first["judgments"][0]["articles"] == ["264"]
+
+
+def test_class_ratios_worked_by_hand() -> None:
+    # With one more of each: a is 4 of 5 and believed 2 of 5, b is 1 of 5 and believed 3 of 5.
+    assert _ratios({"a": 3}, {"a": 1.0, "b": 2.0}) == pytest.approx({"a": 2.0, "b": 1 / 3})
 
 
 def test_cases_without_gold_are_nothing_to_tune_on(case: Row, write: Write, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
     words = ["trainer.max_steps=40", "trainer.eval_strategy='no'", "trainer.save_steps=40"]
     panjue = Path(sys.executable).with_name("panjue")
     log = tmp_path / "run/log.jsonl"
-    command = [panjue, "sft", config, f"run={tmp_path}/run", *words]
+    command = [str(panjue), "sft", str(config), f"run={tmp_path}/run", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         while not (log.exists() and log.read_text("utf-8").count("\n") >= 2):
             assert running.poll() is None
