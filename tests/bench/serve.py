@@ -34,6 +34,9 @@ from panjue.serve.server import ServeConfig, bound, make_service, run
 
 ROUNDS = 3
 TOKENS = 64
+LONE = 24
+"""Requests of the lone client: the same ones both ways."""
+
 TASK = load_task("judgment")
 
 Ask = Callable[[aiohttp.ClientSession, int], Awaitable[int]]
@@ -119,7 +122,7 @@ async def compare(told: dict[str, Any], options: argparse.Namespace) -> None:
             for _, way in itertools.product(range(ROUNDS), ways):
                 seconds = options.seconds / ROUNDS
                 loads[way].append(await load(doors[way], ask, options.clients, seconds))
-                lone[way] += (await load(doors[way], ask, 1, seconds / 4)).latencies
+                lone[way] += [await timed(doors[way], ask, number) for number in range(LONE)]
         report("streamed" if stream else "whole", loads, lone)
     async with session(told, "gateway") as http:
         done = await load(http, judge, options.clients, options.seconds)
@@ -155,6 +158,13 @@ async def load(http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: flo
     await asyncio.gather(*(client() for _ in range(clients)))
     done.seconds = time.perf_counter() - began
     return done
+
+
+async def timed(http: aiohttp.ClientSession, ask: Ask, number: int) -> float:
+    """Return how long one request takes that nobody disturbs."""
+    started = time.perf_counter()
+    await ask(http, number)
+    return time.perf_counter() - started
 
 
 def chat(messages: list[Any], *, stream: bool) -> Ask:
