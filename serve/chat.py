@@ -7,6 +7,7 @@ import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.law import read_law
 from panjue.prompts.names import find_defendants
 from panjue.prompts.task import Example, load_task
+from panjue.serve.settings import KEY
 
-KEYS = ("PANJUE_API_KEY", "OPENAI_API_KEY")
+KEYS = (KEY, "OPENAI_API_KEY")
 """Environment variables with the key to show, the first that is set."""
 
 TIMEOUT = httpx.Timeout(600, connect=5)
@@ -66,10 +68,11 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
         ask, texts = speaker(http, asked, err)
         texts = {**texts, **(read_law(law) if law else {})}
         quiet = as_json or not err.is_terminal
+        grow: Grow = (lambda _: None) if quiet else partial(err.out, end="")
         typed = file is None and sys.stdin.isatty()
         for fact in pastes(err) if typed else [read_fact(file)]:
             try:
-                result = ask(fact, nobody if quiet else lambda piece: err.out(piece, end=""))
+                result = ask(fact, grow)
             except UserError as error:
                 if not typed:
                     raise
@@ -81,10 +84,6 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
                 print(json.dumps(result, ensure_ascii=False))
             else:
                 out.print(*tables(result, texts))
-
-
-def nobody(_: str) -> None:
-    """Watch the reply grow where nobody does."""
 
 
 def read_fact(file: Path | None) -> str:
@@ -315,7 +314,7 @@ def checked(response: httpx.Response) -> Any:
     place = f"{response.request.url}: {response.status_code}"
     body = parsed(response)
     if response.status_code == 401:
-        raise UserError(f"{place}: wants a key; set {KEYS[0]}")
+        raise UserError(f"{place}: wants a key; set {KEY}")
     if response.status_code >= 400:
         raise UserError(f"{place}: {message(body)}")
     if body is None:

@@ -45,6 +45,9 @@ MOST_SAMPLES = 32
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROLES = ("system", "user", "assistant")
 
+CHAT = "/v1/chat/completions"
+"""The path here and in vLLM."""
+
 CHAT_FIELDS = (
     "model",
     "messages",
@@ -231,12 +234,13 @@ class Gateway:
         payload = self._chat_payload(await json_body(request))
         async with AsyncExitStack() as held:
             held.enter_context(self.places())
-            sent = self._engine.backend.send("POST", "/v1/chat/completions", payload)
+            backend = self._engine.backend
             if payload.get("stream"):
+                sent = backend.send("POST", CHAT, payload)
                 answer = await until_gone(request, held.enter_async_context(sent))
                 await check(answer)
                 return self._held(relayed(answer), held)
-            body = await until_gone(request, whole(held, sent))
+            body = await until_gone(request, backend.whole(CHAT, payload))
         return Response(body, media_type="application/json")
 
     def _held(self, events: AsyncIterator[bytes], held: AsyncExitStack) -> Response:
@@ -289,7 +293,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     keyed = [Depends(gateway.authorize)]
     app.post("/v1/judgments", dependencies=keyed)(gateway.judgments)
-    app.post("/v1/chat/completions", dependencies=keyed)(gateway.chat)
+    app.post(CHAT, dependencies=keyed)(gateway.chat)
     app.get("/v1/models", dependencies=keyed)(gateway.models)
     app.get("/v1/labels", dependencies=keyed)(gateway.labels)
     app.get("/healthz")(healthz)
@@ -414,13 +418,6 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _hung_up(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def whole(held: AsyncExitStack, sent: Any) -> bytes:
-    """Return the body of a request that is sent now."""
-    answer: aiohttp.ClientResponse = await held.enter_async_context(sent)
-    await check(answer)
-    return await answer.read()
 
 
 async def relayed(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

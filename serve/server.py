@@ -27,12 +27,9 @@ from panjue.serve.ask import Asker
 from panjue.serve.backend import Backend
 from panjue.serve.gateway import LOOPBACK, Service, create_app
 from panjue.serve.judge import Judge
-from panjue.serve.settings import SERVER_OURS, EngineConfig
+from panjue.serve.settings import KEY, SERVER_OURS, EngineConfig
 from panjue.serve.supervisor import Supervisor, supervisor
 from panjue.serve.trained import served_model, trained_folder
-
-KEY = "PANJUE_API_KEY"
-"""Environment variable with the key that clients must show."""
 
 PROGRESS_S = 5.0
 

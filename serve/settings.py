@@ -10,6 +10,9 @@ from panjue.prompts.config import Config
 NAME = "panjue"
 """What clients call the model that answers."""
 
+KEY = "PANJUE_API_KEY"
+"""Environment variable with the key that clients must show."""
+
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -42,7 +45,7 @@ SERVER_OURS = {
     "host": "host",
     "port": "port",
     "uds": "nothing: the engine is reached through the gateway",
-    "api_key": "the environment variable PANJUE_API_KEY",
+    "api_key": f"the environment variable {KEY}",
     "served_model_name": "nothing: it is called panjue",
     "generation_config": "nothing: requests say how to sample",
     "lora_modules": "adapter",

@@ -46,6 +46,14 @@ def stand_in(code: str, log: Path) -> Supervisor:
     return Supervisor(command, log, Backend(place, 5))
 
 
+async def run_out(engine: Supervisor) -> None:
+    """Run an engine that ends by itself."""
+    try:
+        await engine.run(print, print)
+    finally:
+        await engine.backend.close()
+
+
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not true():
@@ -122,14 +130,8 @@ def test_an_engine_that_never_starts_says_why(tmp_path: Path) -> None:
     )
     engine = stand_in(code, log)
 
-    async def story() -> None:
-        try:
-            await engine.run(print, print)
-        finally:
-            await engine.backend.close()
-
     with pytest.raises(UserError, match=r"^engine: ValueError: no memory \(all of it: "):
-        asyncio.run(story())
+        asyncio.run(run_out(engine))
 
 
 def test_the_first_error_is_the_cause() -> None:
@@ -144,14 +146,8 @@ def test_an_error_of_an_earlier_start_is_not_told_again(tmp_path: Path) -> None:
     log.write_text("ValueError: of yesterday\n", "utf-8")
     engine = stand_in("print('OSError: of today'); raise SystemExit(1)", log)
 
-    async def story() -> None:
-        try:
-            await engine.run(print, print)
-        finally:
-            await engine.backend.close()
-
     with pytest.raises(UserError, match=r"^engine: OSError: of today"):
-        asyncio.run(story())
+        asyncio.run(run_out(engine))
 
 
 def test_settings_become_words_of_a_command_line() -> None:
