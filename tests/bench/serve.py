@@ -27,12 +27,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
+import uvloop
 from rich.console import Console
 
 from panjue.prompts.task import load_task
 from panjue.serve.server import ServeConfig, bound, make_service, run
 
-ROUNDS = 3
+ROUNDS = 6
 TOKENS = 64
 LONE = 24
 """Requests of the lone client: the same ones both ways."""
@@ -50,11 +51,6 @@ class Load:
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Return good answers a second."""
-        return self.statuses[200] / self.seconds
 
 
 def main() -> None:
@@ -95,7 +91,7 @@ def serve(options: argparse.Namespace) -> None:
         backend = service.engine.backend
         told = {"gateway": listener.getsockname()[1], "engine": str(backend.place)}
         print(json.dumps({**told, "key": backend.key}), flush=True)
-        asyncio.run(run(config, service, listener, Console()))
+        uvloop.run(run(config, service, listener, Console()))
 
 
 def read_until_ready(server: subprocess.Popen[str]) -> dict[str, Any]:
@@ -119,15 +115,16 @@ async def compare(told: dict[str, Any], options: argparse.Namespace) -> None:
         async with session(told, "vLLM alone") as engine, session(told, "gateway") as gateway:
             doors = dict(zip(ways, (engine, gateway), strict=True))
             await load(engine, ask, options.clients, 3)  # warms up
-            for _, way in itertools.product(range(ROUNDS), ways):
+            for turn in range(2 * ROUNDS):
+                way = ways[(turn + 1) // 2 % 2]  # a b b a: neither is always first
                 seconds = options.seconds / ROUNDS
                 loads[way].append(await load(doors[way], ask, options.clients, seconds))
                 lone[way] += [await timed(doors[way], ask, number) for number in range(LONE)]
         report("streamed" if stream else "whole", loads, lone)
     async with session(told, "gateway") as http:
         done = await load(http, judge, options.clients, options.seconds)
-        print(f"/v1/judgments: {done.rate:.1f}/s, median {median(done.latencies):.2f} s, ", end="")
-        print(f"by status {dict(done.statuses)}")
+        rate, wait = good_rate([done]), median(done.latencies)
+        print(f"/v1/judgments: {rate:.1f}/s, median {wait:.2f} s, by status {dict(done.statuses)}")
         async with http.get("/metrics") as answer:
             print(question_times(await answer.text()))
 
@@ -192,10 +189,15 @@ async def judge(http: aiohttp.ClientSession, number: int) -> int:
         return answer.status
 
 
+def good_rate(loads: list[Load]) -> float:
+    """Return good answers a second over stretches of load."""
+    return sum(one.statuses[200] for one in loads) / sum(one.seconds for one in loads)
+
+
 def report(kind: str, loads: dict[str, list[Load]], lone: dict[str, list[float]]) -> None:
-    """Print both ways of one kind of request, medians over the rounds."""
-    rates = {way: median(one.rate for one in of_way) for way, of_way in loads.items()}
-    print(f"chat completions, {kind}, up to {TOKENS} tokens; {ROUNDS} rounds in turn, medians")
+    """Print both ways of one kind of request, over all rounds."""
+    rates = {way: good_rate(of_way) for way, of_way in loads.items()}
+    print(f"chat completions, {kind}, up to {TOKENS} tokens; {ROUNDS} rounds each, in turn")
     for way, of_way in loads.items():
         statuses = sum((one.statuses for one in of_way), Counter[int]())
         alone = 1000 * median(lone[way])

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +191,23 @@ def test_the_official_client(server: Running) -> None:
         client.chat.completions.create(**asked, n=2)
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**asked, "model": "another"})
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_readmes_curl(server: Running, readme: str) -> None:
+    text = (Path(__file__).parents[2] / readme).read_text("utf-8")
+    command = text[text.index("curl -s") :].partition("\n```")[0]
+    asked = f"{command} -H 'Authorization: Bearer {KEY}'"
+    asked = asked.replace("http://127.0.0.1:8000", server.url)
+    whole = subprocess.run(asked, shell=True, capture_output=True, check=True).stdout
+    assert [judged["name"] for judged in json.loads(whole)["judgments"]] == ["张某甲", "李某乙"]
+    streamed = asked.replace("-d '{", '-N -d \'{"stream": true, ')
+    lines = subprocess.run(streamed, shell=True, capture_output=True, check=True).stdout
+    events = [line for line in lines.decode().splitlines() if line.startswith("event: ")]
+    assert events[0] == "event: start"
+    assert set(events[1:-1]) == {"event: delta"}
+    assert events[-1] == "event: result"
 
 
 @pytest.mark.parametrize(
