@@ -10,6 +10,7 @@ from panjue.eval.decide import fitted_decider
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.skip import Skipped, on_bad_row
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Answer, Example, Task, load_task
 
@@ -32,6 +33,8 @@ class Tally:
     cached_tokens: int = 0
     completion_tokens: int = 0
     near_ties: int = 0
+    loosened: int = 0
+    skipped_rows: int = 0
     replies: int = 0
     decided: int = 0
     pair_price: float = 0.0
@@ -50,6 +53,10 @@ class Tally:
             f"{self.cut} cut by length, {self.refused} could not be asked, "
             f"{self.shortened} shortened to fit"
         )
+        if self.loosened:
+            yield f"{self.loosened} asked under a smaller schema, theirs being refused"
+        if self.skipped_rows:
+            yield f"{self.skipped_rows} bad rows were skipped, see skipped.jsonl"
         yield from (f"  id {line}" for line in self.refusals[:NAMED])
         if len(self.refusals) > NAMED:
             yield "  … all in decode.json"
@@ -77,6 +84,7 @@ class Run:
     test: Path
     labels: Labels
     made: Mapping[str, Any]
+    skipped: Skipped
 
     @property
     def trained(self) -> Path:
@@ -121,7 +129,9 @@ def open_run(folder: Path) -> Run:
         raise UserError(
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
-    return Run(folder, load_task(made["task"]), test, load_labels(folder / "labels.json"), made)
+    # Runs from before the setting have stopped at bad rows.
+    task, skipped = on_bad_row(load_task(made["task"]), made.get("on_bad_row", "stop"))
+    return Run(folder, task, test, load_labels(folder / "labels.json"), made, skipped)
 
 
 def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
@@ -156,6 +166,7 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
     else:
         (folder / "confidence.jsonl").unlink()
+    tally.skipped_rows = len(run.skipped.rows)
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
     report["submission_sha256"] = sha256(folder / "submission.jsonl")
     write_json(folder / "decode.json", report)
@@ -175,6 +186,7 @@ def _answer(
     else:
         tally.cut += completion["finish"][0] == "length"
         tally.shortened += completion["dropped_sentences"] > 0
+        tally.loosened += completion.get("loosened_schema", False)
         tally.prompt_tokens += completion["prompt_tokens"]
         tally.cached_tokens += completion["cached_tokens"]
         tally.completion_tokens += completion["completion_tokens"]

@@ -30,9 +30,9 @@ def check(task: Task, submission: Path, cases: Path, labels: Labels | None = Non
             yield f"{place}: the line is empty"
             continue
         try:
-            row = parse_line(line, place)
+            row = parse_line(line)
         except UserError as error:
-            yield str(error)
+            yield f"{place}: {error}"
             continue
         key = str(row.get("id"))
         if key in seen:

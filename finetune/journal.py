@@ -11,9 +11,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from panjue.prompts.files import dump, read_lines, stream, whole_file
 from panjue.prompts.progress import Meter, meter
 
-COMPLETE = "complete"
-"""The file that marks a checkpoint as whole: written last, when everything else is there."""
-
 UNSHOWN = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
 """Endings of what is logged at an evaluation and not shown."""
 
@@ -21,7 +18,7 @@ UNSHOWN = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
 class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Shows progress with tokens/s and time left, appends every log entry to `log.jsonl`.
 
-    Marks every checkpoint as complete once it is. Only the first process writes.
+    Only the first process writes.
     """
 
     def __init__(self, folder: Path, console: Console) -> None:
@@ -91,16 +88,3 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     ) -> None:
         """Stop the meter."""
         self._open.close()
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Mark the checkpoint that was just written as complete."""
-        if state.is_world_process_zero:
-            (Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-
-def newest_complete(checkpoints: Path) -> Path | None:
-    """Return the newest checkpoint that bears the mark of completeness."""
-    marked = (mark.parent for mark in checkpoints.glob(f"checkpoint-*/{COMPLETE}"))
-    return max(marked, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

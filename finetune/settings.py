@@ -12,6 +12,7 @@ from trl import SFTConfig as TrainerConfig
 
 from panjue.prompts.config import Config, check_settings
 from panjue.prompts.errors import UserError
+from panjue.prompts.skip import OnBadRow
 
 OURS = {
     "output_dir": "run",
@@ -55,6 +56,8 @@ class SftConfig(Config):
     """Further cases to train on (those of one defendant, say); never held out."""
     mix_ratio: float = Field(1.0, ge=0)
     """Cases taken from `mix` per case of `train`, chosen by hash; all, where it has fewer."""
+    on_bad_row: OnBadRow = "stop"
+    """What a row of these files does that is no case: stop the run, or be listed and left out."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
     max_tokens: int = Field(4096, ge=64)

@@ -16,9 +16,10 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
+from panjue.finetune.checkpoints import Checkpoints, newest_complete
 from panjue.finetune.data import Report, cached, pack, rows
 from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
-from panjue.finetune.journal import Journal, newest_complete
+from panjue.finetune.journal import Journal
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
 from panjue.finetune.plan import print_example, print_plan
@@ -32,6 +33,7 @@ from panjue.prompts.files import difference, read_json, sha256, whole_file, writ
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
 from panjue.prompts.parts import SYNTAX
+from panjue.prompts.skip import on_bad_row
 from panjue.prompts.task import Example, Task, load_task
 
 ROWS_DEPEND_ON = (
@@ -41,6 +43,7 @@ ROWS_DEPEND_ON = (
     "dev_sha256",
     "mix_sha256",
     "mix_ratio",
+    "on_bad_row",
     "prompt_sha256",
     "max_tokens",
 )
@@ -65,7 +68,8 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
-    task, folder = load_task(config.task), model_folder(config.model)
+    task, skipped = on_bad_row(load_task(config.task), config.on_bad_row)
+    folder = model_folder(config.model)
     made = provenance(config, folder)
     if not config.dry_run and is_finished(config.run, made):
         console.print(
@@ -76,11 +80,14 @@ def train(config: SftConfig) -> None:
     trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
     mixed = sum(1 for _ in mixed_in(config, task))
     print_plan(console, trainer, report, held_report, mixed)
+    if skipped.rows:
+        console.print(f"{'skipped':12s} {skipped}", highlight=False, markup=False)
     if config.dry_run:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
         return
     if trainer.is_world_process_zero():
         write_config(config)
+        skipped.write(config.run / "skipped.jsonl")
         manifest = config.run / "manifest.json"
         write_json(manifest, {**(read_json(manifest) if manifest.exists() else {}), "sft": made})
     checkpoint = newest_complete(config.run / "checkpoints") if config.resume else None
@@ -160,7 +167,9 @@ def make_trainer(
         size=config.score_examples,
         max_tokens=config.max_tokens,
     )
-    callbacks = [Journal(config.run, console), StopOnSignal()]  # the journal ends first
+    # The journal ends first.
+    kept = Checkpoints(config.trainer.get("save_total_limit", 2))
+    callbacks = [Journal(config.run, console), kept, StopOnSignal()]
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     trainer = PartsTrainer(
@@ -199,12 +208,12 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
         "bf16": has_bf16(),
         "gradient_checkpointing": gpu,
         "logging_steps": 10,
-        "save_total_limit": 2,
         "restore_callback_states_from_checkpoint": True,  # patience goes on where it was
         "report_to": ["tensorboard"],
     }
     given = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
     given.pop("packing", None)  # we pack, so that every token keeps its part
+    given.pop("save_total_limit", None)  # see Checkpoints
     if given.get("eval_strategy", "no") == given.get("save_strategy", "steps") != "no":
         best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
         given = {**best, **given}
@@ -237,6 +246,7 @@ def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
         "mix": str(config.mix) if config.mix else None,
         "mix_sha256": sha256(config.mix) if config.mix else None,
         "mix_ratio": config.mix_ratio if config.mix else None,
+        "on_bad_row": config.on_bad_row,
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,
         "patience": config.patience,

@@ -1,5 +1,6 @@
 """The `panjue` command. Each command loads its room when it is called, so that scoring is light."""
 
+import errno
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -9,9 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from panjue.prompts import skip
 from panjue.prompts.errors import Stopped, UserError
 from panjue.prompts.files import write_json
 from panjue.prompts.labels import load_labels
+from panjue.prompts.skip import OnBadRow
 from panjue.prompts.task import load_task
 
 app = typer.Typer(
@@ -20,8 +23,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a full disk, a spent quota and a limit on files say."""
+
 URL = "http://127.0.0.1:8000"
 Size = Annotated[int, typer.Option(min=1, help="cases")]
+OnBad = Annotated[OnBadRow, typer.Option(help="at a row that is no case")]
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
 
 
@@ -119,17 +126,21 @@ def score(
     against: Annotated[
         Path | None, typer.Option(help="another submission: say what differs, and how surely")
     ] = None,
+    on_bad_row: OnBad = "stop",
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval import compare
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
-    scores = compute(load_task(task), gold, submission)
+    reading, skipped = skip.on_bad_row(load_task(task), on_bad_row)
+    scores = compute(reading, gold, submission)
     show(scores, Console())
-    numbers = scores.to_json()
+    numbers = {**scores.to_json(), "skipped_rows": len(skipped.rows)}
+    if skipped.rows:
+        print(skipped)
     if against:
-        differences = compare.compare(load_task(task), gold, submission, against)
+        differences = compare.compare(reading, gold, submission, against)
         compare.show(differences, against, Console())
         numbers["against"] = {name: vars(d) for name, d in differences.items()}
     if json:
@@ -142,15 +153,19 @@ def check(
     cases: Annotated[Path, typer.Option(help="the test file that was answered")],
     labels: Annotated[Path | None, typer.Option(help="a labels.json: refuse other labels")] = None,
     task: TaskName = "judgment",
+    on_bad_row: OnBad = "stop",
 ) -> None:
     """Print every fault that a hand-in has, with its line; exit code 1 if there is one."""
     from panjue.eval.check import check as find_faults
 
     known = load_labels(labels) if labels else None
     faults = 0
-    for fault in find_faults(load_task(task), submission, cases, known):
+    reading, skipped = skip.on_bad_row(load_task(task), on_bad_row)
+    for fault in find_faults(reading, submission, cases, known):
         print(fault)
         faults += 1
+    if skipped.rows:
+        print(skipped)
     print(f"{submission}: {faults} faults" if faults else f"{submission}: clean")
     raise typer.Exit(1 if faults else 0)
 
@@ -161,6 +176,15 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"panjue: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(
+            f"panjue: {place}{error.strerror}; make room, then the same command goes on",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except Stopped as stopped:
         print(f"panjue: {stopped}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -10,6 +11,21 @@ class UserError(Exception):
     Its message is one line: the thing, the place, the way out. The command line prints it and
     exits with code 2; any other exception is our bug and keeps its traceback.
     """
+
+
+class BadRow(UserError):
+    """A row of a file that is no example.
+
+    Attributes:
+        path: The file.
+        line: Its line, from 1.
+        reason: What is wrong.
+    """
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        """Say `path:line: reason`."""
+        super().__init__(f"{path}:{line}: {reason}")
+        self.path, self.line, self.reason = path, line, reason
 
 
 class Stopped(Exception):

@@ -1,6 +1,7 @@
 """Files that survive: JSON lines in, whole-or-absent files out, streams that continue."""
 
 import hashlib
+import itertools
 import json
 import os
 import weakref
@@ -14,43 +15,83 @@ from panjue.prompts.errors import UserError
 Json = Any
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
-    """Yield (line number, object) of a JSONL file; empty lines and `//` comments are skipped.
+LARGEST_LINE = 2**24
+"""Bytes of a line of cases: some five million characters, more than any case has."""
 
-    The official example file opens with two such comments. A byte order mark is accepted.
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
+
+    The official example file opens with two such comments. A byte order mark is accepted. Of a
+    line above `LARGEST_LINE` comes just enough for `parse_case` to refuse it.
+
+    Raises:
+        UserError: The file cannot be opened.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    with file:
+        for number in itertools.count(1):
+            line = rest = file.readline(LARGEST_LINE + 1)
+            while len(rest) > LARGEST_LINE and not rest.endswith(b"\n"):
+                rest = file.readline(LARGEST_LINE + 1)
+            if not line:
+                return
+            raw = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if raw.strip() and not raw.lstrip().startswith(b"//"):
+                yield number, raw
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
+    """Yield (line number, object) of a JSONL file, as `lines` does.
 
     Raises:
         UserError: The file is missing, or a line is no UTF-8 or no JSON object; names the line.
     """
+    for number, raw in lines(path):
+        with at(f"{path}:{number}"):
+            row = parse_case(raw)
+        yield number, row
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Open the message of a `UserError` with the place where it came up."""
     try:
-        lines = path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            raw = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if raw.strip() and not raw.lstrip().startswith(b"//"):
-                yield number, parse_line(raw, f"{path}:{number}")
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
 
 
-def parse_line(raw: bytes, place: str) -> dict[str, Json]:
+def parse_case(raw: bytes) -> dict[str, Json]:
+    """Read one line of a file that somebody gave us.
+
+    Raises:
+        UserError: As for `parse_line`, or it is longer than any case.
+    """
+    if len(raw) > LARGEST_LINE:
+        raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is")
+    return parse_line(raw)
+
+
+def parse_line(raw: bytes) -> dict[str, Json]:
     """Read one line as a JSON object.
 
     Raises:
-        UserError: The line is no UTF-8, no JSON, or no object; opens with `place`.
+        UserError: The line is no UTF-8, no JSON, or no object.
     """
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{place}: not UTF-8 at byte {error.start}; save the file as UTF-8"
-        ) from None
+        raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not JSON: {error}") from None
+        raise UserError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise UserError(f"{place}: expected a JSON object, found {type(row).__name__}")
+        raise UserError(f"expected a JSON object, found {type(row).__name__}")
     if rb"\u" in raw and not _is_text(row):
-        raise UserError(f"{place}: a \\ud800-\\udfff escape stands alone; it is no character")
+        raise UserError("a \\ud800-\\udfff escape stands alone; it is no character")
     return row
 
 
@@ -145,9 +186,10 @@ class Rows:
             offset += len(line)
 
     def _add(self, number: int, line: bytes, offset: int) -> None:
-        row = parse_line(line, f"{self.path}:{number}")
-        if "id" not in row:
-            raise UserError(f"{self.path}:{number}: the row has no 'id'")
+        with at(f"{self.path}:{number}"):
+            row = parse_line(line)
+            if "id" not in row:
+                raise UserError("the row has no 'id'")
         key = str(row["id"])
         if key in self._offsets:
             self.doubled.append((number, key))
@@ -172,7 +214,8 @@ class Rows:
         if offset is None:
             return None
         self._file.seek(offset)
-        return parse_line(self._file.readline(), str(self.path))
+        with at(str(self.path)):
+            return parse_line(self._file.readline())
 
 
 def sha256(path: Path) -> str:

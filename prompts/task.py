@@ -1,14 +1,15 @@
 """What a task is, and how one is found by name."""
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts import tasks
-from panjue.prompts.errors import UserError, did_you_mean
+from panjue.prompts.errors import BadRow, UserError, did_you_mean
+from panjue.prompts.files import lines, parse_case
 from panjue.prompts.labels import Labels
 
 Messages = list[dict[str, str]]
@@ -52,6 +53,11 @@ class Decoded:
     readable: bool = True
 
 
+def stop(bad: BadRow) -> None:
+    """Let a bad row end the work."""
+    raise bad
+
+
 def no_labels(_examples: Iterable[Example]) -> Labels:
     """Collect nothing: the task has no label sets."""
     return Labels()
@@ -93,7 +99,7 @@ class Task:
     """One question we put to the model. The module's name is the task's name everywhere.
 
     Attributes:
-        read: File -> examples; a bad line ends in a UserError that names file and line.
+        from_row: One line of a cases file -> its example; a UserError says what is wrong with it.
         prompt: Example -> chat messages, from `templates/<task>.md`.
         schema: Example, labels -> JSON Schema of exactly this example's reply.
         target: Example -> the gold reply, compact JSON, always valid under the schema.
@@ -105,10 +111,11 @@ class Task:
         faults: Example, submission row, labels if known -> what the contest would refuse.
         weight: Example -> its weight in the mean over examples.
         decides: What of an answer may be decided from several samples; None echoes the first.
-        from_row: One line of a file that `read` reads -> its example; the server asks with it.
+        by_hand: Text and names as somebody types them -> example; None where nobody does.
+        bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
     """
 
-    read: Callable[[Path], Iterator[Example]]
+    from_row: Callable[[Mapping[str, Any]], Example]
     prompt: Callable[[Example], Messages]
     schema: Callable[[Example, Labels], Schema]
     target: Callable[[Example], str]
@@ -119,7 +126,26 @@ class Task:
     faults: Callable[[Example, Mapping[str, Any], Labels | None], Iterator[str]] = no_faults
     weight: Callable[[Example], float] = one
     decides: Decides | None = None
-    from_row: Callable[[Mapping[str, Any]], Example] | None = None
+    by_hand: Callable[[str, Sequence[str]], Example] | None = None
+    bad: Callable[[BadRow], None] = stop
+
+    def read(self, path: Path) -> Iterator[Example]:
+        """Yield the examples of a file; a row that is none, or whose id came before, is `bad`.
+
+        Raises:
+            UserError: The file cannot be read; or a row is bad, as `bad` will have it.
+        """
+        first: dict[str, int] = {}
+        for number, raw in lines(path):
+            try:
+                example = self.from_row(parse_case(raw))
+                before = first.setdefault(str(example.id), number)
+                if before != number:
+                    raise UserError(f"id {example.id} stands already on line {before}")
+            except UserError as error:
+                self.bad(BadRow(path, number, str(error)))
+                continue
+            yield example
 
 
 def task_names() -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llguidance.hf
 from llguidance import LLMatcher
@@ -26,12 +26,14 @@ class Question(NamedTuple):
         schema: Of the reply; None where it is free.
         room: Tokens left for the reply.
         dropped: Sentences that `fit` left out of the prompt.
+        loosened: Whether the schema is a smaller one than the task's.
     """
 
     prompt: list[int]
     schema: Schema | None
     room: int
     dropped: int
+    loosened: bool = False
 
 
 class Asker:
@@ -50,7 +52,8 @@ class Asker:
         """Return what to ask for one example.
 
         Raises:
-            Refusal: Its prompt cannot be shortened enough, or its schema is none that works.
+            Refusal: Its prompt cannot be shortened enough, or the grammar library takes neither
+                its schema nor a smaller one.
         """
         room = reply_room(self.task, example, self.labels, self.tokenizer)
         if room >= self.max_tokens:  # found before a long text is shortened in vain
@@ -62,15 +65,43 @@ class Asker:
                 f"max_tokens is {self.max_tokens}"
             )
         prompt = prompt_ids(self.tokenizer, self.task.prompt(fitted.example))
-        schema = self.task.schema(example, self.labels) if self._constrained else None
-        if schema:
-            self._check(schema)
-        return Question(prompt, schema, self.max_tokens - len(prompt), fitted.dropped)
+        space = self.max_tokens - len(prompt)
+        if not self._constrained:
+            return Question(prompt, None, space, fitted.dropped)
+        schema = self.task.schema(example, self.labels)
+        problem = self._problem(schema)
+        if not problem:
+            return Question(prompt, schema, space, fitted.dropped)
+        smaller = loosened(schema)
+        if self._problem(smaller):
+            raise Refusal(f"the grammar library refuses its schema: {problem}")
+        return Question(prompt, smaller, space, fitted.dropped, loosened=True)
 
-    def _check(self, schema: Schema) -> None:
-        """Refuse a schema that vLLM would answer with an empty reply and only a log line."""
+    def _problem(self, schema: Schema) -> str:
+        """Return why the grammar library refuses a schema, or nothing.
+
+        vLLM would answer with an empty reply and only a log line.
+        """
         options = {"whitespace_flexible": False}
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
         problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
-        if problem:
-            raise Refusal(f"the grammar library refuses its schema: {problem.splitlines()[0]}")
+        return problem.splitlines()[0] if problem else ""
+
+
+def loosened(schema: Any) -> Any:
+    """Return a smaller JSON Schema: texts that were given are free, enums stay closed.
+
+    Items that are alike then (defendants without their names) are described once.
+    """
+    if isinstance(schema, list):
+        return [loosened(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("const"), str):
+        return {"type": "string"}
+    made = {key: loosened(part) for key, part in schema.items()}
+    items = made.get("prefixItems", [])
+    if items and all(item == items[0] for item in items):
+        del made["prefixItems"]
+        made |= {"items": items[0], "minItems": len(items), "maxItems": len(items)}
+    return made

@@ -214,7 +214,7 @@ class Stranger:
         self._labels: Labels = load_labels(asked.labels)
         self._http, self._asked, self._err = http, asked, err
         self._task = load_task(asked.task)
-        if self._task.from_row is None:
+        if self._task.by_hand is None:
             raise UserError(f"--task {asked.task}: cannot be asked by hand")
         self._model = asked.model or first_model(http)
         self._takes_schema = True
@@ -224,8 +224,8 @@ class Stranger:
         names = list(self._asked.defendants) or find_defendants(fact)
         if not names:
             raise UserError("no defendant is found behind 被告人; name them with --defendant")
-        assert self._task.from_row is not None
-        example = self._task.from_row({"id": 0, "fact": fact, "defendants": names})
+        assert self._task.by_hand is not None
+        example = self._task.by_hand(fact, names)
         reply = self._reply(example, grow)
         decoded = self._task.decode(reply, example, self._labels)
         submission = self._task.submission(example, decoded.answer)

@@ -41,20 +41,18 @@ Sampling = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, as token ids, and how to sample its reply.
+    """One question and how to sample its reply.
 
     Attributes:
         id: The example's id.
-        prompt: Token ids up to where the reply begins.
+        question: What is asked.
         params: How to sample, the schema included.
-        dropped: Sentences that `fit` left out of the prompt.
         turn: 0, 1, … of the requests that together make one example's row.
     """
 
     id: int | str
-    prompt: list[int]
+    question: Question
     params: SamplingParams
-    dropped: int = 0
     turn: int = 0
 
 
@@ -64,13 +62,12 @@ def requests(key: int | str, question: Question, turns: Sequence[Sampling]) -> l
     return [
         Request(
             key,
-            question.prompt,
+            question,
             SamplingParams(
                 **{"temperature": 0.0, "max_tokens": question.room, **turn},
                 structured_outputs=schema,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             ),
-            question.dropped,
             number,
         )
         for number, turn in enumerate(turns)
@@ -128,7 +125,7 @@ def complete(
                 break
             key = f"{request.turn} {request.id}"
             running[key] = request
-            prompt = TokensPrompt(prompt_token_ids=request.prompt)
+            prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
             llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)
         for output in llm.llm_engine.step() if running else ():
             if output.finished:

@@ -180,10 +180,10 @@ class Gateway:
             raise Problem(
                 400, "no defendant is found behind 被告人 in 'fact'; list them in 'defendants'"
             )
-        from_row = self._judge.task.from_row
-        assert from_row is not None, "checked at start"
+        by_hand = self._judge.task.by_hand
+        assert by_hand is not None, "checked at start"
         try:
-            return from_row({"id": 0, "fact": case.fact, "defendants": names})
+            return by_hand(case.fact, names)
         except UserError as error:
             raise Problem(400, str(error)) from None
 

@@ -1,20 +1,24 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
+import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from pydantic import Field
 from rich.console import Console
 
 from panjue.prompts.config import check_settings, load_config
-from panjue.prompts.errors import UserError
+from panjue.prompts.errors import Stopped, UserError
 from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
+from panjue.prompts.skip import OnBadRow, on_bad_row
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Example, Task, load_task
 from panjue.serve.ask import Asker, Refusal
@@ -50,6 +54,8 @@ class GenerateConfig(EngineConfig):
     """Passed to vLLM's SamplingParams as they are; greedy by default."""
     samples: int = Field(0, ge=0)
     """Further replies per case, drawn at temperature 1; with them, answers are decided."""
+    on_bad_row: OnBadRow = "stop"
+    """What a row of `test` does that is no case: stop the run, or be listed and left out."""
     held_out: bool = False
     """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
 
@@ -73,7 +79,7 @@ def generate(config: GenerateConfig) -> None:
         UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
     """
     console = Console(soft_wrap=True)
-    task = load_task(config.task)
+    task, skipped = on_bad_row(load_task(config.task), config.on_bad_row)
     if not config.test.is_file():
         raise UserError(f"test: no file {config.test}")
     check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
@@ -88,6 +94,9 @@ def generate(config: GenerateConfig) -> None:
     if config.held_out:
         check_held_out(trained, made["test_sha256"])
     claim(config.run, made, trained)
+    skipped.write(config.run / "skipped.jsonl")
+    if skipped.rows:
+        console.print(str(skipped), highlight=False, markup=False)
     done = finished_ids(config.run / "completions.jsonl")
     if len(done) >= examples:
         console.print(f"{config.run / 'completions.jsonl'}: all {examples} are answered already")
@@ -97,9 +106,29 @@ def generate(config: GenerateConfig) -> None:
     todo = (example for example in asked(task, config) if str(example.id) not in done)
     served = served_model(trained, config.adapter)
     asker = Asker(task, labels, served.model, max_tokens, constrained=config.constrained)
-    with engine(served.model, config.engine, max_tokens, config.seed, served.lora_rank) as llm:
+    run = engine(served.model, config.engine, max_tokens, config.seed, served.lora_rank)
+    with stoppable(config.run), run as llm:
         finished = rows(llm, asker, todo, config.in_flight, turns(config), served.adapter)
         append(config.run / "completions.jsonl", finished, len(done), examples)
+
+
+@contextmanager
+def stoppable(run: Path) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the block with a word on how to go on."""
+
+    def stop(number: int, _: FrameType | None) -> NoReturn:
+        raise Stopped(
+            f"stopped; {run / 'completions.jsonl'} has what is answered, "
+            "the same command goes on from there",
+            number,
+        )
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def turns(config: GenerateConfig) -> list[Sampling]:
@@ -146,6 +175,7 @@ def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[s
         "sampling": config.sampling,
         "samples": config.samples,
         "held_out": config.held_out,
+        "on_bad_row": config.on_bad_row,
         "versions": {name: version(name) for name in ("llguidance", "transformers")},
     }
 
@@ -227,10 +257,11 @@ def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> dict[
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
         "forks": [_forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
-        "prompt_tokens": sum(len(request.prompt) for request, _ in turns),
+        "prompt_tokens": sum(len(request.question.prompt) for request, _ in turns),
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
-        "dropped_sentences": request.dropped,
+        "dropped_sentences": request.question.dropped,
+        "loosened_schema": request.question.loosened,
         "near_ties": near_ties(first.outputs[0]) if greedy else [],
     }
 

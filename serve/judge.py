@@ -128,6 +128,7 @@ class Judge:
             **judged,
             "finish": replies[0].finish,
             "dropped_sentences": question.dropped,
+            "loosened_schema": question.loosened,
             "usage": usage,
         }
 

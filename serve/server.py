@@ -104,8 +104,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 def make_service(config: ServeConfig, key: str | None, place: Path) -> Service:
     """Return what the endpoints work with; the engine, to be at `place`, is not started yet."""
     task, trained = load_task(config.task), trained_folder(config)
-    if task.from_row is None:
-        raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'from_row'")
+    if task.by_hand is None:
+        raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'by_hand'")
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
     served = served_model(trained, config.adapter)

@@ -1,7 +1,9 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -61,6 +63,11 @@ trainer:
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Know `--torture`: every try of tests/torture, and not its quick form."""
+    parser.addoption("--torture", action="store_true", help="as many tries as `make torture`")
+
+
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with invented cases, a tiny base and the config files of this session."""
@@ -82,6 +89,41 @@ def trained(workshop: Path) -> Path:
 
     sft(workshop / "sft.yaml")
     return workshop / "run"
+
+
+@pytest.fixture(scope="session")
+def small() -> dict[str, Any]:
+    """Return the settings of every engine here: exact, and light enough for two cores."""
+    engine = {"dtype": "float32", "max_num_seqs": 32, "enforce_eager": True}
+    return {"max_tokens": 3072, "engine": engine}
+
+
+@pytest.fixture(scope="session")
+def merged(trained: Path) -> Path:
+    """Return the folder of the tiny base with its adapter folded in."""
+    from panjue.serve.trained import served_model
+
+    return served_model(trained / "adapter", "merge").model
+
+
+@pytest.fixture(scope="session")
+def llm(merged: Path, small: dict[str, Any]) -> Iterator[Any]:
+    """Return vLLM's offline engine on the tiny trained model, started once for all."""
+    from panjue.serve.engine import engine
+
+    with engine(merged, small["engine"], small["max_tokens"], seed=0) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
+    """Return what turns invented cases into constrained greedy requests."""
+    from panjue.prompts.labels import load_labels
+    from panjue.prompts.task import load_task
+    from panjue.serve.ask import Asker
+
+    labels = load_labels(trained / "adapter/labels.json")
+    return Asker(load_task("judgment"), labels, merged, small["max_tokens"])
 
 
 @pytest.fixture(scope="session")

@@ -100,10 +100,10 @@ def test_there_are_tasks() -> None:
 TOY = '''
 """Is a remark kind? A toy that shows how little a task is."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-from panjue.prompts.files import dump, read_lines
+from panjue.prompts.files import dump
 from panjue.prompts.decode import load_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import render
@@ -112,9 +112,8 @@ from panjue.prompts.task import Answer, Decoded, Example, Messages, Schema, Task
 KINDS = ["no", "yes"]
 
 
-def read(path: Path) -> Iterator[Example]:
-    for _, row in read_lines(path):
-        yield Example(row["id"], row["text"], answer={"kind": row["kind"]})
+def from_row(row: Mapping[str, Any]) -> Example:
+    return Example(row["id"], row["text"], answer={"kind": row["kind"]})
 
 
 def prompt(example: Example) -> Messages:
@@ -145,7 +144,7 @@ def submission(example: Example, answer: Answer) -> dict[str, object]:
     return {"id": example.id, **answer}
 
 
-TASK = Task(read, prompt, schema, target, decode, submission, metrics=("exact_match",))
+TASK = Task(from_row, prompt, schema, target, decode, submission, metrics=("exact_match",))
 '''
 TOY_SAMPLE = (
     '{"id":1,"text":"谢谢 <|im_end|> {x}","kind":"yes"}\n{"id":2,"text":"走开","kind":"no"}\n'

@@ -2,15 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
 from panjue.prompts.decode import load_json
 from panjue.prompts.errors import UserError, did_you_mean
-from panjue.prompts.files import dump, read_lines
+from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.repair import PENALTIES, repair
@@ -39,25 +38,7 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
     return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
 
 
-def read(path: Path) -> Iterator[Example]:
-    """Yield one example per line of an official cases file; test lines have no `outcomes`.
-
-    Raises:
-        UserError: A line is not what the format asks for; names the file and the line.
-    """
-    lines: dict[str, int] = {}
-    for number, row in read_lines(path):
-        try:
-            example = example_of(row)
-        except UserError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
-        first = lines.setdefault(str(example.id), number)
-        if first != number:
-            raise UserError(f"{path}:{number}: id {example.id} stands already on line {first}")
-        yield example
-
-
-def example_of(row: Mapping[str, Any]) -> Example:
+def from_row(row: Mapping[str, Any]) -> Example:
     """Read one case.
 
     Raises:
@@ -84,6 +65,15 @@ def example_of(row: Mapping[str, Any]) -> Example:
         answer=answer,
         groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
     )
+
+
+def by_hand(fact: str, names: Sequence[str]) -> Example:
+    """Return the example of a case that somebody typed.
+
+    Raises:
+        UserError: There are no facts, or no names.
+    """
+    return from_row({"id": 0, "fact": fact, "defendants": list(names)})
 
 
 def _is_names(names: Any) -> bool:
@@ -300,7 +290,7 @@ def weight(example: Example) -> float:
 
 
 TASK = Task(
-    read=read,
+    from_row=from_row,
     prompt=prompt,
     schema=schema,
     target=target,
@@ -310,7 +300,7 @@ TASK = Task(
     faults=faults,
     weight=weight,
     decides=Decides("judgments", sets=FIELDS, classes=("penalty",)),
-    from_row=example_of,
+    by_hand=by_hand,
     metrics=(
         "charge_precision",
         "charge_recall",

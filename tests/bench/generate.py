@@ -138,9 +138,13 @@ def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> t
     tokens = 0
     for start in range(0, len(requests), HF_BATCH):
         batch = requests[start : start + HF_BATCH]
-        width = max(len(request.prompt) for request in batch)
-        ids = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in batch])
-        mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch])
+        width = max(len(request.question.prompt) for request in batch)
+        ids = torch.tensor(
+            [[0] * (width - len(r.question.prompt)) + r.question.prompt for r in batch]
+        )
+        mask = torch.tensor(
+            [[0] * (width - len(r.question.prompt)) + [1] * len(r.question.prompt) for r in batch]
+        )
         longest = max(request.params.max_tokens for request in batch)
         with torch.inference_mode():
             network.generate(

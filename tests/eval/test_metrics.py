@@ -177,7 +177,7 @@ def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> No
 def test_weight_is_the_binary_logarithm_of_the_defendants(
     case: Callable[..., dict[str, Any]], defendants: int, weight: float
 ) -> None:
-    from panjue.prompts.tasks.judgment import example_of
+    from panjue.prompts.tasks.judgment import from_row
 
     row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
-    assert load_task("judgment").weight(example_of(row)) == pytest.approx(weight)
+    assert load_task("judgment").weight(from_row(row)) == pytest.approx(weight)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from panjue.finetune.journal import newest_complete
+from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main, train
 from panjue.prompts.config import load_config

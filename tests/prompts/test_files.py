@@ -32,19 +32,19 @@ def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None
     line = dump(row)
     assert "\n" not in line
     assert "\r" not in line
-    assert parse_line(line.encode(), "here") == row
+    assert parse_line(line.encode()) == row
 
 
 @given(st.binary())
 def test_a_line_is_an_object_or_a_user_error(raw: bytes) -> None:
     try:
-        row = parse_line(raw, "cases.jsonl:3")
+        row = parse_line(raw)
     except UserError as error:
         complaint = str(error)
     else:
-        complaint = "cases.jsonl:3: none"
-        assert parse_line(dump(row).encode(), "") == row
-    assert complaint.startswith("cases.jsonl:3: ")
+        complaint = ""
+        assert parse_line(dump(row).encode()) == row
+    assert "\n" not in complaint
 
 
 def test_mark_carriage_returns_comments_and_blank_lines_are_accepted(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: bytes, complaint: str) -> 
 
 
 def test_whole_characters_may_be_escaped() -> None:
-    assert parse_line(rb'{"fact": "\ud83d\ude00 \\ud83d"}', "") == {"fact": "😀 \\ud83d"}
+    assert parse_line(rb'{"fact": "\ud83d\ude00 \\ud83d"}') == {"fact": "😀 \\ud83d"}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

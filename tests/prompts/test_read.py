@@ -11,7 +11,8 @@ from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment import read
+
+read = load_task("judgment").read
 
 PENALTY = {
     "surveillance": 0,

@@ -1,4 +1,4 @@
-"""One vLLM engine on the tiny trained model, started once for all tests that decode."""
+"""One server on the tiny trained model, started once for all tests that ask it."""
 
 import asyncio
 import threading
@@ -11,36 +11,8 @@ import httpx
 import pytest
 import uvicorn
 
-from panjue.prompts.labels import load_labels
-from panjue.prompts.task import load_task
-from panjue.serve.ask import Asker
-from panjue.serve.engine import LLM, engine
 from panjue.serve.gateway import Service, create_app
 from panjue.serve.server import ServeConfig, Server, bound, make_service
-from panjue.serve.trained import served_model
-
-MAX_TOKENS = 3072
-SMALL = {"dtype": "float32", "max_num_seqs": 32, "enforce_eager": True}
-
-
-@pytest.fixture(scope="session")
-def merged(trained: Path) -> Path:
-    """Return the folder of the tiny base with its adapter folded in."""
-    return served_model(trained / "adapter", "merge").model
-
-
-@pytest.fixture(scope="session")
-def llm(merged: Path) -> Iterator[LLM]:
-    """Return the engine."""
-    with engine(merged, SMALL, MAX_TOKENS, seed=0) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def asker(trained: Path, merged: Path) -> Asker:
-    """Return what turns invented cases into constrained greedy requests."""
-    labels = load_labels(trained / "adapter/labels.json")
-    return Asker(load_task("judgment"), labels, merged, MAX_TOKENS)
 
 
 @dataclass
@@ -72,13 +44,15 @@ class Running:
 
 
 @pytest.fixture(scope="session")
-def server(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    trained: Path, small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """Return a running server of the tiny trained model, with a law of one article."""
     folder = tmp_path_factory.mktemp("server")
     law = folder / "law.json"
     law.write_text('{"264": {"text": "盗窃公私财物，数额较大的……", "paragraphs": []}}', "utf-8")
-    given = {"run": folder, "trained": trained / "adapter", "law": law, "max_tokens": MAX_TOKENS}
-    config = ServeConfig.model_validate({**given, "engine": SMALL})
+    given = {"run": folder, "trained": trained / "adapter", "law": law}
+    config = ServeConfig.model_validate({**given, **small})
     with bound("127.0.0.1", 0) as listener:
         service = make_service(config, Running.key, folder / "engine")
         server = Server(uvicorn.Config(create_app(service), log_level="warning"))

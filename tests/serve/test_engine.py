@@ -86,11 +86,11 @@ def test_greedy_without_schema_is_what_transformers_generates(
     free = Asker(TASK, asker.labels, merged, asker.max_tokens, constrained=False)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     for request, output in complete(llm, [asked(free, e, max_tokens=24) for e in examples[:3]], 3):
-        ids = torch.tensor([request.prompt])
+        ids = torch.tensor([request.question.prompt])
         with torch.no_grad():
             both = model.generate(ids, max_new_tokens=24, do_sample=False)
         mine = output.outputs[0].token_ids
-        assert list(mine) == both[0, len(request.prompt) :].tolist()[: len(mine)]
+        assert list(mine) == both[0, len(request.question.prompt) :].tolist()[: len(mine)]
 
 
 def test_several_samples_come_back_together(
@@ -143,7 +143,7 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
     request = asked(asker, by_id[key])
     so_far = asker.tokenizer(before, add_special_tokens=False).input_ids
     with torch.no_grad():
-        logits = model(torch.tensor([request.prompt + so_far])).logits[0, -1]
+        logits = model(torch.tensor([request.question.prompt + so_far])).logits[0, -1]
     # The schema allows only what a class goes on with.
     classes = [p.removeprefix(value) + '"' for p in PENALTIES if p.startswith(value)]
     texts = {token: asker.tokenizer.decode([token]) for token in range(len(asker.tokenizer))}

@@ -1,0 +1,242 @@
+"""Generation that is killed, torn and starved of disk, and still ends in the same file."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from panjue.finetune.sft import main as sft
+from panjue.prompts import render
+from panjue.prompts.demo import write_demo
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_lines
+from panjue.serve.generate import main
+
+PANJUE = str(Path(sys.executable).with_name("panjue"))
+LONGEST_S = 600
+YAML = """
+run: {run}
+trained: {trained}
+test: {test}
+max_tokens: 1024
+engine: {{dtype: float32, max_num_seqs: 16, enforce_eager: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def adapter(
+    workshop: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Path:
+    """Return a tiny adapter; for all tries one that has learnt something, so that ties are few."""
+    if not request.config.getoption("--torture"):
+        return trained / "adapter"
+    run = tmp_path_factory.mktemp("longer") / "run"
+    steps = ["trainer.max_steps=150", "trainer.eval_steps=150", "trainer.save_steps=150"]
+    sft(workshop / "sft.yaml", [f"run={run}", *steps])
+    return run / "adapter"
+
+
+@pytest.fixture(scope="module")
+def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Any:
+    """Return what writes the config of a run in a new folder, and says where it is."""
+    folder = tmp_path_factory.mktemp("kills")
+    cases = 400 if request.config.getoption("--torture") else 40
+    write_demo(folder / "demo", {"train": 1, "test": cases, "base": 1})
+
+    def config(name: str) -> Path:
+        place = folder / f"{name}.yaml"
+        words = {"run": folder / name, "trained": adapter, "test": folder / "demo/test.jsonl"}
+        place.write_text(YAML.format(**words), "utf-8")
+        return place
+
+    return config
+
+
+@pytest.fixture(scope="module")
+def once(make: Callable[[str], Path]) -> Path:
+    """Return the folder of a run that nobody disturbed."""
+    config = make("once")
+    done = finish(config)
+    assert done.returncode == 0, done.stderr
+    return config.with_suffix("")
+
+
+def finish(config: Path) -> subprocess.CompletedProcess[str]:
+    """Run to the end."""
+    words = [PANJUE, "generate", str(config)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+
+
+def kill(config: Path, number: int, rows: int) -> tuple[subprocess.Popen[bytes], str]:
+    """Start, and send the signal when `rows` more rows are there (0: while all is starting)."""
+    completions = config.with_suffix("") / "completions.jsonl"
+    wanted = lines_of(completions) + rows
+    words = [PANJUE, "generate", str(config)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        began = time.monotonic()
+        pause = random.Random(wanted).uniform(2, 30) if rows == 0 else LONGEST_S
+        while lines_of(completions) < wanted or rows == 0:
+            assert running.poll() is None, running.communicate()[1]
+            if time.monotonic() - began > pause:
+                break
+            time.sleep(0.01)
+        children = psutil.Process(running.pid).children(recursive=True)
+        running.send_signal(number)
+        _, told = running.communicate(timeout=LONGEST_S)
+    _gone, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive, f"the engine outlives its parent: {alive}"
+    return running, told.decode()
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def check_same(again: Path, once: Path) -> int:
+    """Hold a run that was disturbed to one that was not; return how many rows passed a near tie."""
+    one, other = (
+        {row["id"]: row for _, row in read_lines(run / "completions.jsonl")}
+        for run in (once, again)
+    )
+    assert len(one) == len(other) == lines_of(again / "completions.jsonl"), "none twice, none lost"
+    differ = {key for key in one if one[key]["texts"] != other[key]["texts"]}
+    ties = {key for key in one if one[key]["near_ties"] or other[key]["near_ties"]}
+    assert differ <= ties, f"{differ - ties} differ without a near tie"
+    if not differ:
+        same = (run / "submission.jsonl" for run in (once, again))
+        assert next(same).read_bytes() == next(same).read_bytes()
+    return len(ties)
+
+
+@pytest.mark.promise("generation survives kill -9")
+def test_kills(make: Callable[[str], Path], once: Path, promise: Any, full: bool) -> None:
+    config, draw = make("killed"), random.Random(0)
+    completions = config.with_suffix("") / "completions.jsonl"
+    for number in range(20 if full else 2):
+        with promise.attempt():
+            before = completions.read_bytes() if completions.exists() else b""
+            kill(config, signal.SIGKILL, 0 if number % 4 == 3 else draw.randint(1, 12))
+            after = completions.read_bytes()
+            whole = before[: before.rfind(b"\n") + 1]
+            assert after.startswith(whole), "a finished row was made again"
+            with completions.open("ab") as out:  # what the end of the power leaves of a row
+                out.write(draw.choice([b"", b'{"id": 7, "texts": ["', b'{"id"', b"\xe7\xbd"]))
+    with promise.attempt():
+        done = finish(config)
+        assert done.returncode == 0, done.stderr
+        ties = check_same(config.with_suffix(""), once)
+        promise.tell(f"{lines_of(completions)} cases, {ties} with a near tie")
+
+
+@pytest.mark.promise("SIGTERM and Ctrl-C say how to go on")
+def test_signals(make: Callable[[str], Path], once: Path, promise: Any, full: bool) -> None:
+    config = make("told")
+    for number in (signal.SIGTERM, signal.SIGINT) if full else (signal.SIGTERM,):
+        with promise.attempt():
+            running, told = kill(config, number, 3)
+            assert running.returncode == 128 + number
+            assert "the same command goes on" in told.splitlines()[-1], told
+            assert "Traceback" not in told, told
+    if full:
+        with promise.attempt():
+            assert finish(config).returncode == 0
+            check_same(config.with_suffix(""), once)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """Mount a file system of its own; skip where that is not allowed."""
+    folder.mkdir(parents=True)
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.promise("a full disk loses nothing")
+def test_full_disk(make: Callable[[str], Path], once: Path, promise: Any, full: bool) -> None:
+    config = make("full")
+    run = config.with_suffix("")
+    half = (once / "completions.jsonl").stat().st_size // 2 + (once / "labels.json").stat().st_size
+    with small_disk(run, str(half + 8192)), promise.attempt():
+        done = finish(config)
+        assert done.returncode == 2, done.stderr
+        told = done.stderr.splitlines()[-1]
+        assert "No space left on device" in told, done.stderr
+        assert "goes on" in told
+        assert 0 < lines_of(run / "completions.jsonl") < lines_of(once / "completions.jsonl")
+        subprocess.run(["mount", "-o", "remount,size=64m", str(run)], check=True)
+        assert finish(config).returncode == 0
+        check_same(run, once)
+
+
+def other_bytes(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+@pytest.mark.promise("resuming with something else stops and names it")
+@pytest.mark.parametrize(
+    "what", ["model", "adapter", "data", "prompt", "labels", "sampling", "engine", "schema"]
+)
+def test_something_else(
+    once: Path,
+    adapter: Path,
+    tmp_path: Path,
+    what: str,
+    promise: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A run of its own, unfinished, with copies of everything that it was made from.
+    run, copy, test = tmp_path / "run", tmp_path / "adapter", tmp_path / "test.jsonl"
+    shutil.copytree(once, run)
+    shutil.copytree(adapter, copy)
+    made = json.loads((run / "manifest.json").read_text("utf-8"))
+    shutil.copy(made["generate"]["test"], test)
+    (run / "completions.jsonl").write_text("", "utf-8")
+    words, restore = [f"run={run}", f"trained={copy}", f"test={test}"], ExitStack()
+    named = {
+        "model": "another base",
+        "data": "test_sha256",
+        "adapter": "trained_sha256",
+        "schema": "constrained",
+    }
+    if what == "data":
+        other_bytes(test)
+    elif what == "adapter":
+        other_bytes(copy / "adapter_model.safetensors")
+    elif what == "labels":
+        other_bytes(copy / "labels.json")
+    elif what == "prompt":
+        shutil.copytree(render.TEMPLATES, tmp_path / "templates")
+        other_bytes(tmp_path / "templates/judgment.md")
+        for module in ("panjue.prompts.render", "panjue.prompts.model"):
+            monkeypatch.setattr(f"{module}.TEMPLATES", tmp_path / "templates")
+    elif what == "model":
+        base = Path(json.loads((copy / "manifest.json").read_text("utf-8"))["base"])
+        shutil.copytree(base, tmp_path / "base")
+        restore.callback(shutil.copy, tmp_path / "base/config.json", base / "config.json")
+        other_bytes(base / "config.json")
+    else:
+        words += {
+            "sampling": ["sampling.temperature=0.5"],
+            "engine": ["engine.max_num_seqs=4"],
+            "schema": ["constrained=false"],
+        }[what]
+    with promise.attempt(), restore:
+        with pytest.raises(UserError, match=named.get(what, what)) as told:
+            main(once.with_suffix(".yaml"), words)
+        assert "\n" not in str(told.value)

@@ -1,0 +1,129 @@
+"""No reply, however broken, stops the decoder or gets past the check."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example, load_task
+
+TASK = load_task("judgment")
+PIECES = [
+    *'{}[]",:\\\n 0197.-罪第条款、；“”＂',
+    '"name":',
+    '"charges":["',
+    '"articles":["',
+    '"penalty":',
+    '{"judgments":[',
+    "```json\n",
+    "<think>",
+    "</think>",
+    "null",
+    "true",
+    "盗窃罪",
+    "第264条第1款",
+    "有期徒刑三年以上五年以下",
+    "\x00",
+    "\ufeff",
+    "\ud800",
+    "ﷺ",
+    "𠮷",
+]
+
+
+@pytest.fixture(scope="module")
+def cases(workshop: Path) -> tuple[list[Example], Labels]:
+    examples = list(TASK.read(workshop / "demo/train.jsonl"))
+    return examples, TASK.labels(examples)
+
+
+def check(reply: str, example: Example, labels: Labels) -> None:
+    row = TASK.submission(example, TASK.decode(reply, example, labels).answer)
+    faults = list(TASK.faults(example, row, labels))
+    assert not faults, (reply, faults)
+    json.dumps(row, ensure_ascii=False).encode("utf-8")
+
+
+def mutated(reply: str, draw: random.Random) -> str:
+    """Cut, repeat, swap and sprinkle a reply that was good."""
+    for _ in range(draw.randint(1, 6)):
+        a, b = sorted(draw.randrange(len(reply) + 1) for _ in range(2))
+        what = draw.randrange(5)
+        if what == 0:
+            reply = reply[:a]
+        elif what == 1:
+            reply = reply[:a] + reply[b:]
+        elif what == 2:
+            reply = reply[:b] + reply[a:b] * draw.randint(1, 3) + reply[b:]
+        elif what == 3:
+            reply = reply[:a] + draw.choice(PIECES) * draw.randint(1, 4) + reply[a:]
+        else:
+            reply = reply[:a] + draw.choice(PIECES) + reply[a + 1 :]
+    return reply
+
+
+@pytest.mark.promise("a bad reply never stops a run")
+def test_mutated_replies(cases: Any, promise: Any, full: bool) -> None:
+    examples, labels = cases
+    draw, seconds = random.Random(0), []
+    for _ in range(120_000 if full else 2_000):
+        example = draw.choice(examples)
+        reply = mutated(TASK.target(example), draw)
+        began = time.perf_counter()
+        with promise.attempt():
+            check(reply, example, labels)
+        seconds.append(time.perf_counter() - began)
+    promise.tell(f"median {1000 * median(seconds):.2f} ms")
+    if full:
+        assert median(seconds) < 1e-3
+
+
+@pytest.mark.promise("a bad reply never stops a run")
+def test_any_text(cases: Any, promise: Any, full: bool) -> None:
+    examples, labels = cases
+    text = st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=4)).map("".join)
+
+    @settings(max_examples=20_000 if full else 200, database=None)
+    @given(text, st.sampled_from(examples[:20]))
+    def answers(reply: str, example: Example) -> None:
+        with promise.attempt():
+            check(reply, example, labels)
+
+    answers()
+
+
+@pytest.mark.promise("a bad reply never stops a run")
+def test_coverage_guided(workshop: Path, tmp_path: Path, promise: Any, full: bool) -> None:
+    pytest.importorskip("atheris", reason="atheris is not installed: pip install atheris")
+    runs = 60_000 if full else 500
+    words = [sys.executable, str(Path(__file__).with_name("fuzz.py"))]
+    words += [str(workshop / "demo/train.jsonl"), f"-atheris_runs={runs}", "-max_len=4096"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    promise.tries += runs - 1
+    with promise.attempt():
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.promise("a bad reply never stops a run")
+def test_time_is_linear(cases: Any, promise: Any, full: bool) -> None:
+    examples, labels = cases
+    example, draw = examples[0], random.Random(0)
+    slowest = 0.0
+    for piece in PIECES if full else PIECES[:6]:
+        reply = TASK.target(example)[: draw.randrange(200)] + piece * (1_000_000 // len(piece))
+        began = time.perf_counter()
+        with promise.attempt():
+            check(reply, example, labels)
+        slowest = max(slowest, time.perf_counter() - began)
+    promise.tell(f"slowest 1 MB reply {slowest:.2f} s")
+    if full:
+        assert slowest < 1
