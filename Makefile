@@ -12,7 +12,7 @@ GOLD     := $(or $(TEST),data/demo/test.jsonl)
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
-.PHONY: install check test demo base sft tune generate score check-submission serve chat
+.PHONY: install check test torture demo base sft tune generate score check-submission serve chat
 .NOTPARALLEL:
 ifneq ($(and $(TRAIN),$(filter generate score,$(MAKECMDGOALS))),)
 $(if $(TEST),,$(error TRAIN is given: say TEST=FILE too))
@@ -26,6 +26,8 @@ build/typing/panjue:  # a view of the four folders that mypy and editors can fol
 	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
 test: install
 	.venv/bin/pytest
+torture: install  # every promise of the README, tried for real: up to 45 minutes
+	.venv/bin/pytest tests/torture --torture
 demo: install
 	$(PANJUE) demo data/demo
 base: demo

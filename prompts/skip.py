@@ -30,9 +30,9 @@ class Skipped:
     def __str__(self) -> str:
         """Say how many there are, and which is the first."""
         if not self.rows:
-            return "no row skipped"
+            return "bad rows skipped: none"
         [(path, line), reason] = next(iter(self.rows.items()))
-        return f"{len(self.rows)} bad rows skipped; the first: {path}:{line}: {reason}"
+        return f"bad rows skipped: {len(self.rows)}; the first: {path}:{line}: {reason}"
 
     def write(self, path: Path) -> None:
         """List them in a JSONL file; where there are none, there is none."""

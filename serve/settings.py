@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from panjue.prompts.config import Config
+from panjue.serve.orphans import GUARDED
 
 NAME = "panjue"
 """What clients call the model that answers."""
@@ -19,6 +20,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     "TOKENIZERS_PARALLELISM": "false",
+    GUARDED: "1",
 }
 """Of every process of vLLM, where the user has not set them."""
 
@@ -36,8 +38,8 @@ OURS = {
 """Engine arguments that panjue makes itself -> the setting to use instead."""
 
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
-"""Each case has a schema of its own. xgrammar compiles each from nothing (0.4 s for two defendants,
-20 s for 63), llguidance builds it in milliseconds; `auto` would mix them."""
+"""Each case has a schema of its own, and llguidance builds it in milliseconds; xgrammar takes some
+twenty times as long (tests/bench/schema.py); `auto` would mix them."""
 
 
 SERVER_OURS = {

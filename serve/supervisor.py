@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 from panjue.prompts.errors import UserError
 from panjue.serve.backend import Backend
+from panjue.serve.orphans import die_with_parent
 from panjue.serve.settings import BACKEND, ENVIRONMENT, NAME
 from panjue.serve.trained import Served
 
@@ -25,8 +25,6 @@ UNHEALTHY = 3
 
 LONGEST_PAUSE_S = 60.0
 STOP_S = 10.0
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not loaded between fork and exec
 
 Say = Callable[[str], None]
 
@@ -92,7 +90,7 @@ class Supervisor:
                     stderr=log,
                     env=self._environment,
                     start_new_session=True,  # a Ctrl-C is ours: requests end before the engine
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=die_with_parent,
                 )
         except OSError as error:
             raise UserError(f"{self._log}: {error.strerror}") from None
@@ -139,12 +137,6 @@ class Supervisor:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this process with the one that started it, however that ends."""
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def supervisor(

@@ -1,0 +1,140 @@
+"""Bad rows: each kind has its outcome, and under `skip` the good ones around it are all read."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.finetune.sft import main as sft
+from panjue.prompts.errors import BadRow
+from panjue.prompts.files import dump
+from panjue.prompts.skip import on_bad_row
+from panjue.prompts.task import load_task
+
+TASK = load_task("judgment")
+PENALTY = {
+    "surveillance": 0,
+    "detention": 0,
+    "imprisonment": 12,
+    "death_penalty": False,
+    "life_imprisonment": False,
+}
+OUTCOME = {"name": "甲", "penalty": PENALTY, "charges": ["盗窃罪"], "articles": ["264"]}
+ROW: dict[str, Any] = {"id": 1, "fact": "甲盗窃。", "defendants": ["甲"], "outcomes": [OUTCOME]}
+
+
+def row(**changes: Any) -> bytes:
+    return json.dumps({**ROW, **changes}, ensure_ascii=False).encode()
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "an id that came before": (row(id=0), "id 0 stands already on line 1"),
+    "empty facts": (row(fact=" \n"), "'fact' must be a text that is not empty"),
+    "no facts": (b'{"id": 1, "defendants": ["\xe7\x94\xb2"]}', "'fact' must be"),
+    "no defendants": (row(defendants=[]), "'defendants' must list"),
+    "a defendant twice": (row(defendants=["甲", "甲"]), "'defendants' must list"),
+    "outcomes of others": (row(defendants=["乙"]), "exactly one entry per defendant"),
+    "no outcome for one": (row(defendants=["甲", "乙"]), "exactly one entry per defendant"),
+    "a NUL byte": (row().replace(b"\xe7", b"\x00", 1), "not"),
+    "half a character": (row()[:30], "not"),
+    "a lone surrogate": (row(fact="x").replace(b'"x"', rb'"\ud800"'), "stands alone"),
+    "another encoding": (row().decode().encode("gb18030"), "not UTF-8 at byte"),
+    "no object": (b"[1, 2]", "expected a JSON object"),
+    "half a row": (row()[:-20], "not JSON"),
+    "deep nesting": (b'{"id":' + b"[" * 200_000, "not JSON"),
+    "50 MB": (row(fact="甲盗窃。" * 4_200_000), "longer than 16 MiB"),
+}
+GOOD: dict[str, bytes] = {
+    "a byte order mark": b"\xef\xbb\xbf" + row(),
+    "CRLF": row() + b"\r",
+    "a remark": b"// a remark\n" + row(),
+    "a defendant not in the facts": row(defendants=["丁"], outcomes=[{**OUTCOME, "name": "丁"}]),
+    "labels that training never saw": row(outcomes=[{**OUTCOME, "charges": ["新罪"]}]),
+    "an escaped NUL": row(fact="甲\x00盗窃。"),
+    "10 MB": row(fact="甲盗窃。" * 800_000),
+    "no end of line": row(),
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[bytes], Path]:
+    def to(line: bytes) -> Path:
+        path = tmp_path / "cases.jsonl"
+        path.write_bytes(row(id=0) + b"\n" + line + b"\n" + row(id=2) + b"\n")
+        return path
+
+    return to
+
+
+@pytest.mark.promise("bad rows don't stop good ones unless asked")
+@pytest.mark.parametrize("what", BAD)
+def test_bad_rows(write: Callable[[bytes], Path], what: str, promise: Any, tmp_path: Path) -> None:
+    line, reason = BAD[what]
+    path = write(line)
+    with promise.attempt(), pytest.raises(BadRow, match=reason) as told:
+        list(TASK.read(path))
+    assert (told.value.path, told.value.line) == (path, 2)
+    with promise.attempt():
+        reading, skipped = on_bad_row(TASK, "skip")
+        assert [example.id for example in reading.read(path)] == [0, 2]
+        assert [example.id for example in reading.read(path)] == [0, 2], "and listed once"
+        skipped.write(tmp_path / "skipped.jsonl")
+        [listed] = (tmp_path / "skipped.jsonl").read_text("utf-8").splitlines()
+        found = json.loads(listed)
+        assert (found["file"], found["line"]) == (str(path), 2)
+        assert found["reason"] == told.value.reason
+        assert str(skipped).startswith(f"bad rows skipped: 1; the first: {path}:2: ")
+
+
+@pytest.mark.promise("bad rows don't stop good ones unless asked")
+@pytest.mark.parametrize("what", GOOD)
+def test_odd_rows(tmp_path: Path, what: str, promise: Any) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(GOOD[what])
+    with promise.attempt():
+        assert [example.id for example in TASK.read(path)] == [1]
+
+
+@pytest.mark.promise("bad rows don't stop good ones unless asked")
+def test_every_stage_stops_or_skips(
+    workshop: Path, tmp_path: Path, promise: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, gold = tmp_path / "train.jsonl", tmp_path / "gold.jsonl"
+    for name, path in (("train", train), ("test", gold)):
+        good = (workshop / f"demo/{name}.jsonl").read_bytes()
+        path.write_bytes(good + b'{"id": "torn", "fact": "\xe7\x94')
+    run = tmp_path / "run"
+    short = ["trainer.max_steps=1", "trainer.save_strategy='no'", "trainer.eval_strategy='no'"]
+    words = [f"run={run}", f"train={train}", *short]
+    with promise.attempt(), pytest.raises(BadRow, match=r"train.jsonl:121: not UTF-8"):
+        sft(workshop / "sft.yaml", words)
+    with promise.attempt():
+        sft(workshop / "sft.yaml", [*words, "on_bad_row=skip"])
+        assert f"bad rows skipped: 1; the first: {train}:121: " in capsys.readouterr().out
+        [listed] = (run / "skipped.jsonl").read_text("utf-8").splitlines()
+        assert json.loads(listed)["line"] == 121
+    submission = tmp_path / "submission.jsonl"
+    examples = TASK.read(workshop / "demo/test.jsonl")
+    answers = [dump(TASK.submission(e, e.answer)) for e in examples if e.answer]
+    submission.write_text("".join(f"{line}\n" for line in answers), "utf-8")
+    for command in (
+        ["score", str(gold), str(submission)],
+        ["check", str(submission), "--cases", str(gold)],
+    ):
+        with promise.attempt():
+            stopped = panjue(*command)
+            assert stopped.returncode == 2, stopped.stderr
+            assert stopped.stderr.startswith(f"panjue: {gold}:25: not UTF-8"), stopped.stderr
+        with promise.attempt():
+            skipped = panjue(*command, "--on-bad-row", "skip")
+            assert skipped.returncode == 0, skipped.stderr
+            assert f"bad rows skipped: 1; the first: {gold}:25: " in skipped.stdout
+
+
+def panjue(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("panjue")), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,104 @@
+"""A schema per case neither hangs the engine nor fills the memory."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example, load_task
+from panjue.prompts.tasks.judgment import by_hand
+from panjue.serve.ask import Asker, Refusal, loosened
+from panjue.serve.generate import rows
+
+TASK = load_task("judgment")
+MOST = 63
+"""Defendants of the widest real case."""
+
+
+def largest(shared: Path) -> Labels:
+    """Return all charges of CMDL, and the law's articles and paragraphs, as label sets."""
+    charges = json.loads((shared / "drdz/charges_321.json").read_text("utf-8"))
+    law = json.loads((shared / "criminal_law/articles_paragraphs.json").read_text("utf-8"))
+    articles = [
+        *law,
+        *(f"{a}-{p}" for a, n in law.items() for p in range(1, len(n["paragraphs"]) + 1)),
+    ]
+    counts = {"charges": dict.fromkeys(charges, 1), "articles": dict.fromkeys(articles, 1)}
+    return Labels(counts, {"charges": 10, "articles": 20, "penalty": 1})
+
+
+def distinct(examples: list[Example]) -> Iterator[Example]:
+    """Yield examples without end, no two with the same names and so the same schema."""
+    for number in count():
+        example = examples[number % len(examples)]
+        names = tuple(f"{name}{number}" for name in example.names)
+        yield replace(example, id=number, names=names, inputs={"defendants": "、".join(names)})
+
+
+def resident() -> float:
+    """Return the MiB of this process and of the engine's."""
+    me = psutil.Process()
+    return sum(p.memory_info().rss for p in (me, *me.children(recursive=True))) / 2**20
+
+
+@pytest.mark.promise("schemas can't hang the engine")
+def test_memory_is_flat_over_distinct_schemas(
+    llm: Any, asker: Asker, workshop: Path, promise: Any, full: bool
+) -> None:
+    examples = list(TASK.read(workshop / "demo/test.jsonl"))
+    source, wanted = distinct(examples), 1000 if full else 30
+    warm = sum(1 for _ in rows(llm, asker, islice(source, wanted // 5), in_flight=32))
+    before = resident()
+    with promise.attempt():
+        answered = 0
+        for row in rows(llm, asker, islice(source, wanted - warm), in_flight=32):
+            answered += 1
+            assert row["finish"] == ["stop"] or row["finish"] == ["length"], row
+            assert row["texts"][0].startswith('{"judgments":[{"name":"'), row
+        assert answered == wanted - warm
+        grown = resident() - before
+        promise.tries += answered - 1
+        promise.tell(f"{answered} schemas: memory {grown:+.0f} MiB")
+        assert grown < 64, f"{grown} MiB more after {answered} schemas"
+
+
+@pytest.mark.promise("schemas can't hang the engine")
+def test_a_schema_that_is_refused_falls_back(
+    llm: Any, asker: Asker, merged: Path, workshop: Path, promise: Any
+) -> None:
+    def sick(example: Example, labels: Labels) -> dict[str, Any]:
+        made = TASK.schema(example, labels)
+        for item in made["properties"]["judgments"]["prefixItems"]:
+            item["properties"]["name"]["format"] = "no such format"
+        return made
+
+    example = next(TASK.read(workshop / "demo/test.jsonl"))
+    odd = Asker(replace(TASK, schema=sick), asker.labels, merged, asker.max_tokens)
+    with promise.attempt():
+        question = odd.question(example)
+        assert question.loosened
+        assert question.schema == loosened(TASK.schema(example, asker.labels))
+        [row] = rows(llm, odd, iter([example]), in_flight=1)
+        assert row["loosened_schema"]
+        answer = TASK.decode(row["texts"][0], example, asker.labels).answer
+        assert [judged["name"] for judged in answer["judgments"]] == list(example.names)
+    worse = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
+    with promise.attempt(), pytest.raises(Refusal, match="grammar library"):
+        Asker(worse, asker.labels, merged, asker.max_tokens).question(example)
+
+
+@pytest.mark.promise("schemas can't hang the engine")
+def test_the_largest_is_built_and_checked(merged: Path, shared: Path, promise: Any) -> None:
+    labels = largest(shared)
+    example = by_hand("共同盗窃。", [f"张某{number}" for number in range(MOST)])
+    with promise.attempt():
+        question = Asker(TASK, labels, merged, 2**16).question(example)
+        assert question.schema is not None
+        assert not question.loosened
+        assert len(question.schema["properties"]["judgments"]["prefixItems"]) == MOST
