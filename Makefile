@@ -8,6 +8,7 @@ GPU      := $(shell command -v nvidia-smi 2>/dev/null)
 TASK     ?= judgment
 CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
 RUN      ?= runs/$(CONFIG)$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
+BAD      := $(if $(ON_BAD_ROW),on_bad_row=$(ON_BAD_ROW))
 GOLD     := $(or $(TEST),data/demo/test.jsonl)
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
@@ -26,26 +27,26 @@ build/typing/panjue:  # a view of the four folders that mypy and editors can fol
 	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
 test: install
 	.venv/bin/pytest
-torture: install  # every promise of the README, tried for real: up to 45 minutes
+torture: install  # what "Nothing lost" says in the README, tried for real: up to 45 minutes
 	.venv/bin/pytest tests/torture --torture
 demo: install
 	$(PANJUE) demo data/demo
 base: demo
 	$(PANJUE) base finetune/configs/base.yaml
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
-	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV MIX) $(SFT)
+	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV MIX) $(BAD) $(SFT)
 generate: sft
-	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) test=$(GOLD) $(GENERATE)
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) test=$(GOLD) $(BAD) $(GENERATE)
 tune: sft
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN)/tune \
 	  trained=$(if $(filter method=full,$(SFT)),$(RUN)/model,$(RUN)/adapter) samples=8 \
-	  $(if $(DEV),test=$(DEV),test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true) $(GENERATE)
+	  $(if $(DEV),test=$(DEV),test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true) $(BAD) $(GENERATE)
 	$(PANJUE) tune $(RUN)/tune
 serve: sft
 	$(PANJUE) serve serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(SERVE)
 chat: install
 	@$(PANJUE) chat $(CHAT)
 score: generate
-	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json
+	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
 check-submission: install
-	$(PANJUE) check $(RUN)/submission.jsonl --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK)
+	$(PANJUE) check $(RUN)/submission.jsonl --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK) $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))

@@ -10,7 +10,7 @@ from panjue.eval.decide import fitted_decider
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.skip import Skipped, on_bad_row
+from panjue.prompts.skip import Skipped, reading
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Answer, Example, Task, load_task
 
@@ -56,7 +56,7 @@ class Tally:
         if self.loosened:
             yield f"{self.loosened} asked under a smaller schema, theirs being refused"
         if self.skipped_rows:
-            yield f"{self.skipped_rows} bad rows were skipped, see skipped.jsonl"
+            yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
         yield from (f"  id {line}" for line in self.refusals[:NAMED])
         if len(self.refusals) > NAMED:
             yield "  … all in decode.json"
@@ -129,8 +129,7 @@ def open_run(folder: Path) -> Run:
         raise UserError(
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
-    # Runs from before the setting have stopped at bad rows.
-    task, skipped = on_bad_row(load_task(made["task"]), made.get("on_bad_row", "stop"))
+    task, skipped = reading(load_task(made["task"]), made.get("on_bad_row", "stop"))
     return Run(folder, task, test, load_labels(folder / "labels.json"), made, skipped)
 
 

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import train
 from panjue.prompts.config import check_settings, load_config
-from panjue.prompts.files import read_json, sha256, write_json
+from panjue.prompts.files import read_json, sha256, whole_folder, write_json
+from panjue.prompts.skip import reading
 from panjue.prompts.task import Task, load_task
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -77,7 +78,7 @@ def main(path: Path, overrides: Sequence[str] = ()) -> None:
 
 def make_untrained(config: BaseConfig, folder: Path) -> None:
     """Write a tokenizer trained on the training cases and a random model to `folder`."""
-    task = load_task(config.task)
+    task, _ = reading(load_task(config.task), config.on_bad_row)
     tokenizer = train_tokenizer(texts(task, config.train), config.vocab_size)
     torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(
@@ -93,8 +94,7 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    whole_folder(aside, folder)
 
 
 def texts(task: Task, cases: Path) -> Iterator[str]:

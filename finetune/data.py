@@ -12,7 +12,7 @@ from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from trl import pack_dataset
 
-from panjue.prompts.files import dump, write_json
+from panjue.prompts.files import dump, sync, write_json
 from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.parts import SYNTAX
@@ -114,6 +114,7 @@ def cached(
         for row in make(report):
             writer.write(row)
         writer.finalize()
+        sync(place)
         write_json(place / "report.json", asdict(report))  # last: its presence says all is there
     report = Report(**json.loads((place / "report.json").read_text("utf-8")))
     return Dataset.from_file(str(place / "rows.arrow")), report

@@ -73,7 +73,7 @@ class SftConfig(Config):
     seed: int = 0
     """Of the data order, the adapter's start and dropout."""
     resume: bool = True
-    """Continue from the newest complete checkpoint of this run, if there is one."""
+    """Continue from the newest complete checkpoint of this run; false drops those there are."""
     dry_run: bool = False
     """Stop before the first step, after showing the plan and one example as the model sees it."""
     trainer: dict[str, Any] = Field(default_factory=dict)
@@ -105,6 +105,9 @@ def check_library_settings(config: SftConfig) -> None:
     check_settings("lora", config.lora, lora, {"task_type": "nothing: it is a causal model"})
     known = signature(BitsAndBytesConfig).parameters
     check_settings("quantization", config.quantization, known)
+    keep = config.trainer.get("save_total_limit", 1)
+    if keep is not None and not (isinstance(keep, int) and keep >= 1):
+        raise UserError("trainer: save_total_limit must be a number from 1, or null for all")
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora, and method=qlora with it")
     try:

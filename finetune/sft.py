@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.checkpoints import Checkpoints, newest_complete
+from panjue.finetune.checkpoints import is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, rows
 from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
 from panjue.finetune.journal import Journal
@@ -29,11 +29,18 @@ from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError, did_you_mean
-from panjue.prompts.files import difference, read_json, sha256, whole_file, write_json
+from panjue.prompts.files import (
+    difference,
+    read_json,
+    sha256,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
 from panjue.prompts.parts import SYNTAX
-from panjue.prompts.skip import on_bad_row
+from panjue.prompts.skip import reading
 from panjue.prompts.task import Example, Task, load_task
 
 ROWS_DEPEND_ON = (
@@ -68,7 +75,7 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
-    task, skipped = on_bad_row(load_task(config.task), config.on_bad_row)
+    task, skipped = reading(load_task(config.task), config.on_bad_row)
     folder = model_folder(config.model)
     made = provenance(config, folder)
     if not config.dry_run and is_finished(config.run, made):
@@ -79,6 +86,8 @@ def train(config: SftConfig) -> None:
     labels = task.labels(trained_on(config, task))
     trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
     mixed = sum(1 for _ in mixed_in(config, task))
+    for _ in held_out(config, task):
+        pass  # so that its bad rows are known too where its tokens were cached
     print_plan(console, trainer, report, held_report, mixed)
     if skipped.rows:
         console.print(f"{'skipped':12s} {skipped}", highlight=False, markup=False)
@@ -87,13 +96,19 @@ def train(config: SftConfig) -> None:
         return
     if trainer.is_world_process_zero():
         write_config(config)
-        skipped.write(config.run / "skipped.jsonl")
+        skipped.write(config.run / "skipped-train.jsonl")
         manifest = config.run / "manifest.json"
         write_json(manifest, {**(read_json(manifest) if manifest.exists() else {}), "sft": made})
-    checkpoint = newest_complete(config.run / "checkpoints") if config.resume else None
+        if not config.resume:
+            shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    checkpoint = newest_complete(config.run / "checkpoints")
     if checkpoint:
         console.print(f"continuing from {checkpoint}")
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if checkpoint and is_over(checkpoint, config.patience):
+        trainer.take(checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.accelerator.wait_for_everyone()
     save(trainer, labels, made, trained_folder(config))
     console.print(f"written: {trained_folder(config)}")
@@ -111,7 +126,7 @@ def token_rows(
     examples = held_out if train else trained_on
     return cached(
         config.run / "rows",
-        {**{name: made[name] for name in ROWS_DEPEND_ON}, "part": "dev" if train else "train"},
+        {**{name: made.get(name) for name in ROWS_DEPEND_ON}, "part": "dev" if train else "train"},
         lambda report: rows(
             task, examples(config, task), tokenizer, labels, config.max_tokens, report
         ),
@@ -150,7 +165,7 @@ def make_trainer(
         train_rows, report = token_rows(config, task, tokenizer, labels, made)
         held_rows, held_report = token_rows(config, task, tokenizer, labels, made, report)
     if not len(train_rows):
-        why = report.refused[0] if report.refused else "all are held out, set dev=FILE"
+        why = report.refused[0] if report.refused else "all are skipped or held out, set dev=FILE"
         raise UserError(f"{config.train}: no example is left to train on; {why}")
     unknown = next((part for part in config.token_weights if part not in report.parts), None)
     if unknown is not None:
@@ -168,8 +183,7 @@ def make_trainer(
         max_tokens=config.max_tokens,
     )
     # The journal ends first.
-    kept = Checkpoints(config.trainer.get("save_total_limit", 2))
-    callbacks = [Journal(config.run, console), kept, StopOnSignal()]
+    callbacks = [Journal(config.run, console), StopOnSignal()]
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     trainer = PartsTrainer(
@@ -177,6 +191,7 @@ def make_trainer(
         parts=held_report.parts,  # begins with those of the rows that are trained on
         token_weights=config.token_weights,
         score=score if score.questions else None,
+        keep=config.trainer.get("save_total_limit", 2),
         args=args,
         train_dataset=pack(train_rows, config.max_tokens) if packs else train_rows,
         eval_dataset=held_rows if len(held_rows) else None,
@@ -213,7 +228,7 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
     }
     given = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
     given.pop("packing", None)  # we pack, so that every token keeps its part
-    given.pop("save_total_limit", None)  # see Checkpoints
+    given.pop("save_total_limit", None)  # PartsTrainer drops old ones itself
     if given.get("eval_strategy", "no") == given.get("save_strategy", "steps") != "no":
         best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
         given = {**best, **given}
@@ -246,7 +261,7 @@ def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
         "mix": str(config.mix) if config.mix else None,
         "mix_sha256": sha256(config.mix) if config.mix else None,
         "mix_ratio": config.mix_ratio if config.mix else None,
-        "on_bad_row": config.on_bad_row,
+        **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,
         "patience": config.patience,
@@ -304,5 +319,4 @@ def save(trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Pa
     (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
     labels.save(aside)
     write_json(aside / "manifest.json", {**made, "labels_sha256": sha256(aside / "labels.json")})
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    whole_folder(aside, folder)

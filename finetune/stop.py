@@ -4,6 +4,8 @@ import signal
 from types import FrameType
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from panjue.prompts.errors import Stopped
@@ -40,9 +42,21 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Ask the trainer to save and stop."""
+        """Ask the trainer to save and stop, in all processes at the same step."""
+        if PartialState().num_processes > 1:
+            self.received = max(gather_object([self.received or 0])) or None
         if self.received:
-            control.should_save = control.should_training_stop = True
+            control.should_training_stop = True
+            # The end of an epoch saves for itself, with the score that belongs to it.
+            ends = args.save_strategy == "epoch" and state.epoch is not None and not state.epoch % 1
+            control.should_save = not ends
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Keep the trainer from taking a stop for the end of an epoch, which scores and saves."""
+        if self.received and state.epoch is not None and state.epoch % 1:
+            control.should_save = control.should_evaluate = control.should_log = False
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

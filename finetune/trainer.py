@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
+from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED
 
 PADDING = -1
@@ -25,6 +28,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         parts: Names of the parts that the rows' column `parts` counts through.
         token_weights: Part -> weight of its tokens in the training loss; 1 where not named.
         score: Trainer -> the task's metrics on held-out examples; None scores nothing.
+        keep: Checkpoints that stay beside the best one; None keeps all.
         args, kwargs: As trl has them.
     """
 
@@ -34,10 +38,11 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         parts: Sequence[str],
         token_weights: Mapping[str, float],
         score: Score | None = None,
+        keep: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer; the rows are ready, so it must leave them alone."""
-        self._parts, self._score = parts, score
+        self._parts, self._score, self._keep = parts, score, keep
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
@@ -90,6 +95,29 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 logs[f"{prefix}loss_{part}"] = total / count
         self._sums[mode].zero_()
         super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Save a checkpoint that counts from when it is whole; only then drop old ones.
+
+        The trainer itself would drop them before anybody could mark the new one.
+        """
+        folder = Path(str(self.args.output_dir))
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        if self.is_world_process_zero() and checkpoint.exists():
+            drop(checkpoint)  # a step may be saved twice: told to stop, and at an epoch's end
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()  # each process has written its random state
+        if self.is_world_process_zero():
+            mark_complete(checkpoint)
+            if self._keep:
+                drop_old(folder, self._keep, self.state.best_model_checkpoint)
+
+    def take(self, checkpoint: Path) -> None:
+        """Take the weights of a training that is over, of its best checkpoint where it chose."""
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        self._load_from_checkpoint(str(checkpoint))
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
+            self._load_best_model()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Measure the held-out loss, then the task's own metrics on answers made greedily.

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from panjue.prompts import skip
 from panjue.prompts.errors import Stopped, UserError
 from panjue.prompts.files import write_json
 from panjue.prompts.labels import load_labels
-from panjue.prompts.skip import OnBadRow
+from panjue.prompts.skip import OnBadRow, reading
 from panjue.prompts.task import load_task
 
 app = typer.Typer(
@@ -133,14 +132,14 @@ def score(
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
-    reading, skipped = skip.on_bad_row(load_task(task), on_bad_row)
-    scores = compute(reading, gold, submission)
+    tolerant, skipped = reading(load_task(task), on_bad_row)
+    scores = compute(tolerant, gold, submission)
     show(scores, Console())
     numbers = {**scores.to_json(), "skipped_rows": len(skipped.rows)}
     if skipped.rows:
         print(skipped)
     if against:
-        differences = compare.compare(reading, gold, submission, against)
+        differences = compare.compare(tolerant, gold, submission, against)
         compare.show(differences, against, Console())
         numbers["against"] = {name: vars(d) for name, d in differences.items()}
     if json:
@@ -160,8 +159,8 @@ def check(
 
     known = load_labels(labels) if labels else None
     faults = 0
-    reading, skipped = skip.on_bad_row(load_task(task), on_bad_row)
-    for fault in find_faults(reading, submission, cases, known):
+    tolerant, skipped = reading(load_task(task), on_bad_row)
+    for fault in find_faults(tolerant, submission, cases, known):
         print(fault)
         faults += 1
     if skipped.rows:

@@ -28,8 +28,11 @@ class BadRow(UserError):
         self.path, self.line, self.reason = path, line, reason
 
 
-class Stopped(Exception):
-    """A signal has ended the work, which can be gone on with; the message says how."""
+class Stopped(BaseException):
+    """A signal has ended the work, which can be gone on with; the message says how.
+
+    Like `KeyboardInterrupt`, it is nothing that a library may catch on the way.
+    """
 
     def __init__(self, message: str, signal: int) -> None:
         """Say what is saved; the command's exit code tells the signal, as shells do."""

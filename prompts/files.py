@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -113,15 +114,49 @@ def dump(value: Json) -> str:
 def whole_file(path: Path) -> Iterator[IO[str]]:
     """Open a text file that appears under its name only when the block ended well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # what a kill leaves is written over
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as out:
+        with _named(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
             yield out
-            out.flush()
-            os.fsync(out.fileno())
+        sync(temporary)
         temporary.replace(path)
+        sync_names(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def whole_folder(aside: Path, folder: Path) -> None:
+    """Let the folder `aside` take the place of `folder`, when all of it has reached the disk."""
+    sync(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    sync_names(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or everything in a folder, has reached the disk."""
+    for inner in sorted(path.iterdir()) if path.is_dir() else ():
+        sync(inner)
+    sync_names(path)
+
+
+def sync_names(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say in the error of a full disk which file did not fit."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_json(path: Path, value: Json) -> None:
@@ -154,7 +189,7 @@ def stream(path: Path) -> Iterator[IO[str]]:
         while end > 0 and (tail.seek(end - 1), tail.read(1))[1] != b"\n":
             end -= 1
         tail.truncate(end)
-    with path.open("a", encoding="utf-8", newline="\n") as out:
+    with _named(path), path.open("a", encoding="utf-8", newline="\n") as out:
         yield out
 
 

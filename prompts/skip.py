@@ -28,9 +28,7 @@ class Skipped:
         self.rows[bad.path, bad.line] = bad.reason
 
     def __str__(self) -> str:
-        """Say how many there are, and which is the first."""
-        if not self.rows:
-            return "bad rows skipped: none"
+        """Say how many there are, of one or more, and which is the first."""
         [(path, line), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{line}: {reason}"
 
@@ -44,7 +42,7 @@ class Skipped:
                 out.write(dump({"file": str(file), "line": line, "reason": reason}) + "\n")
 
 
-def on_bad_row(task: Task, what: OnBadRow) -> tuple[Task, Skipped]:
+def reading(task: Task, on_bad_row: OnBadRow) -> tuple[Task, Skipped]:
     """Return the task as it reads files under this setting, and where skipped rows are noted."""
     skipped = Skipped()
-    return (replace(task, bad=skipped) if what == "skip" else task), skipped
+    return (replace(task, bad=skipped) if on_bad_row == "skip" else task), skipped

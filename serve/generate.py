@@ -18,7 +18,7 @@ from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stre
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
-from panjue.prompts.skip import OnBadRow, on_bad_row
+from panjue.prompts.skip import OnBadRow, reading
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import Example, Task, load_task
 from panjue.serve.ask import Asker, Refusal
@@ -79,14 +79,15 @@ def generate(config: GenerateConfig) -> None:
         UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
     """
     console = Console(soft_wrap=True)
-    task, skipped = on_bad_row(load_task(config.task), config.on_bad_row)
+    task, skipped = reading(load_task(config.task), config.on_bad_row)
     if not config.test.is_file():
         raise UserError(f"test: no file {config.test}")
     check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
     check_sampling(config.sampling)
     examples = sum(1 for _ in asked(task, config))
     if not examples:
-        raise UserError(f"{config.test}: has no cases")
+        why = f"; {skipped}" if skipped.rows else ""
+        raise UserError(f"{config.test}: has no cases{why}")
     trained = trained_folder(config)
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
@@ -94,7 +95,7 @@ def generate(config: GenerateConfig) -> None:
     if config.held_out:
         check_held_out(trained, made["test_sha256"])
     claim(config.run, made, trained)
-    skipped.write(config.run / "skipped.jsonl")
+    skipped.write(config.run / "skipped-test.jsonl")
     if skipped.rows:
         console.print(str(skipped), highlight=False, markup=False)
     done = finished_ids(config.run / "completions.jsonl")
@@ -117,6 +118,8 @@ def stoppable(run: Path) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end the block with a word on how to go on."""
 
     def stop(number: int, _: FrameType | None) -> NoReturn:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not break the engine's end
         raise Stopped(
             f"stopped; {run / 'completions.jsonl'} has what is answered, "
             "the same command goes on from there",
@@ -175,7 +178,7 @@ def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[s
         "sampling": config.sampling,
         "samples": config.samples,
         "held_out": config.held_out,
-        "on_bad_row": config.on_bad_row,
+        **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         "versions": {name: version(name) for name in ("llguidance", "transformers")},
     }
 

@@ -8,7 +8,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, write_json
+from panjue.prompts.files import read_json, whole_folder, write_json
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256
 
 
@@ -44,8 +44,7 @@ def merge(adapter: Path, out: Path) -> Path:
     load_tokenizer(base).save_pretrained(aside)
     shutil.copy(adapter / "labels.json", aside / "labels.json")
     write_json(aside / "manifest.json", stamp)
-    shutil.rmtree(out, ignore_errors=True)
-    aside.rename(out)
+    whole_folder(aside, out)
     return out
 
 

@@ -22,7 +22,8 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
 def guard() -> None:
     """Let an engine of vLLM die with us; its workers watch it, but it watches nobody.
 
-    vLLM calls this at the start of each of its processes: pyproject names it as one of its plugins.
+    vLLM calls this at the start of each of its processes that is not forked: pyproject names it
+    as one of its plugins. (VLLM_PLUGINS, where a user sets it, must name panjue too.)
     """
     parent = multiprocessing.parent_process()
     if parent is None or GUARDED not in os.environ:

@@ -15,6 +15,7 @@ from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main, train
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_lines
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import load_task
 
@@ -75,12 +76,52 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     assert all(torch.equal(again[name], once[name]) for name in once)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("spent", [False, True], ids=["at the last step", "of patience"])
+def test_a_training_that_is_over_is_only_saved(
+    trained: Path, workshop: Path, tmp_path: Path, spent: bool
+) -> None:
+    run, config = tmp_path / "run", workshop / "sft.yaml"
+    words = [f"run={run}"]
+    if spent:  # a rate of nought: no evaluation is better than the first
+        words += ["trainer.learning_rate=0", "trainer.eval_steps=2", "trainer.save_steps=2"]
+        words += ["trainer.max_steps=40", "patience=2"]
+        main(config, words)
+    else:
+        shutil.copytree(trained, run)
+    before = load_file(run / "adapter/adapter_model.safetensors")
+    log = (run / "log.jsonl").read_bytes()
+    shutil.rmtree(run / "adapter")
+    main(config, words)
+    after = load_file(run / "adapter/adapter_model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (run / "log.jsonl").read_bytes() == log, "not a step more"
+
+
+def test_resume_false_drops_the_checkpoints_of_before(
+    trained: Path, workshop: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shutil.rmtree(run / "adapter")
+    main(workshop / "sft.yaml", [f"run={run}", "resume=false"])
+    assert next(row["step"] for _, row in read_lines(run / "log.jsonl") if "loss" in row) == 1
+    again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
+    assert all(torch.equal(again[name], once[name]) for name in once)
+
+
+BY_EPOCH = ["trainer.eval_strategy=epoch", "trainer.save_strategy=epoch", "score_examples=2"]
+AT_THE_END = ["trainer.eval_strategy='no'", "trainer.save_steps=40"]
+
+
+@pytest.mark.parametrize(
+    ("number", "saves"),
+    [(signal.SIGTERM, AT_THE_END), (signal.SIGINT, AT_THE_END), (signal.SIGTERM, BY_EPOCH)],
+)
 def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
-    workshop: Path, tmp_path: Path, number: int
+    workshop: Path, tmp_path: Path, number: int, saves: list[str]
 ) -> None:
     config = workshop / "sft.yaml"
-    words = ["trainer.max_steps=40", "trainer.eval_strategy='no'", "trainer.save_steps=40"]
+    words = ["trainer.max_steps=40", *saves]
     panjue = Path(sys.executable).with_name("panjue")
     log = tmp_path / "run/log.jsonl"
     command = [str(panjue), "sft", str(config), f"run={tmp_path}/run", *words]
@@ -191,6 +232,7 @@ def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
         (["method=qlora"], "goes with method=qlora"),
         (["trainer.save_strategy=often"], "trainer: "),
         (["trainer.seed=1"], "use seed"),
+        (["trainer.save_total_limit=two"], "save_total_limit must be a number from 1"),
     ],
 )
 def test_bad_settings_end_in_one_line(

@@ -108,9 +108,9 @@ def test_coverage_guided(workshop: Path, tmp_path: Path, promise: Any, full: boo
     words = [sys.executable, str(Path(__file__).with_name("fuzz.py"))]
     words += [str(workshop / "demo/train.jsonl"), f"-atheris_runs={runs}", "-max_len=4096"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    promise.tries += runs - 1
     with promise.attempt():
         assert done.returncode == 0, done.stderr[-3000:]
+        promise.tries += runs - 1
 
 
 @pytest.mark.promise("a bad reply never stops a run")

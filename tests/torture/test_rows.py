@@ -12,7 +12,7 @@ import pytest
 from panjue.finetune.sft import main as sft
 from panjue.prompts.errors import BadRow
 from panjue.prompts.files import dump
-from panjue.prompts.skip import on_bad_row
+from panjue.prompts.skip import reading
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -79,9 +79,9 @@ def test_bad_rows(write: Callable[[bytes], Path], what: str, promise: Any, tmp_p
         list(TASK.read(path))
     assert (told.value.path, told.value.line) == (path, 2)
     with promise.attempt():
-        reading, skipped = on_bad_row(TASK, "skip")
-        assert [example.id for example in reading.read(path)] == [0, 2]
-        assert [example.id for example in reading.read(path)] == [0, 2], "and listed once"
+        tolerant, skipped = reading(TASK, "skip")
+        assert [example.id for example in tolerant.read(path)] == [0, 2]
+        assert [example.id for example in tolerant.read(path)] == [0, 2], "and listed once"
         skipped.write(tmp_path / "skipped.jsonl")
         [listed] = (tmp_path / "skipped.jsonl").read_text("utf-8").splitlines()
         found = json.loads(listed)
@@ -115,7 +115,7 @@ def test_every_stage_stops_or_skips(
     with promise.attempt():
         sft(workshop / "sft.yaml", [*words, "on_bad_row=skip"])
         assert f"bad rows skipped: 1; the first: {train}:121: " in capsys.readouterr().out
-        [listed] = (run / "skipped.jsonl").read_text("utf-8").splitlines()
+        [listed] = (run / "skipped-train.jsonl").read_text("utf-8").splitlines()
         assert json.loads(listed)["line"] == 121
     submission = tmp_path / "submission.jsonl"
     examples = TASK.read(workshop / "demo/test.jsonl")

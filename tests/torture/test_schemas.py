@@ -1,6 +1,5 @@
 """A schema per case neither hangs the engine nor fills the memory."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -12,25 +11,10 @@ import pytest
 
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, load_task
-from panjue.prompts.tasks.judgment import by_hand
 from panjue.serve.ask import Asker, Refusal, loosened
 from panjue.serve.generate import rows
 
 TASK = load_task("judgment")
-MOST = 63
-"""Defendants of the widest real case."""
-
-
-def largest(shared: Path) -> Labels:
-    """Return all charges of CMDL, and the law's articles and paragraphs, as label sets."""
-    charges = json.loads((shared / "drdz/charges_321.json").read_text("utf-8"))
-    law = json.loads((shared / "criminal_law/articles_paragraphs.json").read_text("utf-8"))
-    articles = [
-        *law,
-        *(f"{a}-{p}" for a, n in law.items() for p in range(1, len(n["paragraphs"]) + 1)),
-    ]
-    counts = {"charges": dict.fromkeys(charges, 1), "articles": dict.fromkeys(articles, 1)}
-    return Labels(counts, {"charges": 10, "articles": 20, "penalty": 1})
 
 
 def distinct(examples: list[Example]) -> Iterator[Example]:
@@ -91,14 +75,3 @@ def test_a_schema_that_is_refused_falls_back(
     worse = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
     with promise.attempt(), pytest.raises(Refusal, match="grammar library"):
         Asker(worse, asker.labels, merged, asker.max_tokens).question(example)
-
-
-@pytest.mark.promise("schemas can't hang the engine")
-def test_the_largest_is_built_and_checked(merged: Path, shared: Path, promise: Any) -> None:
-    labels = largest(shared)
-    example = by_hand("共同盗窃。", [f"张某{number}" for number in range(MOST)])
-    with promise.attempt():
-        question = Asker(TASK, labels, merged, 2**16).question(example)
-        assert question.schema is not None
-        assert not question.loosened
-        assert len(question.schema["properties"]["judgments"]["prefixItems"]) == MOST
