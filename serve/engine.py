@@ -10,7 +10,7 @@ from typing import Any
 from panjue.prompts.config import check_settings
 from panjue.prompts.errors import UserError
 from panjue.serve.ask import Question
-from panjue.serve.settings import BACKEND, ENVIRONMENT
+from panjue.serve.settings import ENVIRONMENT, engine_arguments
 
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
@@ -88,11 +88,8 @@ def engine(
         lora_rank: The largest rank of an adapter that requests may bring, 0 for none.
     """
     ours: dict[str, Any] = {
-        "load_format": "safetensors",
+        **engine_arguments(max_tokens, seed),
         "trust_remote_code": False,
-        "max_model_len": max_tokens,
-        "seed": seed,
-        "structured_outputs_config": BACKEND,
         "enable_lora": lora_rank > 0,
         **({"max_lora_rank": lora_rank} if lora_rank else {}),
     }

@@ -58,6 +58,16 @@ SERVER_OURS = {
 """The same for the arguments of vLLM's server."""
 
 
+def engine_arguments(max_tokens: int, seed: int) -> dict[str, Any]:
+    """Return vLLM's arguments that offline decoding and the server must have alike."""
+    return {
+        "load_format": "safetensors",
+        "max_model_len": max_tokens,
+        "seed": seed,
+        "structured_outputs_config": BACKEND,
+    }
+
+
 class EngineConfig(Config):
     """Which training result is served, and how."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from panjue.prompts.errors import UserError
 from panjue.serve.backend import Backend
 from panjue.serve.orphans import die_with_parent
-from panjue.serve.settings import BACKEND, ENVIRONMENT, NAME
+from panjue.serve.settings import ENVIRONMENT, NAME, engine_arguments
 from panjue.serve.trained import Served
 
 POLL_S = 0.5
@@ -161,12 +161,9 @@ def supervisor(
         backend: The client of its socket file.
     """
     ours: dict[str, Any] = {
+        **engine_arguments(max_tokens, seed),
         "model": str(served.model),
         "uds": str(backend.place),
-        "load_format": "safetensors",
-        "max_model_len": max_tokens,
-        "seed": seed,
-        "structured_outputs_config": BACKEND,
         "generation_config": "vllm",  # not the hub's: a repetition penalty would skew the answers
         "uvicorn_log_level": "warning",
         "disable_fastapi_docs": True,
