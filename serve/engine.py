@@ -10,6 +10,7 @@ from typing import Any
 from panjue.prompts.config import check_settings
 from panjue.prompts.errors import UserError
 from panjue.serve.ask import Question
+from panjue.serve.orphans import guarded
 from panjue.serve.settings import ENVIRONMENT, engine_arguments
 
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
@@ -93,14 +94,15 @@ def engine(
         "enable_lora": lora_rank > 0,
         **({"max_lora_rank": lora_rank} if lora_rank else {}),
     }
-    try:
-        llm = LLM(model=str(model), **{**settings, **ours})
-    except (ValueError, TypeError, VLLMValidationError) as error:
-        raise UserError(f"engine: {str(error).splitlines()[0]}") from None
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
+    with guarded():
+        try:
+            llm = LLM(model=str(model), **{**settings, **ours})
+        except (ValueError, TypeError, VLLMValidationError) as error:
+            raise UserError(f"engine: {str(error).splitlines()[0]}") from None
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
 
 
 def complete(

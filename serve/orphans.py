@@ -1,33 +1,59 @@
-"""No process of vLLM outlives the one that started it: it would hold the GPU for nobody."""
+"""No process of vLLM outlives the command that started it: it would hold the GPU for nobody."""
 
 import ctypes
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-GUARDED = "PANJUE_GUARDS_ENGINE"
-"""Environment variable that is set where vLLM was started by panjue."""
+MARK = "PANJUE_STARTED_BY"
+"""Environment variable of every process that is to end with the one whose number it holds."""
 
+POLL_S = 0.5
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not loaded between fork and exec
 
 
-def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask Linux to send this process a signal when the one that started it ends, however."""
+def die_with_parent() -> None:
+    """Ask Linux to send this process a SIGTERM when the one that started it ends, however."""
     if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, number)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def guard() -> None:
-    """Let an engine of vLLM die with us; its workers watch it, but it watches nobody.
+@contextmanager
+def guarded() -> Iterator[None]:
+    """See to it that what the block starts does not outlive this process, even after `kill -9`.
 
-    vLLM calls this at the start of each of its processes that is not forked: pyproject names it
-    as one of its plugins. (VLLM_PLUGINS, where a user sets it, must name panjue too.)
+    vLLM's workers watch their engine, but the engine watches nobody, and one whose parent dies
+    while it starts waits for ever. So a small process beside us watches for both of them.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None or GUARDED not in os.environ:
-        return
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent.pid:
-        os._exit(1)  # it ended before we asked
+    os.environ[MARK] = str(os.getpid())
+    words = [sys.executable, "-I", __file__, str(os.getpid())]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True) as guard:
+        try:
+            yield
+        finally:
+            guard.terminate()
+
+
+def watch(parent: int) -> None:
+    """Wait until the process `parent` has ended, then kill all that bear its mark."""
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    mark = f"{MARK}={parent}".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or somebody else's
+            if int(place.name) != os.getpid() and mark in _environment(place):
+                os.kill(int(place.name), signal.SIGKILL)
+
+
+def _environment(place: Path) -> list[bytes]:
+    return (place / "environ").read_bytes().split(b"\0")
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))

@@ -29,6 +29,7 @@ from panjue.serve.ask import Asker
 from panjue.serve.backend import Backend
 from panjue.serve.gateway import LOOPBACK, Service, create_app
 from panjue.serve.judge import Judge
+from panjue.serve.orphans import guarded
 from panjue.serve.settings import KEY, SERVER_OURS, EngineConfig
 from panjue.serve.supervisor import Supervisor, supervisor
 from panjue.serve.trained import served_model, trained_folder
@@ -72,6 +73,7 @@ def serve(config: ServeConfig) -> None:
     with (
         bound(config.host, config.port) as listener,
         tempfile.TemporaryDirectory(prefix="panjue-") as private,  # of mode 0700
+        guarded(),
     ):
         console.print("preparing the model")
         service = make_service(config, key, Path(private) / "engine")

@@ -6,7 +6,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from panjue.prompts.config import Config
-from panjue.serve.orphans import GUARDED
 
 NAME = "panjue"
 """What clients call the model that answers."""
@@ -20,8 +19,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked engine would never call orphans.guard
-    GUARDED: "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked engine would not bear orphans.MARK
 }
 """Of every process of vLLM, where the user has not set them."""
 
