@@ -1,7 +1,7 @@
 """vLLM's offline engine: requests in, finished completions out, as many at once as it takes."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,17 +106,22 @@ def engine(
 
 
 def complete(
-    llm: LLM, requests: Iterable[Request], in_flight: int, lora: LoRARequest | None = None
+    llm: LLM,
+    requests: Iterable[Request],
+    in_flight: int,
+    lora: LoRARequest | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Request, RequestOutput]]:
     """Yield every request with its output, in the order they finish.
 
     Requests are drawn one by one, at most `in_flight` wait in the engine: memory stays flat and
-    preparing the next prompts overlaps with decoding.
+    preparing the next prompts overlaps with decoding. `check` is called between steps.
     """
     source = iter(requests)
     running: dict[str, Request] = {}
     exhausted = False
     while running or not exhausted:
+        check()
         while not exhausted and len(running) < in_flight:
             request = next(source, None)
             if request is None:

@@ -1,13 +1,12 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Self
 
 from pydantic import Field
 from rich.console import Console
@@ -108,30 +107,54 @@ def generate(config: GenerateConfig) -> None:
     served = served_model(trained, config.adapter)
     asker = Asker(task, labels, served.model, max_tokens, constrained=config.constrained)
     run = engine(served.model, config.engine, max_tokens, config.seed, served.lora_rank)
-    with stoppable(config.run), run as llm:
-        finished = rows(llm, asker, todo, config.in_flight, turns(config), served.adapter)
+    with StopSignals(config.run) as signals, run as llm:
+        signals.at_once = False
+        finished = rows(
+            llm, asker, todo, config.in_flight, turns(config), served.adapter, check=signals.check
+        )
         append(config.run / "completions.jsonl", finished, len(done), examples)
 
 
-@contextmanager
-def stoppable(run: Path) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the block with a word on how to go on."""
+class StopSignals:
+    """While the block runs, SIGTERM and Ctrl-C end it with a word on how to go on.
 
-    def stop(number: int, _: FrameType | None) -> NoReturn:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not break the engine's end
-        raise Stopped(
+    Attributes:
+        at_once: Whether a signal ends the block where it is; else `check` does. vLLM survives the
+            first while it starts, and not while it works.
+    """
+
+    def __init__(self, run: Path) -> None:
+        """Say of `run` that it can be gone on with."""
+        self._word = (
             f"stopped; {run / 'completions.jsonl'} has what is answered, "
-            "the same command goes on from there",
-            number,
+            "the same command goes on from there"
         )
+        self._received, self.at_once = 0, True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        """Take the signals."""
+        both = (signal.SIGTERM, signal.SIGINT)
+        self._before = {number: signal.signal(number, self._receive) for number in both}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give the signals back; an engine that a Ctrl-C reached too has failed for that reason."""
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        if kind is not None and issubclass(kind, Exception):
+            self.check()
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        for one in self._before:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not break the engine's end
+        self._received = number
+        if self.at_once:
+            self.check()
+
+    def check(self) -> None:
+        """End the block if there was a signal."""
+        if self._received:
+            raise Stopped(self._word, self._received) from None
 
 
 def turns(config: GenerateConfig) -> list[Sampling]:
@@ -221,15 +244,20 @@ def append(path: Path, finished: Iterator[dict[str, Any]], done: int, total: int
             shown.to(shown.done + 1, f"{shown.rate:.2f} cases/s")
 
 
-def rows(
+def rows(  # noqa: PLR0913  # each is used by somebody
     llm: LLM,
     asker: Asker,
     examples: Iterator[Example],
     in_flight: int,
     turns: Sequence[Sampling] = ({"logprobs": 2},),
     adapter: Path | None = None,
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row of `completions.jsonl` per example, in the order they finish."""
+    """Yield one row of `completions.jsonl` per example, in the order they finish.
+
+    `check` is called between the engine's steps, and may end it all.
+    """
     lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
     refused: list[dict[str, Any]] = []
     waiting: dict[str, list[tuple[Request, RequestOutput]]] = {}
@@ -241,7 +269,7 @@ def rows(
             except Refusal as refusal:
                 refused.append({"id": example.id, "refused": str(refusal)})
 
-    for finished in complete(llm, asked(), in_flight, lora):
+    for finished in complete(llm, asked(), in_flight, lora, check):
         key = str(finished[0].id)
         answered = waiting.setdefault(key, [])
         answered.append(finished)
