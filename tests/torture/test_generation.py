@@ -157,7 +157,8 @@ def test_signals(make: Callable[[str], Path], once: Path, promise: Any, full: bo
         with promise.attempt():
             running, told = kill(config, number, 3)
             assert running.returncode == 128 + number, told
-            assert "the same command goes on" in told.splitlines()[-1], told
+            # Not always the last line: Python tidies up after an engine that was interrupted.
+            assert "the same command goes on from there\n" in told, told
             # A terminal's Ctrl-C reaches the engine too, which says so at length.
             assert number == signal.SIGINT or "Traceback" not in told, told
     if full:
