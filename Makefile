@@ -9,6 +9,7 @@ TASK     ?= judgment
 CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
 RUN      ?= runs/$(CONFIG)$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
 BAD      := $(if $(ON_BAD_ROW),on_bad_row=$(ON_BAD_ROW))
+BAD_ROW  := $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
 GOLD     := $(or $(TEST),data/demo/test.jsonl)
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
@@ -47,6 +48,6 @@ serve: sft
 chat: install
 	@$(PANJUE) chat $(CHAT)
 score: generate
-	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
+	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json $(BAD_ROW)
 check-submission: install
-	$(PANJUE) check $(RUN)/submission.jsonl --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK) $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
+	$(PANJUE) check $(RUN)/submission.jsonl --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK) $(BAD_ROW)

@@ -86,8 +86,9 @@ def train(config: SftConfig) -> None:
     labels = task.labels(trained_on(config, task))
     trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
     mixed = sum(1 for _ in mixed_in(config, task))
-    for _ in held_out(config, task):
-        pass  # so that its bad rows are known too where its tokens were cached
+    if config.on_bad_row == "skip":
+        for _ in held_out(config, task):
+            pass  # so that its bad rows are known too where its tokens were cached
     print_plan(console, trainer, report, held_report, mixed)
     if skipped.rows:
         console.print(f"{'skipped':12s} {skipped}", highlight=False, markup=False)
@@ -182,8 +183,7 @@ def make_trainer(
         size=config.score_examples,
         max_tokens=config.max_tokens,
     )
-    # The journal ends first.
-    callbacks = [Journal(config.run, console), StopOnSignal()]
+    callbacks = [Journal(config.run, console), StopOnSignal()]  # the journal ends first
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     trainer = PartsTrainer(

@@ -104,7 +104,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         folder = Path(str(self.args.output_dir))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero() and checkpoint.exists():
-            drop(checkpoint)  # a step may be saved twice: told to stop, and at an epoch's end
+            drop(checkpoint)  # what a kill has left of it
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():
