@@ -7,7 +7,7 @@ PYTHON   ?= python3
 GPU      := $(shell command -v nvidia-smi 2>/dev/null)
 TASK     ?= judgment
 CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
-RUN      ?= runs/$(CONFIG)$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
+RUN      ?= runs/$(CONFIG)$(if $(filter-out judgment,$(TASK)),-$(TASK))$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
 BAD      := $(if $(ON_BAD_ROW),on_bad_row=$(ON_BAD_ROW))
 BAD_ROW  := $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
 GOLD     := $(or $(TEST),data/demo/test.jsonl)
@@ -18,6 +18,9 @@ given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-
 .NOTPARALLEL:
 ifneq ($(and $(TRAIN),$(filter generate score,$(MAKECMDGOALS))),)
 $(if $(TEST),,$(error TRAIN is given: say TEST=FILE too))
+endif
+ifneq ($(and $(filter-out judgment,$(TASK)),$(filter sft generate tune serve score check-submission,$(MAKECMDGOALS))),)
+$(if $(and $(TRAIN),$(TEST)),,$(error the invented cases are for judgment: with TASK=$(TASK) say TRAIN=FILE and TEST=FILE))
 endif
 install: .venv/installed
 .venv/installed: pyproject.toml .ci/install
@@ -48,6 +51,6 @@ serve: sft
 chat: install
 	@$(PANJUE) chat $(CHAT)
 score: generate
-	$(PANJUE) score $(GOLD) $(RUN)/submission.jsonl --task $(TASK) --json $(RUN)/scores.json $(BAD_ROW)
+	$(PANJUE) score $(GOLD) $(RUN) --task $(TASK) --json $(RUN)/scores.json $(BAD_ROW)
 check-submission: install
-	$(PANJUE) check $(RUN)/submission.jsonl --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK) $(BAD_ROW)
+	$(PANJUE) check $(RUN) --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK) $(BAD_ROW)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.eval.decide import fitted_decider
+from panjue.eval.rank import ranked
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
@@ -37,8 +38,11 @@ class Tally:
     skipped_rows: int = 0
     replies: int = 0
     decided: int = 0
-    pair_price: float = 0.0
-    class_prior: float = 0.0
+    filled: int = 0
+    pair_price: float | None = None
+    class_prior: float | None = None
+    fallback: str = "commonest labels"
+    submission: str = "submission.jsonl"
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
 
@@ -47,7 +51,7 @@ class Tally:
         yield (
             f"{self.examples} examples: {self.valid} first replies valid as they came, "
             f"{self.repaired} repaired, "
-            f"{self.unreadable} unreadable (answered by the commonest labels)"
+            f"{self.unreadable} unreadable (their answer: {self.fallback})"
         )
         yield (
             f"{self.cut} cut by length, {self.refused} could not be asked, "
@@ -66,13 +70,17 @@ class Tally:
             f"{self.completion_tokens:,} output tokens"
         )
         if self.decided:
-            yield (
-                f"{self.decided} answers decided from {self.replies} replies, "
-                f"pair price {self.pair_price:g}, class prior {self.class_prior:g}"
-            )
+            yield f"{self.decided} answers decided from {self.replies} replies{self._priors()}"
         if self.near_ties:
             yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
+        if self.filled:
+            yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
+
+    def _priors(self) -> str:
+        if self.pair_price is None or self.class_prior is None:
+            return ""
+        return f", pair price {self.pair_price:g}, class prior {self.class_prior:g}"
 
 
 @dataclass(frozen=True)
@@ -134,40 +142,47 @@ def open_run(folder: Path) -> Run:
 
 
 def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
-    """Write `submission.jsonl` and `decode.json` of a run from its `completions.jsonl`.
+    """Write the submission and `decode.json` of a run from its `completions.jsonl`.
 
     Every example of the test file is answered once, in its order; one without a completion, or
-    whose reply is unreadable, by the commonest labels, which is counted. Where a row has samples
+    whose reply is unreadable, by the task's fallback, which is counted. Where a row has samples
     beside its first reply the answer is decided from all of them (`eval.decide`), with the
     priors that `panjue tune` fitted, and `confidence.jsonl` says how sure it is; unless `greedy`.
+    Ranked lists are voted on and filled up (`eval.rank`).
 
     Raises:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
     run = open_run(folder)
-    tally = Tally()
-    decides = run.task.decides is not None and not greedy
-    decider = fitted_decider(run.task, run.labels, run.trained) if decides else None
+    task, place = run.task, folder / run.task.handin.name
+    tally = Tally(fallback=task.fallback, submission=place.name)
+    decider = fitted_decider(task, run.labels, run.trained) if task.decides and not greedy else None
     with (
-        whole_file(folder / "submission.jsonl") as out,
+        whole_file(place) as out,
         whole_file(folder / "confidence.jsonl") as sure,
+        task.handin.writing(out) as write,
     ):
         for example, row in run.completions():
-            answer = _answer(run.task, example, row, run.labels, tally)
-            if decider and len(row.get("texts", ())) > 1:
+            answer = _answer(task, example, row, run.labels, tally)
+            replies = row.get("texts", ())[: 1 if greedy else None]
+            if task.ranks:
+                answer, filled = ranked(task, example, replies, run.labels)
+                tally.filled += filled
+            elif decider and len(replies) > 1:
                 decision = decider.decide(example, row)
                 answer = decision.answer
-                tally.decided += 1
-                tally.replies += len(row["texts"])
                 sure.write(dump({"id": example.id, "confidence": decision.confidence}) + "\n")
-            out.write(dump(run.task.submission(example, answer)) + "\n")
+            if len(replies) > 1 and (decider or task.ranks):
+                tally.decided += 1
+                tally.replies += len(replies)
+            write(task.submission(example, answer))
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
     else:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(run.skipped.rows)
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
-    report["submission_sha256"] = sha256(folder / "submission.jsonl")
+    report["submission_sha256"] = sha256(place)
     write_json(folder / "decode.json", report)
     return tally
 

@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.means import Columns, Summary, summarize
-from panjue.eval.metrics import Row
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
-from panjue.prompts.task import Example, Task
+from panjue.prompts.task import Example, Row, Task
 
 BINS = 10
 ASIDE = (0.0, 0.1, 0.2, 0.3)

@@ -40,9 +40,10 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
         UserError: A file is missing or broken, a gold example has no answer, or `second` answers
             none of an example that `first` answers: a part of a file is no peer.
     """
-    if lost := sorted(Rows(first).ids() - Rows(second).ids()):
+    rows = [task.handin.index(task.handin.find(path)) for path in (first, second)]
+    if lost := sorted(rows[0].ids() - rows[1].ids()):
         raise UserError(f"{second}: has no row for id {lost[0]} ({len(lost)} in all); no fair peer")
-    columns = [_columns(task, gold, path) for path in (first, second)]
+    columns = [_columns(task, gold, of_one) for of_one in rows]
     weights = np.array(columns[0].weights)
     if not weights.any():
         weights = np.ones_like(weights)
@@ -51,13 +52,13 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
     low, high = np.percentile(means, [2.5, 97.5], axis=0)
     mean, better = weights @ gain / weights.sum(), (means > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
-    return {name: Difference(*row) for name, row in zip(task.metrics, numbers, strict=True)}
+    return {name: Difference(*row) for name, row in zip(task.scores, numbers, strict=True)}
 
 
-def _columns(task: Task, gold: Path, submission: Path) -> Columns:
-    rows, columns = Rows(submission), Columns(task.metrics)
+def _columns(task: Task, gold: Path, rows: Rows) -> Columns:
+    columns = Columns(task.scores)
     for example, right in gold_rows(task, gold):
-        place = f"{submission}: id {example.id}"
+        place = f"{rows.path}: id {example.id}"
         values = metric_values(task, right, rows.get(example.id), place)
         columns.add(example, task.weight(example), values)
     if not columns.weights:

@@ -1,16 +1,16 @@
 """Metric values per example, and their weighted means with intervals."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.eval import metrics
-from panjue.eval.metrics import Row
 from panjue.prompts.errors import UserError
-from panjue.prompts.task import Example, Task
+from panjue.prompts.task import Example, Row, Task
 
 Numbers = NDArray[np.float64]
 RESAMPLES = 1000
@@ -49,15 +49,25 @@ class Summary:
     unweighted: bool = False
 
 
+@cache
+def metric(name: str) -> Callable[[Row, Row | None], float]:
+    """Return the function that a task names: `reading.f1`, or a bare name of `eval/metrics.py`."""
+    module, _, function = name.rpartition(".")
+    found: Callable[[Row, Row | None], float] = getattr(
+        import_module(f"panjue.eval.{module or 'metrics'}"), function
+    )
+    return found
+
+
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
     """Return the task's metrics of one submission row; None is an example not answered.
 
-    `gold` is the row that would be right, as `gold_rows` makes it.
+    `gold` is what the row is scored against, as `Task.gold` makes it.
 
     Raises:
         UserError: The row is not in the hand-in format; names `place`.
     """
-    functions = [getattr(metrics, name) for name in task.metrics]
+    functions = [metric(name) for name in task.metrics]
     try:
         return np.array([function(gold, row) for function in functions])
     except (KeyError, TypeError, AttributeError):
@@ -91,7 +101,7 @@ def summarize(
 
 
 def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
-    """Yield the examples of a labelled file with the submission rows that would be right.
+    """Yield the examples of a labelled file with what their submission rows are scored against.
 
     Raises:
         UserError: One has no answer.
@@ -101,7 +111,7 @@ def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; score needs the labelled file"
             )
-        yield example, task.submission(example, example.answer)
+        yield example, task.gold(example)
 
 
 def resampled(weights: Numbers, values: Numbers, resamples: int) -> Numbers:

@@ -4,10 +4,10 @@ A task names the ones it is scored by; a score is their mean over examples, weig
 A predicted row is None where the submission has no row for the example.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-Row = Mapping[str, Any]
+from panjue.prompts.task import Row
 
 
 def exact_match(gold: Row, predicted: Row | None) -> float:

@@ -1,5 +1,6 @@
 """A submission against gold: the task's metrics, how sure they are, what is trivial to reach."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +14,27 @@ from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.means import Columns, Summary, gold_rows, metric_values, summarize
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows, read_json, sha256
+from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.task import Task
+from panjue.prompts.task import Example, Task, no_labels
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Everything that `panjue score` prints."""
+    """Everything that `panjue score` prints.
+
+    Attributes:
+        total: The metrics over all examples.
+        groups: Attribute -> its value -> the metrics over those examples.
+        peers: What is trivially reached, or by people -> its metrics; the task's fallback is None
+            where its labels are not known.
+        reported: Single numbers of groups and peers that the task wants at hand.
+    """
 
     total: Summary
     groups: dict[str, dict[str, Summary]]
-    commonest: dict[str, float] | None
+    peers: dict[str, dict[str, float] | None]
+    reported: dict[str, float | None]
     unreadable_rate: float | None
     missing: int
     foreign: int
@@ -37,6 +47,7 @@ class Scores:
         """Return the metrics at the top level and the rest beside them."""
         return {
             **self.total.mean,
+            **self.reported,
             "examples": self.total.examples,
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
@@ -44,7 +55,7 @@ class Scores:
                 attribute: {name: {"examples": s.examples, **s.mean} for name, s in groups.items()}
                 for attribute, groups in self.groups.items()
             },
-            "commonest": self.commonest,
+            "peers": self.peers,
             "unreadable_rate": self.unreadable_rate,
             "missing": self.missing,
             "foreign": self.foreign,
@@ -60,47 +71,98 @@ class Scores:
 def score(task: Task, gold: Path, submission: Path) -> Scores:
     """Score `submission` by the task's own metrics.
 
-    The run folder that the submission was decoded in gives what always answering its training's
-    commonest labels would score, how many replies were unreadable, and how far its confidences may
-    be trusted. Examples without a row score as unanswered. Streams: per example
+    The run folder that the submission was decoded in gives what the task's fallback would score
+    (always the training's commonest labels, say), how many replies were unreadable, and how far its
+    confidences may be trusted. Examples without a row score as unanswered. Streams: per example
     only its numbers stay in memory.
 
     Raises:
         UserError: A file is missing or broken, or a gold example has no answer.
     """
-    rows = Rows(submission)
-    run = submission.parent
+    submission = task.handin.find(submission)
+    rows, run = task.handin.index(submission), submission.parent
     decoding = _decoding(submission)
-    labels = load_labels(run / "labels.json") if (run / "labels.json").exists() else None
-    scored, peer = Columns(task.metrics), Columns(task.metrics)
+    labels = _labels(task, run)
+    scored, peers = Columns(task.scores), Peers(task, labels)
     sure = run / "confidence.jsonl"
     certainty = Certainty(task, sure) if task.decides and decoding and sure.exists() else None
     missing = 0
     for example, right in gold_rows(task, gold):
         row = rows.get(example.id)
         missing += row is None
-        weight = task.weight(example)
         values = metric_values(task, right, row, f"{submission}: id {example.id}")
-        scored.add(example, weight, values)
+        scored.add(example, task.weight(example), values)
+        peers.add(example)
         if certainty:
             certainty.add(example, right, row)
-        if labels:
-            commonest = task.submission(example, task.decode("", example, labels).answer)
-            peer.add(example, weight, metric_values(task, right, commonest, "commonest"))
     if not scored.weights:
         raise UserError(f"{gold}: has no examples")
+    total = summarize(scored)
+    groups = {attribute: _by_group(scored, attribute) for attribute in scored.groups}
+    means = peers.means()
     return Scores(
-        total=summarize(scored),
-        groups={attribute: _by_group(scored, attribute) for attribute in scored.groups},
-        commonest=summarize(peer, resamples=0).mean if labels else None,
+        total=total,
+        groups=groups,
+        peers=means,
+        reported=_reported(task, groups, means),
         unreadable_rate=decoding["unreadable"] / max(1, decoding["examples"]) if decoding else None,
         missing=missing,
         foreign=len(rows) - len(scored.weights) + missing,
         doubled=len(rows.doubled),
-        unknown_labels=_unknown(task, gold, labels) if labels else None,
+        unknown_labels=_unknown(task, gold, labels) if labels and task.decides else None,
         calibration=certainty.fields() if certainty else None,
         aside=certainty.aside(scored) if certainty else None,
     )
+
+
+class Peers:
+    """What a score is printed beside: the task's fallback, and its own peers."""
+
+    def __init__(self, task: Task, labels: Labels | None) -> None:
+        """Without `labels` the fallback is not known."""
+        self._task, self._labels = task, labels
+        self._columns: dict[str, Columns] = defaultdict(lambda: Columns(task.scores))
+
+    def add(self, example: Example) -> None:
+        """Let every peer answer one example; what it does in several ways counts by the mean."""
+        task, ways = self._task, defaultdict(list)
+        if self._labels:
+            answer = task.decode("", example, self._labels).answer
+            row = task.submission(example, answer)
+            ways[task.fallback].append(metric_values(task, task.gold(example), row, task.fallback))
+        for name, right, row_of_it in task.peers(example):
+            ways[name].append(metric_values(task, right, row_of_it, name))
+        for name, values in ways.items():
+            self._columns[name].add(example, task.weight(example), np.mean(values, axis=0))
+
+    def means(self) -> dict[str, dict[str, float] | None]:
+        """Return every peer's metrics, over the examples that it answers."""
+        unknown = {} if self._labels else {self._task.fallback: None}
+        means = {name: summarize(one, resamples=0).mean for name, one in self._columns.items()}
+        return {**unknown, **means}
+
+
+def _labels(task: Task, run: Path) -> Labels | None:
+    if task.labels is no_labels:
+        return Labels()
+    return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
+
+
+def _reported(
+    task: Task,
+    groups: Mapping[str, Mapping[str, Summary]],
+    peers: Mapping[str, Mapping[str, float] | None],
+) -> dict[str, float | None]:
+    """Return what the task wants at hand by its name, None where the files have no such group."""
+    known: dict[str, dict[str, Mapping[str, float]]] = {
+        attribute: {name: summary.mean for name, summary in of.items()}
+        for attribute, of in groups.items()
+    }
+    known["peers"] = {name: mean for name, mean in peers.items() if mean}
+    return {
+        name: known.get(of, {}).get(which, {}).get(metric)
+        for name, (of, which, metric) in task.reported.items()
+    }
 
 
 def _decoding(submission: Path) -> dict[str, Any] | None:
@@ -129,16 +191,21 @@ def _by_group(columns: Columns, attribute: str) -> dict[str, Summary]:
     }
 
 
+def domain_means(first: Scores, second: Scores) -> dict[str, float]:
+    """Return the plain mean of each metric over two domains, however many examples they have."""
+    pairs = first.total.mean.items()
+    return {name: (value + second.total.mean[name]) / 2 for name, value in pairs}
+
+
 def show(scores: Scores, console: Console) -> None:
     """Print the tables."""
-    table = Table("metric", "score", "95% interval", "commonest labels")
+    table = Table("metric", "score", "95% interval", *scores.peers)
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
-        peer = f"{scores.commonest[name]:.4f}" if scores.commonest else "-"
+        peers = (f"{peer[name]:.4f}" if peer else "-" for peer in scores.peers.values())
         last = name == list(scores.total.mean)[-1]
-        table.add_row(
-            name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", peer, style="bold" if last else None
-        )
+        style = "bold" if last else None
+        table.add_row(name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", *peers, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups))
@@ -170,7 +237,8 @@ def _remarks(scores: Scores) -> Iterator[str]:
         yield "unreadable replies: unknown, no decode.json beside the submission is about it"
     else:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
-    if scores.commonest is None:
-        yield "commonest labels: unknown, there is no labels.json beside the submission"
-    else:
+    for name, peer in scores.peers.items():
+        if peer is None:
+            yield f"{name}: unknown, there is no labels.json beside the submission"
+    if scores.unknown_labels is not None:
         yield f"gold labels that training never saw: {scores.unknown_labels}, scored as missed"

@@ -73,7 +73,7 @@ def _ratios(gold: Mapping[str, int], believed: Mapping[str, float]) -> dict[str,
 def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Setting:
     """Return the setting with the best headline metric, the smallest of equals; add the rows."""
     scores = means(run, settings, ratios)
-    best = max(settings, key=lambda setting: (scores[setting][run.task.metrics[-1]], -sum(setting)))
+    best = max(settings, key=lambda setting: (scores[setting][run.task.scores[-1]], -sum(setting)))
     for setting in settings:
         values = (f"{scores[setting][name]:.4f}" for name in _shown(run))
         style = "bold" if setting == best else None
@@ -82,7 +82,7 @@ def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Se
 
 
 def _shown(run: Run) -> list[str]:
-    return [name for name in run.task.metrics if not name.endswith(("_precision", "_recall"))]
+    return [name for name in run.task.scores if not name.endswith(("_precision", "_recall"))]
 
 
 def check(run: Run) -> None:
@@ -92,7 +92,9 @@ def check(run: Run) -> None:
         UserError: The answers are not decided, there are no samples, or the cases are not those
             that training held out.
     """
-    if run.task.decides is None or not run.made["samples"]:
+    if run.task.decides is None:
+        raise UserError(f"{run.folder}: its task {run.made['task']!r} has nothing to fit")
+    if not run.made["samples"]:
         raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
     dev = read_json(run.trained / "manifest.json").get("dev_sha256")
     if not run.held_out and (dev is None or run.made["test_sha256"] != dev):
@@ -112,12 +114,12 @@ def means(
     """
     task = run.task
     deciders = {s: Decider(task, run.labels, *s, ratios) if s else None for s in settings}
-    scored = {setting: Columns(task.metrics) for setting in deciders}
+    scored = {setting: Columns(task.scores) for setting in deciders}
     told = Beliefs(task, run.labels)
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
-        gold = task.submission(example, example.answer)
+        gold = task.gold(example)
         asked = "texts" in row
         first = task.decode(row["texts"][0] if asked else "", example, run.labels).answer
         beliefs = told.of(example, row) if asked else []

@@ -68,8 +68,8 @@ def rows(
     """
     for example in examples:
         reply = task.target(example)
-        if task.decode(reply, example, labels).repairs:
-            report.refused.append(f"{example.id}: its gold answer is not valid under the schema")
+        if repairs := task.decode(reply, example, labels).repairs:
+            report.refused.append(f"{example.id}: its gold answer is no valid reply: {repairs[0]}")
             continue
         fitted = fit_prompt(task, example, labels, tokenizer, max_tokens)
         prompt = prompt_ids(tokenizer, task.prompt(fitted.example))
@@ -79,6 +79,11 @@ def rows(
             report.refused.append(
                 f"{example.id}: {len(prompt)} tokens of prompt and {len(completion)} of reply "
                 f"({room} are kept free for one) exceed max_tokens={max_tokens}"
+            )
+            continue
+        if fitted.dropped and task.decode(reply, fitted.example, labels).repairs:
+            report.refused.append(
+                f"{example.id}: its gold answer is not in the text that fits; raise max_tokens"
             )
             continue
         if fitted.dropped:

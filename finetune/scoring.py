@@ -38,7 +38,7 @@ class HeldOutScore:
 
     The replies are free, not held to the schema as in serving: a model that has learnt the format
     does not need the schema, and one that has not should not look as if it had. What is
-    unreadable is answered by the commonest labels, as everywhere.
+    unreadable is answered by the task's fallback, as everywhere.
     """
 
     def __init__(
@@ -72,16 +72,15 @@ class HeldOutScore:
             replies = self._replies(trainer, batch)
             scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
         weights, values = zip(*gather_object(scored), strict=True)
-        columns = Columns(self._task.metrics, weights=list(weights), values=list(values))
+        columns = Columns(self._task.scores, weights=list(weights), values=list(values))
         return summarize(columns, resamples=0).mean
 
     def _values(self, example: Example, reply: str) -> tuple[float, Any]:
         """Return the example's weight and the metrics of its reply."""
         task = self._task
-        assert example.answer is not None, "held-out examples have answers"
         told = task.decode(reply, example, self._labels).answer
-        gold, row = (task.submission(example, answer) for answer in (example.answer, told))
-        values = metric_values(task, gold, row, f"held out: id {example.id}")
+        row = task.submission(example, told)
+        values = metric_values(task, task.gold(example), row, f"held out: id {example.id}")
         return task.weight(example), values
 
     @torch.no_grad()

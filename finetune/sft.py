@@ -218,7 +218,7 @@ def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, with defaults for the machine and what is ours."""
     gpu = torch.cuda.is_available()
-    headline = f"eval_{task.metrics[-1]}" if config.score_examples else "eval_loss"
+    headline = f"eval_{task.scores[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {
         "bf16": has_bf16(),
         "gradient_checkpointing": gpu,

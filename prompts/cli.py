@@ -28,6 +28,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 URL = "http://127.0.0.1:8000"
 Size = Annotated[int, typer.Option(min=1, help="cases")]
 OnBad = Annotated[OnBadRow, typer.Option(help="at a row that is no case")]
+HandedIn = Annotated[Path, typer.Argument(help="a submission, or the run folder that has it")]
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
 
 
@@ -64,7 +65,7 @@ def merge(run: Path) -> None:
 
 @app.command()
 def generate(config: Path, overrides: Overrides = None) -> None:
-    """Answer every case of the test file, then decode: completions.jsonl, submission.jsonl."""
+    """Answer every case of the test file, then decode: completions.jsonl and the submission."""
     _decode(_load("serve.generate", "main")(config, overrides or []))
 
 
@@ -73,7 +74,7 @@ def decode(
     run: Path,
     greedy: Annotated[bool, typer.Option(help="take the first replies, decide nothing")] = False,
 ) -> None:
-    """Make RUN/submission.jsonl from RUN/completions.jsonl again, without a model."""
+    """Make RUN's submission from RUN/completions.jsonl again, without a model."""
     _decode(run, greedy=greedy)
 
 
@@ -81,7 +82,7 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
     tally = _load("eval.answers", "decode_run")(run, greedy=greedy)
     for line in tally.lines():
         print(line)
-    print(f"written: {run / 'submission.jsonl'}")
+    print(f"written: {run / tally.submission}")
 
 
 @app.command()
@@ -119,42 +120,56 @@ def tune(run: Path) -> None:
 @app.command()
 def score(
     gold: Path,
-    submission: Path,
+    submission: HandedIn,
     task: TaskName = "judgment",
     json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
     against: Annotated[
         Path | None, typer.Option(help="another submission: say what differs, and how surely")
     ] = None,
+    out_of_domain: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="GOLD SUBMISSION", help="another domain's: their scores and the mean"),
+    ] = None,
     on_bad_row: OnBad = "stop",
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval import compare
+    from panjue.eval.score import domain_means, show
     from panjue.eval.score import score as compute
-    from panjue.eval.score import show
 
     tolerant, skipped = reading(load_task(task), on_bad_row)
+    console = Console()
     scores = compute(tolerant, gold, submission)
-    show(scores, Console())
-    numbers = {**scores.to_json(), "skipped_rows": len(skipped.rows)}
-    if skipped.rows:
-        print(skipped)
+    others = compute(tolerant, *out_of_domain) if out_of_domain else None
+    show(scores, console)
+    numbers = scores.to_json()
     if against:
         differences = compare.compare(tolerant, gold, submission, against)
-        compare.show(differences, against, Console())
+        compare.show(differences, against, console)
         numbers["against"] = {name: vars(d) for name, d in differences.items()}
+    if others:
+        console.print("\nout of domain:")
+        show(others, console)
+        numbers["out_of_domain"] = others.to_json()
+        numbers["domain_means"] = domain_means(scores, others)
+        for name, mean in numbers["domain_means"].items():
+            console.print(f"{name}, mean of both domains: {mean:.4f}")
+    numbers["skipped_rows"] = len(skipped.rows)
+    if skipped.rows:
+        print(skipped)
     if json:
         write_json(json, numbers)
 
 
 @app.command()
 def check(
-    submission: Path,
+    submission: HandedIn,
     cases: Annotated[Path, typer.Option(help="the test file that was answered")],
     labels: Annotated[Path | None, typer.Option(help="a labels.json: refuse other labels")] = None,
     task: TaskName = "judgment",
     on_bad_row: OnBad = "stop",
 ) -> None:
-    """Print every fault that a hand-in has, with its line; exit code 1 if there is one."""
+    """Print every fault that a hand-in has, with its place; exit code 1 if there is one."""
     from panjue.eval.check import check as find_faults
 
     known = load_labels(labels) if labels else None

@@ -18,14 +18,14 @@ class BadRow(UserError):
 
     Attributes:
         path: The file.
-        line: Its line, from 1.
+        place: Where in it: a line from 1, or what else finds the row.
         reason: What is wrong.
     """
 
-    def __init__(self, path: Path, line: int, reason: str) -> None:
-        """Say `path:line: reason`."""
-        super().__init__(f"{path}:{line}: {reason}")
-        self.path, self.line, self.reason = path, line, reason
+    def __init__(self, path: Path, place: int | str, reason: str) -> None:
+        """Say `path:place: reason`."""
+        super().__init__(f"{path}:{place}: {reason}")
+        self.path, self.place, self.reason = path, place, reason
 
 
 class Stopped(BaseException):

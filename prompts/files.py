@@ -6,15 +6,20 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from panjue.prompts.errors import UserError
 
 Json = Any
 
+Record = tuple[int | str, Callable[[], dict[str, Json]]]
+"""Where a row of a file stands, and what reads it or raises a UserError that says what it has."""
+
+BOM = b"\xef\xbb\xbf"
 
 LARGEST_LINE = 2**24
 """Bytes of a line of cases: some five million characters, more than any case has."""
@@ -29,20 +34,34 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     Raises:
         UserError: The file cannot be opened.
     """
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    with file:
+    with open_bytes(path) as file:
         for number in itertools.count(1):
             line = rest = file.readline(LARGEST_LINE + 1)
             while len(rest) > LARGEST_LINE and not rest.endswith(b"\n"):
                 rest = file.readline(LARGEST_LINE + 1)
             if not line:
                 return
-            raw = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            raw = line.removeprefix(BOM) if number == 1 else line
             if raw.strip() and not raw.lstrip().startswith(b"//"):
                 yield number, raw
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file that somebody gave us.
+
+    Raises:
+        UserError: It cannot be opened.
+    """
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def case_lines(path: Path) -> Iterator[Record]:
+    """Yield the rows of a JSONL file of cases, as `lines` does."""
+    for number, raw in lines(path):
+        yield number, partial(parse_case, raw)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
@@ -91,18 +110,23 @@ def parse_line(raw: bytes) -> dict[str, Json]:
         raise UserError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise UserError(f"expected a JSON object, found {type(row).__name__}")
-    if rb"\u" in raw and not _is_text(row):
-        raise UserError("a \\ud800-\\udfff escape stands alone; it is no character")
+    if rb"\u" in raw:
+        check_text(row)
     return row
 
 
-def _is_text(value: Json) -> bool:
-    """Say whether every string can be written again: JSON escapes can name half a character."""
+def check_text(value: Json) -> None:
+    """Refuse a string that cannot be written again: JSON escapes can name half a character.
+
+    Raises:
+        UserError: There is one.
+    """
     try:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
-        return False
-    return True
+        raise UserError("a \\ud800-\\udfff escape stands alone; it is no character") from None
+    except RecursionError:
+        raise UserError("it is nested too deeply") from None
 
 
 def dump(value: Json) -> str:
@@ -200,19 +224,16 @@ class Rows:
     `doubled` lists the later ones as (line number, id).
     """
 
-    def __init__(self, path: Path) -> None:
-        """Index `path` in one pass.
+    def __init__(self, path: Path, *, name: Path | None = None) -> None:
+        """Index `path` in one pass; messages call it `name`.
 
         Raises:
             UserError: A line is broken or has no `id`; names the line.
         """
-        self.path = path
+        self.path = name or path
         self.doubled: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from None
+        self._file = open_bytes(path)
         weakref.finalize(self, self._file.close)
         offset = 0
         for number, line in enumerate(self._file, start=1):

@@ -12,11 +12,13 @@ from panjue.prompts.task import Example, Task
 
 SENTENCE = re.compile(r"[^。！？；!?;\n]*(?:[。！？；!?;\n]+[”’」』）)]*|$)")
 
+CLAUSE = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
+LONG = 200
+"""Characters above which a sentence is cut at its commas too, where the text is read for an
+`anchor`: some such texts have no full stops at all."""
+
 GAP = "……"
 """Stands in the text where sentences were left out, so that the model and a reader can see it."""
-
-SLACK = 64
-"""Tokens beyond one and a half times the commonest answer: room for rare, longer labels."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,11 @@ class Fitted:
 def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitted:
     """Shorten `example.text` until its prompt has at most `budget` tokens.
 
-    Sentences that name nobody go first, from the middle outwards; then the longest of the others.
-    The first sentence that names each of `example.names` always stays. Training and serving call
-    this with the same budget, so that a model sees in use what it saw in training. It reads
-    neither the answer nor the labels.
+    Sentences that name nobody go first, those that share least with `example.anchor` before the
+    others, from the middle outwards; then the longest of those that name somebody. The first
+    sentence that names each of `example.names` always stays; without any, the last that would go.
+    Training and serving call this with the same budget, so that a model sees in use what it saw in
+    training. It reads neither the answer nor the labels.
 
     Args:
         example: Any example.
@@ -55,8 +58,8 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     full = count(example)
     if full <= budget:
         return Fitted(example, full, full, 0, fits=True)
-    sentences = split_sentences(example.text)
-    victims = leaving_order(sentences, example.names)
+    sentences = split_sentences(example.text, LONG if example.anchor else None)
+    victims = leaving_order(sentences, example.names, example.anchor)
     # Tokens fall with every sentence that leaves, so the fewest that must go are found by halving.
     low, high = 1, len(victims)
     while low < high:
@@ -76,8 +79,8 @@ def fit_prompt(
 ) -> Fitted:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
-    The room is measured on the answer made of the commonest labels, not on the gold one: a case
-    of 63 defendants keeps more room than one of two, and training and serving come to the same.
+    The room is measured on the task's fallback, not on the gold answer: a case of 63 defendants
+    keeps more room than one of two, and training and serving come to the same.
     """
     budget = max_tokens - reply_room(task, example, labels, tokenizer)
     return fit(example, budget, lambda e: len(prompt_ids(tokenizer, task.prompt(e))))
@@ -85,30 +88,43 @@ def fit_prompt(
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
     """Return the tokens kept free for the reply to `example`, whatever its answer is."""
-    commonest = task.decode("", example, labels).answer
-    return SLACK + len(reply_ids(tokenizer, dump(commonest))) * 3 // 2
+    fallback = task.decode("", example, labels).answer
+    return task.slack + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
-def split_sentences(text: str) -> list[str]:
-    """Cut `text` after its sentence ends; joined again the parts give the text."""
-    return [part for part in SENTENCE.findall(text) if part]
+def split_sentences(text: str, longest: int | None = None) -> list[str]:
+    """Cut `text` after its sentence ends, and sentences above `longest` at their commas.
+
+    Joined again the parts give the text.
+    """
+    return [
+        part
+        for sentence in SENTENCE.findall(text)
+        for part in (
+            CLAUSE.findall(sentence) if longest and len(sentence) > longest else [sentence]
+        )
+        if part
+    ]
 
 
-def leaving_order(sentences: Sequence[str], names: Sequence[str]) -> list[int]:
+def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = "") -> list[int]:
     """Return the indices of the sentences that may go, the first to go first."""
     naming = [_named(sentence, names) for sentence in sentences]
     introducing = {
         next((i for i, named in enumerate(naming) if name in named), -1) for name in names
     }
     middle = (len(sentences) - 1) / 2
+    pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}
+    shared = [sum(pair in sentence for pair in pairs) for sentence in sentences]
     nameless = sorted(
-        (i for i, named in enumerate(naming) if not named), key=lambda i: (abs(i - middle), i)
+        (i for i, named in enumerate(naming) if not named),
+        key=lambda i: (shared[i], abs(i - middle), i),
     )
     others = sorted(
         (i for i, named in enumerate(naming) if named and i not in introducing),
         key=lambda i: (-len(sentences[i]), i),
     )
-    return [*nameless, *others]
+    return [*nameless, *others][: None if introducing else -1]
 
 
 def _named(sentence: str, names: Sequence[str]) -> set[str]:

@@ -16,21 +16,21 @@ class Skipped:
     """The rows that were passed over, each once, however often its file was read.
 
     Attributes:
-        rows: (file, line) -> what is wrong there.
+        rows: (file, place in it) -> what is wrong there.
     """
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.rows: dict[tuple[Path, int], str] = {}
+        self.rows: dict[tuple[Path, int | str], str] = {}
 
     def __call__(self, bad: BadRow) -> None:
         """Pass a row over."""
-        self.rows[bad.path, bad.line] = bad.reason
+        self.rows[bad.path, bad.place] = bad.reason
 
     def __str__(self) -> str:
         """Say how many there are, of one or more, and which is the first."""
-        [(path, line), reason] = next(iter(self.rows.items()))
-        return f"bad rows skipped: {len(self.rows)}; the first: {path}:{line}: {reason}"
+        [(path, place), reason] = next(iter(self.rows.items()))
+        return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 
     def write(self, path: Path) -> None:
         """List them in a JSONL file; where there are none, there is none."""
@@ -38,8 +38,8 @@ class Skipped:
             path.unlink(missing_ok=True)
             return
         with whole_file(path) as out:
-            for (file, line), reason in self.rows.items():
-                out.write(dump({"file": str(file), "line": line, "reason": reason}) + "\n")
+            for (file, place), reason in self.rows.items():
+                out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
 
 
 def reading(task: Task, on_bad_row: OnBadRow) -> tuple[Task, Skipped]:

@@ -9,12 +9,15 @@ from typing import Any
 
 from panjue.prompts import tasks
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
-from panjue.prompts.files import lines, parse_case
+from panjue.prompts.files import Record, case_lines
+from panjue.prompts.handin import JSON_LINES, HandIn
 from panjue.prompts.labels import Labels
 
 Messages = list[dict[str, str]]
 Answer = Mapping[str, Any]
 Schema = dict[str, Any]
+Row = Mapping[str, Any]
+"""One row of a submission, or what such a row is scored against."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,10 @@ class Example:
         names: Those the answer is about, in order; `fit` keeps the sentences that introduce them.
         inputs: Further fields of the template.
         answer: The gold answer; None in a test file.
+        references: Where several answers may be right, sets of them as the hand-in writes them:
+            a score is the mean over the sets of how well the best of a set is met.
         groups: Attributes to report apart, e.g. `{"defendants": "2"}`; never shown to the model.
+        anchor: What the text is read for: `fit` keeps the sentences that share most with it.
     """
 
     id: int | str
@@ -35,7 +41,9 @@ class Example:
     names: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     answer: Answer | None = None
+    references: tuple[tuple[str, ...], ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Decoded:
     """A reply after repair.
 
     Attributes:
-        answer: Always complete: what could not be read is answered by the commonest labels.
+        answer: Always complete: what could not be read is answered by the task's fallback.
         repairs: What was mended, one short text each; empty when the reply was valid as it came.
         readable: False when nothing at all could be read, so that the answer is a guess.
     """
@@ -65,6 +73,11 @@ def no_labels(_examples: Iterable[Example]) -> Labels:
 
 def no_faults(_example: Example, _row: Mapping[str, Any], _labels: Labels | None) -> Iterator[str]:
     """Find nothing wrong with a submission row beyond its id."""
+    return iter(())
+
+
+def no_peers(_example: Example) -> Iterator[tuple[str, Row, Row]]:
+    """Yield nothing: the fallback is the only peer."""
     return iter(())
 
 
@@ -95,22 +108,45 @@ class Decides:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """An answer is a list, best first, and several samples are ranked by their votes.
+
+    Attributes:
+        field: The key of the list in the answer, and of its labels, which fill it up.
+        most: How long it is.
+    """
+
+    field: str
+    most: int
+
+
+@dataclass(frozen=True)
 class Task:
     """One question we put to the model. The module's name is the task's name everywhere.
 
     Attributes:
-        from_row: One line of a cases file -> its example; a UserError says what is wrong with it.
+        from_row: One row of a cases file -> its example; a UserError says what is wrong with it.
         prompt: Example -> chat messages, from `templates/<task>.md`.
         schema: Example, labels -> JSON Schema of exactly this example's reply.
         target: Example -> the gold reply, compact JSON, always valid under the schema.
         decode: Reply, example, labels -> answer. Never raises. What it makes of an empty reply
-            is the task's fallback, and the peer that a score is printed beside.
-        submission: Example, answer -> one line of the official hand-in format, with its `id`.
-        metrics: Names of functions in `panjue.eval.metrics`; the last one is the headline.
+            is the task's fallback, and the first peer that a score is printed beside.
+        submission: Example, answer -> one row of the official hand-in, with its `id`.
+        metrics: Names of functions from a gold row and a submission row, or None, to a number:
+            `reading.f1` is `f1` in `panjue.eval.reading`, a bare name is in
+            `panjue.eval.metrics`. The last one is the headline.
+        rows: A cases file -> its rows; by default one JSON object a line.
+        handin: The form of the submission file.
         labels: Training examples -> the label sets.
         faults: Example, submission row, labels if known -> what the contest would refuse.
         weight: Example -> its weight in the mean over examples.
         decides: What of an answer may be decided from several samples; None echoes the first.
+        ranks: What of an answer is a ranked list, to be filled up and voted on.
+        fallback: What the fallback is called.
+        slack: Tokens kept free for a reply beyond one and a half times the fallback's.
+        peers: Example -> (name, gold row, row) of what is trivially reached, or by people.
+        reported: Numbers that stand beside the metrics in the scores file: name -> (attribute of
+            groups, or `peers`; which of them; metric).
         by_hand: Text and names as somebody types them -> example; None where nobody does.
         bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
     """
@@ -122,12 +158,31 @@ class Task:
     decode: Callable[[str, Example, Labels], Decoded]
     submission: Callable[[Example, Answer], dict[str, Any]]
     metrics: tuple[str, ...]
+    rows: Callable[[Path], Iterator[Record]] = case_lines
+    handin: HandIn = JSON_LINES
     labels: Callable[[Iterable[Example]], Labels] = no_labels
-    faults: Callable[[Example, Mapping[str, Any], Labels | None], Iterator[str]] = no_faults
+    faults: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
     weight: Callable[[Example], float] = one
     decides: Decides | None = None
+    ranks: Ranks | None = None
+    fallback: str = "commonest labels"
+    slack: int = 64
+    peers: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_peers
+    reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
     bad: Callable[[BadRow], None] = stop
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Return what the metrics are called: their names without the module."""
+        return tuple(name.rpartition(".")[2] for name in self.metrics)
+
+    def gold(self, example: Example) -> Row:
+        """Return what a submission row of a labelled example is scored against."""
+        if example.references:
+            return {"id": example.id, "references": example.references}
+        assert example.answer is not None, "a test case has no gold row"
+        return self.submission(example, example.answer)
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file; a row that is none, or whose id came before, is `bad`.
@@ -135,15 +190,15 @@ class Task:
         Raises:
             UserError: The file cannot be read; or a row is bad, as `bad` will have it.
         """
-        first: dict[str, int] = {}
-        for number, raw in lines(path):
+        first: dict[str, int | str] = {}
+        for place, load in self.rows(path):
             try:
-                example = self.from_row(parse_case(raw))
-                before = first.setdefault(str(example.id), number)
-                if before != number:
-                    raise UserError(f"id {example.id} stands already on line {before}")
+                example = self.from_row(load())
+                before = first.setdefault(str(example.id), place)
+                if before != place:
+                    raise UserError(f"id {example.id} stands already at {before}")
             except UserError as error:
-                self.bad(BadRow(path, number, str(error)))
+                self.bad(BadRow(path, place, str(error)))
                 continue
             yield example
 

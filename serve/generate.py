@@ -83,6 +83,10 @@ def generate(config: GenerateConfig) -> None:
         raise UserError(f"test: no file {config.test}")
     check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
     check_sampling(config.sampling)
+    if config.samples and not (task.decides or task.ranks):
+        raise UserError(
+            f"samples: {config.task!r} decides nothing from further replies; set it to 0"
+        )
     examples = sum(1 for _ in asked(task, config))
     if not examples:
         why = f"; {skipped}" if skipped.rows else ""

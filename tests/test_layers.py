@@ -16,8 +16,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "finetune": {"prompts", "eval"},
     "serve": {"prompts", "eval"},
 }
-BY_NAME = {"prompts/cli.py", "prompts/task.py"}
-"""May load modules whose names they compute: the command line its rooms, `load_task` the tasks."""
+BY_NAME = {"prompts/cli.py", "prompts/task.py", "eval/means.py"}
+"""May load modules whose names they compute: the command line its rooms, `load_task`
+the tasks, `metric` what a task is scored by."""
 HEAVY = {"torch", "transformers", "trl", "peft", "vllm"}
 LIGHT = ("panjue.prompts.task", "panjue.prompts.cli", "panjue.eval.score", "panjue.eval.check")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from panjue.eval import metrics
+from panjue.eval.means import metric
 from panjue.prompts import render, tasks
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
@@ -54,9 +54,9 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     row = task.submission(example, decoded.answer)
     assert row["id"] == example.id
     assert list(task.faults(example, row, labels)) == []
-    for metric in task.metrics:
-        assert getattr(metrics, metric)(row, row) == pytest.approx(1.0)
-        assert 0 <= getattr(metrics, metric)(row, None) < 1
+    for name in task.metrics:
+        assert metric(name)(task.gold(example), row) == pytest.approx(1.0)
+        assert 0 <= metric(name)(task.gold(example), None) < 1
     assert task.weight(example) >= 0
 
 
@@ -82,13 +82,15 @@ def replies(target: str) -> st.SearchStrategy[str]:
     )
     place = st.integers(0, len(target))
     torn = st.builds(lambda a, b, text: target[:a] + text + target[b:], place, place, st.text())
-    return st.text() | st.builds(dump, values) | torn
+    escaped = st.text().map(lambda text: json.dumps({"answers": [text], "answer": text}))
+    half = st.builds(lambda a: target[:a] + "\\ud800" + target[a:], place)
+    return st.text() | st.builds(dump, values) | torn | escaped | half
 
 
 @pytest.mark.parametrize("name", task_names())
 def test_task(name: str) -> None:
     samples = sorted(SAMPLES.glob(f"{name}.*"))
-    assert samples, f"put a few invented examples of {name} into {SAMPLES}/{name}.jsonl"
+    assert samples, f"put a few invented examples of {name} into {SAMPLES}/{name}.*"
     for sample in samples:
         check_task(name, sample)
 

@@ -102,6 +102,9 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "skipped_rows": 0,
         "pair_price": 0.0,
         "class_prior": 0.0,
+        "filled": 0,
+        "fallback": "commonest labels",
+        "submission": "submission.jsonl",
     }
     # The name before the colon is gone, so that kinds of repair add up.
     assert tally.repairs == {
@@ -161,7 +164,7 @@ def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, wri
     gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
     scores = score(TASK, gold, run / "submission.jsonl")
     assert scores.unreadable_rate == pytest.approx(1 / 6)
-    assert scores.commonest == pytest.approx(dict.fromkeys(TASK.metrics, 1.0))
+    assert scores.peers["commonest labels"] == pytest.approx(dict.fromkeys(TASK.scores, 1.0))
     # 甲 is wrong in the cases 1, 2, 3 and f; 乙 has the wrong class in 1 and 2.
     assert scores.total.mean["charge_f1"] == pytest.approx(8 / 12)
     assert scores.total.mean["penalty_accuracy"] == pytest.approx(6 / 12)

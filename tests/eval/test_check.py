@@ -64,7 +64,7 @@ def test_a_missing_case(cases: Path, rows: list[dict[str, Any]], write: Write) -
 
 def test_a_doubled_case(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
     path = write("submission.jsonl", [rows[0], *rows])
-    assert faults(path, cases) == ["2: id 1 stands already on line 1"]
+    assert faults(path, cases) == ["2: id 1 stands already at 1"]
 
 
 def test_cases_out_of_order(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
@@ -124,7 +124,7 @@ def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     found = faults(path, cases)
     assert len([fault for fault in found if "is not answered" in fault]) == 4
-    assert any("empty" in fault for fault in found)
+    assert any("is empty" in fault for fault in found)
 
 
 @pytest.mark.parametrize(

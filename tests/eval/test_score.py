@@ -94,7 +94,7 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
         "unweighted",
         "interval",
         "groups",
-        "commonest",
+        "peers",
         "unreadable_rate",
         "missing",
         "foreign",
@@ -105,7 +105,8 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
     }
     assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
     # Nothing lies beside the submission, so these are unknown, not zero.
-    assert found["commonest"] is found["unreadable_rate"] is found["unknown_gold_labels"] is None
+    assert found["peers"] == {"commonest labels": None}
+    assert found["unreadable_rate"] is found["unknown_gold_labels"] is None
     assert json.loads(json.dumps(found, allow_nan=False))["final"] == found["final"]
 
 
@@ -159,11 +160,12 @@ def test_the_commonest_labels_as_a_peer(
     )
     scores = score(TASK, gold, path)
     # Always 盗窃罪, 264, class 13. Case 1: F1 (1 + 2/3) / 2, penalty 1/2; case 2: half of all.
-    assert scores.commonest is not None
-    assert scores.commonest["charge_f1"] == pytest.approx((5 / 6 + 2 * 1 / 2) / 3)
-    assert scores.commonest["article_f1"] == pytest.approx(11 / 18)
-    assert scores.commonest["penalty_accuracy"] == pytest.approx(1 / 2)
-    assert scores.commonest["final"] == pytest.approx(0.6 * 11 / 18 + 0.2)
+    peer = scores.peers["commonest labels"]
+    assert peer is not None
+    assert peer["charge_f1"] == pytest.approx((5 / 6 + 2 * 1 / 2) / 3)
+    assert peer["article_f1"] == pytest.approx(11 / 18)
+    assert peer["penalty_accuracy"] == pytest.approx(1 / 2)
+    assert peer["final"] == pytest.approx(0.6 * 11 / 18 + 0.2)
     # 抢劫罪, 263 and class 5 of the third case were never seen.
     assert scores.unknown_labels == 3
     assert scores.total.mean == pytest.approx(TOTAL)

@@ -45,6 +45,20 @@ def test_score_prints_and_writes(
     assert json.loads(out.read_text("utf-8"))["final"] == pytest.approx(1)
 
 
+def test_a_run_folder_stands_for_its_submission_and_two_domains_for_their_mean(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold, out, other = folder / "test.jsonl", folder / "scores.json", folder / "none.jsonl"
+    other.write_text('{"id":0,"judgments":[]}\n', "utf-8")
+    words = ("score", gold, folder, "--out-of-domain", gold, other, "--json", out)
+    assert typed(monkeypatch, *words) == 0
+    assert "final, mean of both domains: 0.5000" in capsys.readouterr().out
+    found = json.loads(out.read_text("utf-8"))
+    assert (found["final"], found["out_of_domain"]["final"]) == (pytest.approx(1), 0)
+    assert found["domain_means"]["final"] == pytest.approx(0.5)
+    assert typed(monkeypatch, "check", folder, "--cases", gold) == 0
+
+
 def test_check_says_by_its_exit_code_whether_the_file_is_clean(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

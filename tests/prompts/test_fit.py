@@ -47,8 +47,9 @@ def shortest(sentences: list[str]) -> int:
 
 @given(st.text() | st.text(st.sampled_from("a。！？；!?;\n”’」』）) ")))
 def test_sentences_joined_give_the_text(text: str) -> None:
-    assert "".join(split_sentences(text)) == text
-    assert all(split_sentences(text))
+    for longest in (None, 3):
+        assert "".join(split_sentences(text, longest)) == text
+        assert all(split_sentences(text, longest))
 
 
 def test_sentences_by_hand() -> None:
@@ -60,6 +61,27 @@ def test_sentences_by_hand() -> None:
         "另案处理\n\n",
         "完",
     ]
+
+
+def test_a_text_without_full_stops_falls_apart_at_its_commas_where_it_is_asked_about() -> None:
+    clauses = [f"第{i}项价款为1,000元，" for i in range(30)]
+    text = "".join(clauses)
+    assert split_sentences(text, 200) == clauses
+    assert split_sentences(text) == split_sentences(text, len(text)) == [text]
+    asked = fit(Example(id=1, text=text, anchor="第7项？"), 60, length)
+    assert (asked.fits, asked.dropped) == (True, 27)
+    assert clauses[7] in asked.example.text
+    assert not fit(Example(id=1, text=text), 60, length).fits
+
+
+def test_without_names_what_is_asked_about_stays_longest() -> None:
+    """月付 and 付款 are in the last, 何时 in the second; of the others the middle goes first."""
+    sentences = ["甲。", "何时付清不明。", "乙。", "丙。", "丁。", "每月付款。"]
+    assert leaving_order(sentences, (), "何时按月付款？") == [2, 3, 4, 0, 1]
+    example = Example(id=1, text="".join(sentences), anchor="何时按月付款？")
+    assert fit(example, 16, length).example.text == f"甲。何时付清不明。{GAP}每月付款。"
+    least = fit(example, 1, length)
+    assert (least.example.text, least.fits) == (f"{GAP}每月付款。", False)
 
 
 @given(SENTENCES, st.integers(0, 300))

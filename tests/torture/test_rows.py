@@ -32,7 +32,7 @@ def row(**changes: Any) -> bytes:
 
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "an id that came before": (row(id=0), "id 0 stands already on line 1"),
+    "an id that came before": (row(id=0), "id 0 stands already at 1"),
     "empty facts": (row(fact=" \n"), "'fact' must be a text that is not empty"),
     "no facts": (b'{"id": 1, "defendants": ["\xe7\x94\xb2"]}', "'fact' must be"),
     "no defendants": (row(defendants=[]), "'defendants' must list"),
@@ -77,7 +77,7 @@ def test_bad_rows(write: Callable[[bytes], Path], what: str, promise: Any, tmp_p
     path = write(line)
     with promise.attempt(), pytest.raises(BadRow, match=reason) as told:
         list(TASK.read(path))
-    assert (told.value.path, told.value.line) == (path, 2)
+    assert (told.value.path, told.value.place) == (path, 2)
     with promise.attempt():
         tolerant, skipped = reading(TASK, "skip")
         assert [example.id for example in tolerant.read(path)] == [0, 2]
@@ -85,7 +85,7 @@ def test_bad_rows(write: Callable[[bytes], Path], what: str, promise: Any, tmp_p
         skipped.write(tmp_path / "skipped.jsonl")
         [listed] = (tmp_path / "skipped.jsonl").read_text("utf-8").splitlines()
         found = json.loads(listed)
-        assert (found["file"], found["line"]) == (str(path), 2)
+        assert (found["file"], found["place"]) == (str(path), 2)
         assert found["reason"] == told.value.reason
         assert str(skipped).startswith(f"bad rows skipped: 1; the first: {path}:2: ")
 
@@ -116,7 +116,7 @@ def test_every_stage_stops_or_skips(
         sft(workshop / "sft.yaml", [*words, "on_bad_row=skip"])
         assert f"bad rows skipped: 1; the first: {train}:121: " in capsys.readouterr().out
         [listed] = (run / "skipped-train.jsonl").read_text("utf-8").splitlines()
-        assert json.loads(listed)["line"] == 121
+        assert json.loads(listed)["place"] == 121
     submission = tmp_path / "submission.jsonl"
     examples = TASK.read(workshop / "demo/test.jsonl")
     answers = [dump(TASK.submission(e, e.answer)) for e in examples if e.answer]

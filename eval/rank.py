@@ -1,0 +1,37 @@
+"""Ranked lists from several replies -> one list of fixed length."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import islice
+
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Answer, Example, Task
+
+
+def ranked(
+    task: Task, example: Example, replies: Sequence[str], labels: Labels
+) -> tuple[Answer, int]:
+    """Return the answer whose list has what most replies wrote, and wrote early.
+
+    The k-th of a reply's list gets 1/k of a vote (reciprocal rank fusion without its constant);
+    of equals, what came first stays first. A list that is too short is filled up with the
+    commonest labels; how many places were is returned too. Without a readable reply the answer is
+    the task's fallback.
+
+    Args:
+        task: A task with `ranks`.
+        example: What was asked.
+        replies: Raw replies, the greedy one first.
+        labels: What training knew, commonest first.
+    """
+    ranks = task.ranks
+    assert ranks is not None, "not every task ranks"
+    decoded = [task.decode(reply, example, labels) for reply in (*replies, "")]
+    votes: dict[str, float] = defaultdict(float)
+    for reply in decoded:
+        for place, value in enumerate(reply.answer[ranks.field] if reply.readable else (), start=1):
+            votes[value] += 1 / place
+    told = sorted(votes, key=lambda value: -votes[value])[: ranks.most]
+    commonest = islice(labels.counts.get(ranks.field, ()), ranks.most)
+    filled = list(dict.fromkeys([*told, *commonest]))[: ranks.most]
+    return {**decoded[0].answer, ranks.field: filled}, len(filled) - len(told)

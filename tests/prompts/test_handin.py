@@ -1,0 +1,107 @@
+"""The forms of submissions: what is written is read again, and every flaw is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import whole_file
+from panjue.prompts.handin import JSON_LINES, JSON_LIST, HandIn, csv_table
+
+CSV = csv_table("id", "ret")
+FORMS = {"lines": JSON_LINES, "list": JSON_LIST, "table": CSV}
+TEXT = st.text(st.characters(codec="utf-8"))
+IDS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1)
+
+
+def write(form: HandIn, path: Path, rows: list[dict[str, Any]]) -> None:
+    with whole_file(path) as out, form.writing(out) as put:
+        for row in rows:
+            put(row)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@given(lists=st.dictionaries(IDS, st.lists(TEXT)))
+def test_what_is_written_is_read_again(
+    form: HandIn, lists: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("form")
+    rows = [{"id": key, "ret": ret} for key, ret in lists.items()]
+    write(form, (folder / form.name), rows)
+    assert [load() for _, load in form.read(folder / form.name)] == rows
+    index = form.index(folder / form.name)
+    assert index.ids() == lists.keys()
+    assert [index.get(key) for key in lists] == rows
+
+
+def test_the_bytes_by_hand(tmp_path: Path) -> None:
+    rows = [{"id": "1", "ret": ["罪", 'a "b", c']}, {"id": "2", "ret": []}]
+    for form in FORMS.values():
+        write(form, tmp_path / form.name, rows)
+    assert (tmp_path / "submission.jsonl").read_text("utf-8") == (
+        '{"id":"1","ret":["罪","a \\"b\\", c"]}\n{"id":"2","ret":[]}\n'
+    )
+    assert (tmp_path / "submission.json").read_text("utf-8") == (
+        '[\n{"id":"1","ret":["罪","a \\"b\\", c"]},\n{"id":"2","ret":[]}\n]\n'
+    )
+    assert (tmp_path / "submission.csv").read_bytes() == (
+        b'id,ret\n1,"[""\xe7\xbd\xaa"",""a \\""b\\"", c""]"\n2,[]\n'
+    )
+
+
+def test_a_file_is_taken_as_it_is_and_a_folder_has_one(tmp_path: Path) -> None:
+    assert JSON_LIST.find(tmp_path / "mine.txt") == tmp_path / "mine.txt"
+    with pytest.raises(UserError, match=r"has no submission\.json; is --task right"):
+        JSON_LIST.find(tmp_path)
+    (tmp_path / "submission.json").touch()
+    assert JSON_LIST.find(tmp_path) == tmp_path / "submission.json"
+
+
+BROKEN = [
+    ("list", b'{"id": 1}', r": .* found '\{' instead of '\['"),
+    ("list", b"\xef\xbb\xbf[]", ": opens with a byte order mark; save"),
+    ("list", b'[{"id": 1}, {"id"', ": not JSON"),
+    ("list", b'[{"id": 1}, 7]', ":row 2: expected a JSON object, found int"),
+    ("list", '[{"id": "罪"}]'.encode("gbk"), ": not UTF-8; save the file as UTF-8"),
+    ("list", b'[{"id": 1}, {"ret": 1}]', ":row 2: the row has no 'id'"),
+    ("list", b'[{"id": "\\ud800"}]', ":row 1: .* it is no character"),
+    ("list", b'[{"id": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]", ": it is nested too deeply"),
+    ("table", b"\xef\xbb\xbfid,ret\n", ": opens with a byte order mark; save"),
+    ("table", b"qid,ret\n1,[]\n", ":1: the header is not id,ret"),
+    ("table", b"", ":1: the header is not id,ret"),
+    ("table", b"id,ret\n1,[],2\n", ":2: 3 columns instead of 2"),
+    ("table", b"id,ret\n1,[]\n2,peru\n", ":3: a cell is not JSON"),
+    ("table", b'id,ret\n1,"[]', ":2: no CSV: unexpected end"),
+    ("table", b"id,ret\n1,[]\n\xff,[]\n", ":3: not UTF-8; save the file as UTF-8"),
+    ("table", b'id,ret\n1,"[""\\ud800""]"\n', ":2: .* it is no character"),
+]
+
+
+@pytest.mark.parametrize(("form", "content", "complaint"), BROKEN)
+def test_a_flaw_is_told_with_its_place(
+    form: str, content: bytes, complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "handed-in"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"handed-in{complaint}"):
+        FORMS[form].index(path)
+
+
+def test_an_empty_line_is_a_flaw_only_where_flaws_are_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "submission.jsonl"
+    path.write_bytes(b'{"id":1}\n\n')
+    assert JSON_LINES.index(path).ids() == {"1"}
+    (_, first), (place, second) = JSON_LINES.read(path)
+    assert first() == {"id": 1}
+    with pytest.raises(UserError, match="the line is empty"):
+        second()
+    assert place == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_file(form: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        list(FORMS[form].read(tmp_path / "none"))
