@@ -1,0 +1,41 @@
+"""Ranked cloze answers as CCKS2021's knowledge probing task scores them (after SQuAD)."""
+
+import re
+import string
+from collections import Counter
+
+from panjue.prompts.task import Row
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLE = re.compile(r"\b(a|an|the)\b")
+
+
+MOST = 5
+"""Answers that count; K of the contest."""
+
+
+def f1(gold: Row, predicted: Row | None) -> float:
+    """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
+
+    Raises:
+        TypeError: The answers are no list of at most five texts: more would be no contest.
+    """
+    answers = [] if predicted is None else predicted["ret"]
+    if not isinstance(answers, list) or len(answers) > MOST:
+        raise TypeError
+    pairs = ((text, answer) for texts in gold["references"] for text in texts for answer in answers)
+    return max((token_f1(text, answer) for text, answer in pairs), default=0.0)
+
+
+def token_f1(reference: str, answer: str) -> float:
+    """F1 of the tokens as a multiset, in any order; if either has none, 1 where both have."""
+    wanted, given = tokens(reference), tokens(answer)
+    if not wanted or not given:
+        return float(wanted == given)
+    both = (Counter(wanted) & Counter(given)).total()
+    return 2 * both / (len(wanted) + len(given))
+
+
+def tokens(text: str) -> list[str]:
+    """Return the words of a text: lower case, without ASCII punctuation and articles."""
+    return ARTICLE.sub(" ", text.lower().translate(PUNCTUATION)).split()
