@@ -1,0 +1,49 @@
+"""Every task beside judgment goes the whole way: train, answer, hand in, check, score."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.task import load_task, task_names
+
+PANJUE = Path(sys.executable).with_name("panjue")
+SAMPLES = Path(__file__).parent / "samples"
+
+GENERATE = "engine={dtype: float32, max_num_seqs: 32, enforce_eager: true}"
+
+
+def panjue(*words: object) -> str:
+    done = subprocess.run(
+        [PANJUE, *map(str, words)], capture_output=True, text=True, check=False, timeout=900
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in task_names() if name != "judgment"])
+def test_the_whole_way(name: str, workshop: Path, tmp_path: Path) -> None:
+    [sample] = SAMPLES.glob(f"{name}.*")
+    task, run = load_task(name), tmp_path / "run"
+    (tmp_path / "empty.yaml").write_text(f"task: {name}\nrun: {run}\n", "utf-8")
+    config = tmp_path / "empty.yaml"
+    data = (f"train={sample}", f"dev={sample}")
+    trained = panjue(
+        "sft", config, f"model={workshop}/base/model", *data,
+        "max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer={max_steps: 2}",
+    )  # fmt: skip
+    assert "refused      0" in trained
+    samples = "samples=2" if task.ranks else "samples=0"
+    told = panjue("generate", config, f"test={sample}", samples, GENERATE)
+    examples = list(task.read(sample))
+    assert f"{len(examples)} examples: " in told
+    assert f"written: {run / task.handin.name}" in told
+    assert panjue("check", run, "--cases", sample, "--task", name).endswith(": clean\n")
+    panjue("score", sample, run, "--task", name, "--json", run / "scores.json")
+    scores = json.loads((run / "scores.json").read_text("utf-8"))
+    assert set(task.scores) <= scores.keys()
+    assert scores["missing"] == 0
+    assert scores["peers"][task.fallback] is not None
