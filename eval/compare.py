@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.means import Columns, gold_rows, metric_values, resampled
+from panjue.eval.means import Columns, gold_rows, metric_values, pooled, resampled
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
 from panjue.prompts.task import Task
@@ -47,16 +47,19 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
     weights = np.array(columns[0].weights)
     if not weights.any():
         weights = np.ones_like(weights)
-    gain = np.array(columns[0].values) - np.array(columns[1].values)
-    means = resampled(weights, gain, RESAMPLES)
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    mean, better = weights @ gain / weights.sum(), (means > 0).mean(axis=0)
+    values = [np.array(of_one.values) for of_one in columns]
+    # Both with the same seed, so draw for draw on the same examples.
+    drawn = [resampled(task, weights, of_one, RESAMPLES) for of_one in values]
+    gain = drawn[0] - drawn[1]
+    low, high = np.percentile(gain, [2.5, 97.5], axis=0)
+    whole = [pooled(task, weights @ of_one, weights.sum()) for of_one in values]
+    mean, better = whole[0] - whole[1], (gain > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
     return {name: Difference(*row) for name, row in zip(task.scores, numbers, strict=True)}
 
 
 def _columns(task: Task, gold: Path, rows: Rows) -> Columns:
-    columns = Columns(task.scores)
+    columns = Columns(task)
     for example, right in gold_rows(task, gold):
         place = f"{rows.path}: id {example.id}"
         values = metric_values(task, right, rows.get(example.id), place)

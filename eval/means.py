@@ -1,6 +1,6 @@
-"""Metric values per example, and their weighted means with intervals."""
+"""What metrics are made of, per example, and the metrics over examples with intervals."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -15,12 +15,41 @@ from panjue.prompts.task import Example, Row, Task
 Numbers = NDArray[np.float64]
 RESAMPLES = 1000
 
+UNKNOWN = "-"
+"""The group of an example whose attribute nobody knows."""
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A metric of all examples together, from counts of each that add up: macro F1, say.
+
+    Attributes:
+        width: How many counts there are.
+        counts: Gold row, submission row or None -> the counts of one example.
+        value: Their sums, [..., width] -> the metric, [...].
+    """
+
+    width: int
+    counts: Callable[[Row, Row | None], Sequence[float]]
+    value: Callable[[Numbers], Numbers]
+
+
+Metric = Callable[[Row, Row | None], float] | Pooled
+
+
+@cache
+def metric(name: str) -> Metric:
+    """Return what a task names: `reading.f1`, or a bare name of `eval/metrics.py`."""
+    module, _, function = name.rpartition(".")
+    found: Metric = getattr(import_module(f"panjue.eval.{module or 'metrics'}"), function)
+    return found
+
 
 @dataclass
 class Columns:
-    """One row per example: metric values and the weight, kept as flat number arrays."""
+    """One row per example: what its metrics are made of, and the weight, in flat number arrays."""
 
-    names: tuple[str, ...]
+    task: Task
     weights: list[float] = field(default_factory=list)
     values: list[Numbers] = field(default_factory=list)
     groups: dict[str, list[str]] = field(default_factory=dict)
@@ -31,16 +60,16 @@ class Columns:
         self.values.append(values)
         before = len(self.weights) - 1
         for attribute in {**self.groups, **example.groups}:
-            groups = self.groups.setdefault(attribute, ["-"] * before)
-            groups.append(example.groups.get(attribute, "-"))
+            groups = self.groups.setdefault(attribute, [UNKNOWN] * before)
+            groups.append(example.groups.get(attribute, UNKNOWN))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and 95% interval of every metric over `examples` examples.
+    """Every metric over `examples` examples, with its 95% interval.
 
     Attributes:
-        unweighted: The examples' weights add up to nothing, so the mean is the plain one.
+        unweighted: The examples' weights add up to nothing, so means are the plain ones.
     """
 
     examples: int
@@ -49,38 +78,44 @@ class Summary:
     unweighted: bool = False
 
 
-@cache
-def metric(name: str) -> Callable[[Row, Row | None], float]:
-    """Return the function that a task names: `reading.f1`, or a bare name of `eval/metrics.py`."""
-    module, _, function = name.rpartition(".")
-    found: Callable[[Row, Row | None], float] = getattr(
-        import_module(f"panjue.eval.{module or 'metrics'}"), function
-    )
-    return found
-
-
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
-    """Return the task's metrics of one submission row; None is an example not answered.
+    """Return what one submission row gives to the task's metrics; None is an unanswered example.
 
-    `gold` is what the row is scored against, as `Task.gold` makes it.
+    `gold` is what the row is scored against, as `Task.gold` makes it. One number for a metric that
+    is a mean over examples, its counts for a pooled one.
 
     Raises:
         UserError: The row is not in the hand-in format; names `place`.
     """
-    functions = [metric(name) for name in task.metrics]
+    found: list[float] = []
     try:
-        return np.array([function(gold, row) for function in functions])
+        for one in map(metric, task.metrics):
+            found += one.counts(gold, row) if isinstance(one, Pooled) else [one(gold, row)]
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
+    return np.array(found, dtype=np.float64)
+
+
+def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
+    """Return the metrics, [..., metrics], of summed values, [..., values], and weights, [...]."""
+    found, start = [], 0
+    for one in map(metric, task.metrics):
+        if isinstance(one, Pooled):
+            found.append(one.value(sums[..., start : start + one.width]))
+            start += one.width
+        else:
+            found.append(sums[..., start] / weight)
+            start += 1
+    return np.stack(found, axis=-1)
 
 
 def summarize(
     columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
 ) -> Summary:
-    """Return weighted means with 95% percentile bootstrap intervals over examples (seed 0).
+    """Return the metrics with 95% percentile bootstrap intervals over examples (seed 0).
 
-    Where all weights are 0 (cases of one defendant in the official metric) the mean is the plain
-    one, and the summary says so.
+    Where all weights are 0 (cases of one defendant in the official metric) means are the plain
+    ones, and the summary says so.
     """
     weights, values = np.array(columns.weights), np.array(columns.values)
     if mask is not None:
@@ -88,14 +123,16 @@ def summarize(
     unweighted = not weights.any()
     if unweighted:
         weights = np.ones_like(weights)
-    mean = weights @ values / weights.sum()
+    mean = pooled(columns.task, weights @ values, weights.sum())
     low = high = mean
     if resamples:
-        low, high = np.percentile(resampled(weights, values, resamples), [2.5, 97.5], axis=0)
+        means = resampled(columns.task, weights, values, resamples)
+        low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    names = columns.task.scores
     return Summary(
         len(weights),
-        dict(zip(columns.names, mean.tolist(), strict=True)),
-        {name: (float(a), float(b)) for name, a, b in zip(columns.names, low, high, strict=True)},
+        dict(zip(names, mean.tolist(), strict=True)),
+        {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)},
         unweighted,
     )
 
@@ -114,12 +151,13 @@ def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
         yield example, task.gold(example)
 
 
-def resampled(weights: Numbers, values: Numbers, resamples: int) -> Numbers:
-    """Return the weighted means of `resamples` bootstrap draws of examples (seed 0)."""
+def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
+    """Return the metrics of `resamples` bootstrap draws of examples (seed 0)."""
     draw = np.random.default_rng(0)
     n = len(weights)
-    means = np.empty((resamples, values.shape[1]))
+    sums, totals = np.empty((resamples, values.shape[1])), np.empty(resamples)
     for i in range(resamples):
-        drawn = np.bincount(draw.integers(n, size=n), minlength=n) * weights
-        means[i] = drawn @ values / drawn.sum() if drawn.any() else values.mean(axis=0)
-    return means
+        times = np.bincount(draw.integers(n, size=n), minlength=n)
+        drawn = times * weights if (times * weights).any() else times
+        sums[i], totals[i] = drawn @ values, drawn.sum()
+    return pooled(task, sums, totals)

@@ -18,6 +18,9 @@ from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.task import Example, Task, no_labels
 
+MANY = 8
+"""Groups above which a table has them as rows."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -83,7 +86,7 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     rows, run = task.handin.index(submission), submission.parent
     decoding = _decoding(submission)
     labels = _labels(task, run)
-    scored, peers = Columns(task.scores), Peers(task, labels)
+    scored, peers = Columns(task), Peers(task, labels)
     sure = run / "confidence.jsonl"
     certainty = Certainty(task, sure) if task.decides and decoding and sure.exists() else None
     missing = 0
@@ -121,7 +124,7 @@ class Peers:
     def __init__(self, task: Task, labels: Labels | None) -> None:
         """Without `labels` the fallback is not known."""
         self._task, self._labels = task, labels
-        self._columns: dict[str, Columns] = defaultdict(lambda: Columns(task.scores))
+        self._columns: dict[str, Columns] = defaultdict(lambda: Columns(task))
 
     def add(self, example: Example) -> None:
         """Let every peer answer one example; what it does in several ways counts by the mean."""
@@ -216,11 +219,23 @@ def show(scores: Scores, console: Console) -> None:
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
-    """Return metrics by rows and groups, with their numbers of examples, by columns."""
+    """Return metrics by rows and groups by columns, or the other way round where groups are many.
+
+    With the groups stand their numbers of examples.
+    """
+    numbers = {
+        name: [str(summary.examples), *(f"{value:.4f}" for value in summary.mean.values())]
+        for name, summary in groups.items()
+    }
+    heads = ["examples", *next(iter(groups.values())).mean]
+    if len(groups) > MANY:
+        table = Table(f"by {attribute}", *heads)
+        for name, row in numbers.items():
+            table.add_row(name, *row)
+        return table
     table = Table(f"by {attribute}", *groups)
-    table.add_row("examples", *(str(summary.examples) for summary in groups.values()))
-    for name in next(iter(groups.values())).mean:
-        table.add_row(name, *(f"{summary.mean[name]:.4f}" for summary in groups.values()))
+    for head, *row in zip(heads, *numbers.values(), strict=True):
+        table.add_row(head, *row)
     return table
 
 

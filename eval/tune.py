@@ -114,7 +114,7 @@ def means(
     """
     task = run.task
     deciders = {s: Decider(task, run.labels, *s, ratios) if s else None for s in settings}
-    scored = {setting: Columns(task.scores) for setting in deciders}
+    scored = {setting: Columns(task) for setting in deciders}
     told = Beliefs(task, run.labels)
     for example, row in run.completions():
         if example.answer is None:

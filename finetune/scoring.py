@@ -72,7 +72,7 @@ class HeldOutScore:
             replies = self._replies(trainer, batch)
             scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
         weights, values = zip(*gather_object(scored), strict=True)
-        columns = Columns(self._task.scores, weights=list(weights), values=list(values))
+        columns = Columns(self._task, weights=list(weights), values=list(values))
         return summarize(columns, resamples=0).mean
 
     def _values(self, example: Example, reply: str) -> tuple[float, Any]:

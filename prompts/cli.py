@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from panjue.prompts.errors import Stopped, UserError
-from panjue.prompts.files import write_json
+from panjue.prompts.files import whole_file, write_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.skip import OnBadRow, reading
-from panjue.prompts.task import load_task
+from panjue.prompts.task import beside, load_task
 
 app = typer.Typer(
     help="Fine-tune a language model to write structured judgments; decode, hand in, score.",
@@ -159,6 +159,42 @@ def score(
         print(skipped)
     if json:
         write_json(json, numbers)
+
+
+@app.command()
+def fairness(
+    gold: Path,
+    submission: HandedIn,
+    by: Annotated[str, typer.Option(help="attributes, with commas between")],
+    task: TaskName = "judgment",
+    groups: Annotated[Path | None, typer.Option(help="rows of id and further groups")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="the training file; else what the run folder says")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="one of the task's; else its last")] = None,
+    min_n: Annotated[int, typer.Option(min=1, help="groups of fewer examples are flagged")] = 20,
+    json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
+    html: Annotated[Path | None, typer.Option(help="also write a page with plots here")] = None,
+    on_bad_row: OnBad = "stop",
+) -> None:
+    """Report a metric by groups: mean, disparity, worst group, gap, and what may explain them."""
+    from panjue.eval.fairness import report
+    from panjue.eval.fairness_page import page, show
+
+    tolerant, skipped = reading(beside(load_task(task), groups), on_bad_row)
+    attributes = [name for name in by.split(",") if name]
+    found = report(
+        task, tolerant, gold, submission, attributes, train=train, metric=metric, min_n=min_n
+    )
+    show(found, Console())
+    if skipped.rows:
+        print(skipped)
+    if json:
+        write_json(json, found.to_json())
+    if html:
+        with whole_file(html) as out:
+            out.write(page(found))
+        print(f"written: {html}")
 
 
 @app.command()

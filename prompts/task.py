@@ -2,14 +2,14 @@
 
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts import tasks
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
-from panjue.prompts.files import Record, case_lines
+from panjue.prompts.files import Record, Rows, case_lines
 from panjue.prompts.handin import JSON_LINES, HandIn
 from panjue.prompts.labels import Labels
 
@@ -59,6 +59,10 @@ class Decoded:
     answer: Answer
     repairs: tuple[str, ...] = ()
     readable: bool = True
+
+
+NOBODY_KNOWS = (None, "", "n/a", "N/A")
+"""What files have for an attribute that is not known."""
 
 
 def stop(bad: BadRow) -> None:
@@ -148,6 +152,8 @@ class Task:
         reported: Numbers that stand beside the metrics in the scores file: name -> (attribute of
             groups, or `peers`; which of them; metric).
         by_hand: Text and names as somebody types them -> example; None where nobody does.
+        classes: A gold or submission row -> the classes that it names, for reports by class.
+        side: Rows with further groups of the examples, by their ids.
         bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
     """
 
@@ -170,6 +176,8 @@ class Task:
     peers: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_peers
     reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
+    classes: Callable[[Row], Iterable[str]] | None = None
+    side: Rows | None = None
     bad: Callable[[BadRow], None] = stop
 
     @property
@@ -193,14 +201,43 @@ class Task:
         first: dict[str, int | str] = {}
         for place, load in self.rows(path):
             try:
-                example = self.from_row(load())
+                row = load()
+                example = self.from_row(row)
+                groups = {**example.groups, **self._groups(example, row)}
                 before = first.setdefault(str(example.id), place)
                 if before != place:
                     raise UserError(f"id {example.id} stands already at {before}")
             except UserError as error:
                 self.bad(BadRow(path, place, str(error)))
                 continue
-            yield example
+            yield replace(example, groups=groups)
+
+    def _groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return groups beside those the task reads: of the row's `groups`, of the side file."""
+        beside = dict(self.side.get(example.id) or {}) if self.side else {}
+        beside.pop("id", None)
+        found = row.get("groups") or {}
+        if not isinstance(found, dict):
+            raise UserError("'groups' must be an object: attribute to group")
+        both = {**found, **beside}
+        if wrong := [name for name, group in both.items() if isinstance(group, list | dict)]:
+            raise UserError(f"group {wrong[0]!r} must be one text or number")
+        return {name: str(group) for name, group in both.items() if group not in NOBODY_KNOWS}
+
+
+def beside(task: Task, groups: Path | None) -> Task:
+    """Return the task as it reads files with the side file `groups` beside them.
+
+    Raises:
+        UserError: That file is missing or broken, or has one id twice.
+    """
+    if groups is None:
+        return task
+    side = Rows(groups)
+    if side.doubled:
+        number, key = side.doubled[0]
+        raise UserError(f"{groups}:{number}: id {key} stands there already")
+    return replace(task, side=side)
 
 
 def task_names() -> list[str]:

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from panjue.eval.means import metric
+from panjue.eval.means import metric_values, pooled
 from panjue.prompts import render, tasks
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
@@ -54,9 +55,10 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     row = task.submission(example, decoded.answer)
     assert row["id"] == example.id
     assert list(task.faults(example, row, labels)) == []
-    for name in task.metrics:
-        assert metric(name)(task.gold(example), row) == pytest.approx(1.0)
-        assert 0 <= metric(name)(task.gold(example), None) < 1
+    gold, alone = task.gold(example), np.array(1.0)
+    assert pooled(task, metric_values(task, gold, row, ""), alone) == pytest.approx(1.0)
+    unanswered = pooled(task, metric_values(task, gold, None, ""), alone)
+    assert ((unanswered >= 0) & (unanswered < 1)).all()
     assert task.weight(example) >= 0
 
 

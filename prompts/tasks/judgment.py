@@ -284,6 +284,12 @@ def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> I
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
 
+def classes(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the charges of a gold or submission row."""
+    for judgment in row["judgments"]:
+        yield from judgment["charges"]
+
+
 def weight(example: Example) -> float:
     """Weigh a case by log2 of its defendants, as the official metric does: 0 for one."""
     return math.log2(len(example.names))
@@ -301,6 +307,7 @@ TASK = Task(
     weight=weight,
     decides=Decides("judgments", sets=FIELDS, classes=("penalty",)),
     by_hand=by_hand,
+    classes=classes,
     metrics=(
         "charge_precision",
         "charge_recall",

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ def test_gold_must_be_labelled_and_there(case: Case, write: Write, tmp_path: Pat
 
 
 def columns(weights: list[float], values: list[float], groups: list[str] | None = None) -> Columns:
-    found = Columns(("m",))
+    found = Columns(replace(TASK, metrics=("final",)))
     for i, (weight, value) in enumerate(zip(weights, values, strict=True)):
         of: Mapping[str, str] = {"kind": groups[i]} if groups and groups[i] else {}
         found.add(Example(i, "", groups=of), weight, np.array([value]))
@@ -256,8 +257,8 @@ NUMBERS = st.lists(st.tuples(WEIGHTS, st.floats(0, 1)), min_size=1, max_size=30)
 def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]]) -> None:
     weights, values = map(list, zip(*pairs, strict=True))
     summary = summarize(columns(weights, values), resamples=40)
-    low, high = summary.interval["m"]
-    for number in (low, high, summary.mean["m"]):
+    low, high = summary.interval["final"]
+    for number in (low, high, summary.mean["final"]):
         assert min(values) - 1e-9 <= number <= max(values) + 1e-9
     assert low <= high
     assert summary.unweighted == (not any(weights))
@@ -265,8 +266,8 @@ def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]
 
 
 def test_the_interval_narrows_with_more_examples() -> None:
-    few = summarize(columns([1.0] * 20, [0.0, 1.0] * 10)).interval["m"]
-    many = summarize(columns([1.0] * 2000, [0.0, 1.0] * 1000)).interval["m"]
+    few = summarize(columns([1.0] * 20, [0.0, 1.0] * 10)).interval["final"]
+    many = summarize(columns([1.0] * 2000, [0.0, 1.0] * 1000)).interval["final"]
     # 1.96 standard errors: 0.22 for 20 fair coins, 0.022 for 2000.
     assert few[1] - few[0] == pytest.approx(0.44, abs=0.07)
     assert many[1] - many[0] == pytest.approx(0.044, abs=0.007)

@@ -1,0 +1,30 @@
+"""Outcome before the Swiss Federal Supreme Court (FairLex-FSCS; Chalkidis et al., ACL 2022)."""
+
+from panjue.prompts.classify import Classes
+
+TASK = Classes(
+    "fscs",
+    ("dismissal", "approval"),
+    groups={
+        "decision_language": ("de", "fr", "it"),
+        "legal_area": (
+            "other",
+            "public law",
+            "penal law",
+            "civil law",
+            "social law",
+            "insurance law",
+        ),
+        "court_region": (
+            "n/a",
+            "Région lémanique",
+            "Zürich",
+            "Espace Mittelland",
+            "Northwestern Switzerland",
+            "Eastern Switzerland",
+            "Central Switzerland",
+            "Ticino",
+            "Federation",
+        ),
+    },
+).task()

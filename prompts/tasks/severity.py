@@ -1,0 +1,17 @@
+"""How long a prison term is: one of six classes (FairLex-CAIL; Chalkidis et al., ACL 2022)."""
+
+from panjue.prompts.classify import Classes
+
+TASK = Classes(
+    "severity",
+    (
+        "没有刑期",
+        "一年以下",
+        "一年以上三年以下",
+        "三年以上五年以下",
+        "五年以上十年以下",
+        "十年以上",
+    ),
+    text="fact",
+    groups={"gender": (), "region": ()},
+).task()

@@ -1,0 +1,207 @@
+"""The fairness report on files small enough to work out by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from panjue.eval.fairness import Report, divergence, report, worst_class
+from panjue.eval.fairness_page import page, show
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import beside, load_task
+
+TASK = load_task("severity")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def case(key: int, label: int, **groups: Any) -> dict[str, Any]:
+    return {"id": key, "fact": f"案{key}", "label": label, **groups}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four men, two women, one nobody knows; the men's last two and one woman are wrong."""
+    gold = [
+        case(1, 1, gender="male", region="北京"),
+        case(2, 1, gender="male", region="北京"),
+        case(3, 2, gender="male", region="上海"),
+        case(4, 2, gender="male", region="上海"),
+        case(5, 1, gender="female", region="北京"),
+        case(6, 2, gender="female", region=None),
+        case(7, 1, gender=None, region="北京"),
+    ]
+    told = {1: 1, 2: 1, 3: 1, 4: 3, 5: 1, 6: 1, 7: 1}
+    write(tmp_path / "gold.jsonl", gold)
+    write(tmp_path / "submission.jsonl", [{"id": k, "label": v} for k, v in told.items()])
+    train = [case(n, 1, gender="male") for n in range(3)]
+    write(tmp_path / "train.jsonl", [*train, case(3, 2, gender="female")])
+    return tmp_path
+
+
+def made(folder: Path, *by: str, min_n: int = 2, **settings: Any) -> Report:
+    task = settings.pop("task", TASK)
+    return report(
+        "severity", task, folder / "gold.jsonl", folder, by, min_n=min_n,
+        metric="accuracy", **settings,
+    )  # fmt: skip
+
+
+def test_the_numbers_by_hand(folder: Path) -> None:
+    found = made(folder, "gender", train=folder / "train.jsonl").attributes["gender"]
+    assert list(found.groups) == ["male", "female"]
+    male, female = found.groups["male"], found.groups["female"]
+    assert (male.n, male.value, female.n, female.value) == (4, 0.5, 2, 0.5)
+    assert (found.mean, found.disparity, found.worst, found.gap) == (0.5, 0, 0.5, 0)
+    assert (male.train, female.train, found.unknown) == (3, 1, 1)
+    # Men: class 1 has F1 4/5, class 2 has 0 and half of the cases.
+    assert (male.worst_class, male.worst_class_share) == ("一年以上三年以下", 0.5)
+    assert (male.recall, female.recall, found.recall_gap) == (0.5, 0.5, 0)
+    # Trained on 3 and 0 of the two classes, tested on 2 and 2; one added to each.
+    assert male.shift == pytest.approx(4 / 5 * math.log(8 / 5) + 1 / 5 * math.log(2 / 5))
+    assert male.low <= male.value <= male.high
+
+
+def test_disparity_is_the_population_deviation(folder: Path) -> None:
+    found = made(folder, "region").attributes["region"]
+    assert {name: group.value for name, group in found.groups.items()} == {"北京": 1, "上海": 0}
+    assert (found.mean, found.disparity, found.gap) == (0.5, 0.5, 1)
+    assert (found.worst, found.worst_group) == (0, "上海")
+
+
+def test_macro_f1_of_a_group_is_over_its_own_classes(folder: Path) -> None:
+    found = report("severity", TASK, folder / "gold.jsonl", folder, ["gender"], min_n=1)
+    assert found.metric == "macro_f1"
+    # Men: 4/5 for class 1, 0 for 2 and for 3; women: 2/3 and 0.
+    groups = found.attributes["gender"].groups
+    assert groups["male"].value == pytest.approx(4 / 15)
+    assert groups["female"].value == pytest.approx(1 / 3)
+
+
+def test_small_groups_are_shown_and_count_for_nothing(folder: Path) -> None:
+    found = made(folder, "gender", min_n=3).attributes["gender"]
+    assert (found.groups["female"].flagged, found.groups["male"].flagged) == (True, False)
+    assert (found.mean, found.gap) == (0.5, 0)
+    none = made(folder, "gender", min_n=20).attributes["gender"]
+    assert (none.mean, none.disparity, none.worst, none.gap, none.worst_group) == (None,) * 5
+    assert len(none.groups) == 2
+
+
+def test_two_attributes_crossed(folder: Path) -> None:
+    found = made(folder, "gender", "region").cross
+    assert found == {"female": {"北京": (1, 1.0)}, "male": {"上海": (2, 0.0), "北京": (2, 1.0)}}
+
+
+def test_a_side_file_and_rows_that_it_lacks(folder: Path) -> None:
+    side = write(folder / "side.jsonl", [{"id": 1, "court": "高"}, {"id": 5, "court": 3}])
+    found = made(folder, "court", min_n=1, task=beside(TASK, side)).attributes["court"]
+    assert {name: group.n for name, group in found.groups.items()} == {"高": 1, "3": 1}
+    assert found.unknown == 5
+    assert found.groups["高"].train is None, "no training file is known"
+    write(side, [{"id": 1, "court": "高"}, {"id": 1, "court": "低"}])
+    with pytest.raises(UserError, match=r"side.jsonl:2: id 1 stands there already"):
+        beside(TASK, side)
+
+
+def test_groups_of_the_line_itself(folder: Path) -> None:
+    rows = [case(1, 1, groups={"court": "高"}), case(2, 1, groups={"court": None})]
+    write(folder / "gold.jsonl", rows)
+    assert made(folder, "court", min_n=1).attributes["court"].unknown == 1
+    write(folder / "gold.jsonl", [case(1, 1, groups=["court"])])
+    with pytest.raises(UserError, match="'groups' must be an object"):
+        made(folder, "court")
+
+
+def test_how_often_training_saw_the_rarest_class(folder: Path) -> None:
+    Labels({"label": {"一年以下": 150, "三年以上五年以下": 9}}).save(folder)
+    found = made(folder, "class_frequency", min_n=1).attributes["class_frequency"]
+    assert {name: group.n for name, group in found.groups.items()} == {
+        "100 and more": 4,
+        "never": 3,
+    }
+
+
+def test_a_group_of_one_class_and_one_without_training(folder: Path) -> None:
+    write(folder / "train.jsonl", [case(1, 1, gender="male")])
+    found = made(folder, "gender", train=folder / "train.jsonl").attributes["gender"]
+    assert (found.groups["female"].train, found.groups["female"].shift) == (0, None)
+    region = made(folder, "region").attributes["region"].groups["上海"]
+    assert (region.worst_class, region.worst_class_share) == ("一年以上三年以下", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("by", "settings", "complaint"),
+    [
+        ("gendre", {}, "no example has 'gendre'; did you mean 'gender'"),
+        ("gender", {"metric": "f2"}, "no 'f2' in severity"),
+    ],
+)
+def test_an_attribute_or_a_metric_that_nobody_knows(
+    folder: Path, by: str, settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        report("severity", TASK, folder / "gold.jsonl", folder, [by], **settings)
+
+
+def test_divergence_by_hand() -> None:
+    assert divergence({"a": 1, "b": 1}, {"a": 5, "b": 5}) == 0
+    assert divergence({}, {"a": 1}) == 0, "one class: nothing can shift"
+    expected = 3 / 4 * math.log(3 / 2) + 1 / 4 * math.log(1 / 2)
+    assert divergence({"a": 2}, {"b": 0, "a": 0}) == pytest.approx(expected)
+
+
+def test_the_worst_class_is_one_that_gold_has() -> None:
+    gold = [frozenset("a"), frozenset("b"), frozenset("b")]
+    assert worst_class(gold, [frozenset("c"), frozenset("b"), frozenset("b")]) == "a"
+    assert worst_class([frozenset()], [frozenset("a")]) is None
+
+
+def test_the_report_in_its_three_forms(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = made(folder, "gender", "region", min_n=3)
+    numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert {"mean", "disparity", "worst", "gap", "groups"} <= numbers["attributes"]["gender"].keys()
+    show(found, Console(width=200))
+    printed = capsys.readouterr().out
+    for word in ("female*", "male", "上海", "in no group: nobody knows theirs", "gender by region"):
+        assert word in printed, word
+    html = page(found)
+    assert html.count("<svg") == 2
+    assert "http" not in html, "it needs nothing else"
+
+
+def test_a_group_cannot_write_markup(folder: Path) -> None:
+    write(folder / "gold.jsonl", [case(1, 1, gender="<script>x</script>")])
+    assert "<script>" not in page(made(folder, "gender", min_n=1))
+
+
+def test_confidences_by_group(folder: Path) -> None:
+    judgment = load_task("judgment")
+    outcome = {
+        "name": "甲", "charges": ["盗窃罪"], "articles": ["264"],
+        "penalty": {
+            "surveillance": 0, "detention": 0, "imprisonment": 12,
+            "death_penalty": False, "life_imprisonment": False,
+        },
+    }  # fmt: skip
+    rows = [
+        {"id": n, "fact": "事", "defendants": ["甲"], "outcomes": [outcome], "groups": {"g": g}}
+        for n, g in enumerate("aab")
+    ]
+    write(folder / "gold.jsonl", rows)
+    answers = [{"id": e.id, **judgment.gold(e)} for e in judgment.read(folder / "gold.jsonl")]
+    write(folder / "submission.jsonl", answers)
+    sure = [{"charges": p, "articles": p, "penalty": p} for p in (1.0, 0.5, 0.2)]
+    write(folder / "confidence.jsonl", [{"id": n, "confidence": [c]} for n, c in enumerate(sure)])
+    found = report("judgment", judgment, folder / "gold.jsonl", folder, ["g"], min_n=1)
+    groups = found.attributes["g"].groups
+    # All are right: distances 0 and 0.5 for a, 0.8 for b.
+    assert groups["a"].error == pytest.approx(0.25)
+    assert groups["b"].error == pytest.approx(0.8)

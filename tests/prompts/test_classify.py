@@ -1,0 +1,93 @@
+"""Classes of a closed list: FairLex's files in their published field names, and odd replies."""
+
+from typing import Any
+
+import pytest
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example, load_task
+
+SEVERITY, ECTHR, SCOTUS, FSCS = (load_task(n) for n in ("severity", "ecthr", "scotus", "fscs"))
+LABELS = Labels({"label": {"一年以下": 3, "没有刑期": 1}})
+
+
+def test_severity() -> None:
+    row = {"id": 7, "fact": "某案", "label": 5, "gender": "female", "region": None, "year": 2018}
+    example = SEVERITY.from_row(row)
+    assert (example.text, example.answer) == ("某案", {"label": "十年以上"})
+    assert example.groups == {"gender": "female"}, "what nobody knows is no group"
+    assert SEVERITY.gold(example) == {"id": 7, "label": 5}
+
+
+def test_ecthr() -> None:
+    row = {
+        "id": 1, "text": "…", "labels": [9, 1], "defendant_state": 0, "applicant_gender": 0,
+        "applicant_age": 3,
+    }  # fmt: skip
+    example = ECTHR.from_row(row)
+    assert example.answer == {"labels": ["Article 3", "Article P1-1"]}
+    assert example.groups == {"defendant_state": "C.E. European", "applicant_age": ">65"}
+    assert ECTHR.from_row({**row, "labels": []}).answer == {"labels": []}
+    assert ECTHR.gold(example) == {"id": 1, "labels": [1, 9]}
+
+
+def test_scotus_and_fscs_take_numbers_or_names() -> None:
+    row = {"id": "x", "text": "…", "label": 7, "decision_direction": 1, "respondent_type": "person"}
+    assert SCOTUS.from_row(row).answer == {"label": "Economic Activity"}
+    assert SCOTUS.from_row(row).groups == {
+        "decision_direction": "liberal", "respondent_type": "person",
+    }  # fmt: skip
+    row = {"id": 1, "text": "…", "label": 1, "decision_language": 2, "court_region": 0}
+    assert FSCS.from_row(row).groups == {"decision_language": "it"}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"id": None}, "'id' must be"),
+    ({"fact": ""}, "'fact' must be"),
+    ({"label": 6}, "'label' must be a number from 0 to 5"),
+    ({"label": "1"}, "'label' must be a number"),
+    ({"label": True}, "'label' must be a number"),
+]
+
+
+@pytest.mark.parametrize(("fields", "complaint"), BAD)
+def test_a_bad_line(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        SEVERITY.from_row({"id": 1, "fact": "某案", "label": 1, **fields})
+    with pytest.raises(UserError, match="a list of numbers from 0 to 9"):
+        ECTHR.from_row({"id": 1, "text": "…", "labels": [10]})
+
+
+@pytest.mark.parametrize(
+    ("reply", "label", "repairs", "readable"),
+    [
+        ('{"label":"十年以上"}', "十年以上", 0, True),
+        ('```json\n{"label": "十年以上"}\n```', "十年以上", 1, True),
+        ('{"label":"十年以上', "一年以下", 1, False),
+        ("十年以上", "十年以上", 1, True),
+        ('{"label":"三年以上五年以下有期徒刑"}', "三年以上五年以下", 1, True),
+        ("", "一年以下", 1, False),
+        ('{"label":["十年以上"]}', "十年以上", 1, True),
+    ],
+)
+def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -> None:
+    decoded = SEVERITY.decode(reply, Example(1, ""), LABELS)
+    assert (decoded.answer, len(decoded.repairs), decoded.readable) == (
+        {"label": label}, repairs, readable,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels", "repairs"),
+    [
+        ('{"labels":["Article 3","Article 5"]}', ["Article 3", "Article 5"], 0),
+        ('{"labels":["Article 5","Article 3"]}', ["Article 3", "Article 5"], 1),
+        ('{"labels":[]}', [], 0),
+        ('So: {"labels": []}', [], 1),
+        ("Article 3, Article P1-1", ["Article 3", "Article P1-1"], 1),
+    ],
+)
+def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
+    decoded = ECTHR.decode(reply, Example(1, ""), Labels())
+    assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
