@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval.calibration import Certainty
-from panjue.eval.means import UNKNOWN, Columns, gold_rows, metric_values, summarize
+from panjue.eval.means import Columns, gold_rows, metric_values, summarize
 from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.task import Example, Row, Task
+from panjue.prompts.task import UNKNOWN, Example, Row, Task
 
 FREQUENCY = "class_frequency"
 """The attribute that every task with classes has: how often training saw an example's rarest."""

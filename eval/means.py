@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.task import Example, Row, Task
+from panjue.prompts.task import UNKNOWN, Example, Row, Task
 
 Numbers = NDArray[np.float64]
 RESAMPLES = 1000
-
-UNKNOWN = "-"
-"""The group of an example whose attribute nobody knows."""
 
 
 @dataclass(frozen=True)

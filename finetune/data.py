@@ -17,7 +17,7 @@ from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.parts import SYNTAX
 from panjue.prompts.render import prompt_ids, reply_ids, reply_parts
-from panjue.prompts.task import Example, Task
+from panjue.prompts.task import UNKNOWN, Example, Task
 
 IGNORED = -100
 """The label where there is no loss: the whole prompt."""
@@ -27,13 +27,14 @@ FEATURES = Features(
         "input_ids": List(Value("int32")),
         "labels": List(Value("int32")),
         "parts": List(Value("int16")),
+        "group": Value("int16"),
         "length": Value("int32"),
     }
 )
 
 
 Row = dict[str, Any]
-"""`input_ids`, `labels` and `parts`, one number per token, and their `length`."""
+"""`input_ids`, `labels` and `parts`, one number per token, their `length`, and the `group`."""
 
 
 @dataclass
@@ -45,23 +46,28 @@ class Report:
         refused: `id: why` of every example left out.
         shortened: (id, tokens before, tokens after) of every prompt that `fit` shortened.
         parts: The fields of a reply; column `parts` of the rows counts through them.
+        groups: The groups by the attribute asked for; column `group` counts through them.
     """
 
     tokens: list[int] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     shortened: list[tuple[str, int, int]] = field(default_factory=list)
     parts: list[str] = field(default_factory=lambda: [SYNTAX])
+    groups: list[str] = field(default_factory=list)
 
 
-def rows(
+def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
     task: Task,
     examples: Iterator[Example],
     tokenizer: Any,
     labels: Labels,
     max_tokens: int,
     report: Report,
+    by: str | None = None,
 ) -> Iterator[Row]:
     """Yield token rows with loss on the reply only, noting in `report` what was done.
+
+    Groups are those by the attribute `by`; an example without it is in a group of its own.
 
     No reply is ever cut: an example whose prompt cannot be shortened enough, or whose reply does
     not fit or is not valid (a label set is empty, say), is refused by its id.
@@ -91,10 +97,14 @@ def rows(
         report.tokens.append(len(prompt) + len(completion))
         parts = reply_parts(tokenizer, reply)
         report.parts.extend(part for part in dict.fromkeys(parts) if part not in report.parts)
+        group = example.groups.get(by, UNKNOWN) if by else UNKNOWN
+        if group not in report.groups:
+            report.groups.append(group)
         yield {
             "input_ids": prompt + completion,
             "labels": [IGNORED] * len(prompt) + completion,
             "parts": [0] * len(prompt) + [report.parts.index(part) for part in parts],
+            "group": report.groups.index(group),
             "length": len(prompt) + len(completion),
         }
 
@@ -104,17 +114,18 @@ def cached(
     key: dict[str, Any],
     make: Callable[[Report], Iterator[Row]],
     parts: Sequence[str] = (SYNTAX,),
+    groups: Sequence[str] = (),
 ) -> tuple[Dataset, Report]:
     """Return the rows that `make` yields, from `folder` where it ran under the same key before.
 
-    Their column `parts` counts through `parts` and what is found beyond them.
+    Their columns `parts` and `group` count through these and what is found beyond them.
     """
-    key = {**key, "parts": list(parts)}
+    key = {**key, "parts": list(parts), "groups": list(groups)}
     place = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     if not (place / "report.json").exists():
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        report = Report(parts=list(parts))
+        report = Report(parts=list(parts), groups=list(groups))
         writer = ArrowWriter(path=str(place / "rows.arrow"), features=FEATURES)
         for row in make(report):
             writer.write(row)

@@ -10,6 +10,7 @@ from pydantic import Field
 from transformers import BitsAndBytesConfig
 from trl import SFTConfig as TrainerConfig
 
+from panjue.finetune.robust import RobustConfig
 from panjue.prompts.config import Config, check_settings
 from panjue.prompts.errors import UserError
 from panjue.prompts.skip import OnBadRow
@@ -58,6 +59,10 @@ class SftConfig(Config):
     """Cases taken from `mix` per case of `train`, chosen by hash; all, where it has fewer."""
     on_bad_row: OnBadRow = "stop"
     """What a row of these files does that is no case: stop the run, or be listed and left out."""
+    groups: Path | None = None
+    """Rows of `id` and further groups of the examples, beside those that stand in their files."""
+    robust: RobustConfig | None = None
+    """An objective that looks at groups: `{method: group_dro, by: gender}`."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
     max_tokens: int = Field(4096, ge=64)
@@ -86,7 +91,7 @@ class SftConfig(Config):
 
 def check_all_settings(config: SftConfig) -> None:
     """Refuse missing files and wrong library settings before anything slow begins."""
-    for name in ("train", "dev", "mix"):
+    for name in ("train", "dev", "mix", "groups"):
         file = getattr(config, name)
         if file is not None and not file.is_file():
             raise UserError(f"{name}: no file {file}")
@@ -108,6 +113,8 @@ def check_library_settings(config: SftConfig) -> None:
     keep = config.trainer.get("save_total_limit", 1)
     if keep is not None and not (isinstance(keep, int) and keep >= 1):
         raise UserError("trainer: save_total_limit must be a number from 1, or null for all")
+    if config.robust and config.trainer.get("packing"):
+        raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora, and method=qlora with it")
     try:

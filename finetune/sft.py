@@ -23,6 +23,7 @@ from panjue.finetune.journal import Journal
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
 from panjue.finetune.plan import print_example, print_plan
+from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore
 from panjue.finetune.settings import SftConfig, check_all_settings
 from panjue.finetune.stop import StopOnSignal
@@ -41,7 +42,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
 from panjue.prompts.parts import SYNTAX
 from panjue.prompts.skip import reading
-from panjue.prompts.task import Example, Task, load_task
+from panjue.prompts.task import UNKNOWN, Example, Task, beside, load_task
 
 ROWS_DEPEND_ON = (
     "task",
@@ -53,6 +54,7 @@ ROWS_DEPEND_ON = (
     "on_bad_row",
     "prompt_sha256",
     "max_tokens",
+    "groups_sha256",
 )
 """Entries of the manifest that decide the token rows."""
 
@@ -75,7 +77,7 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
-    task, skipped = reading(load_task(config.task), config.on_bad_row)
+    task, skipped = reading(beside(load_task(config.task), config.groups), config.on_bad_row)
     folder = model_folder(config.model)
     made = provenance(config, folder)
     if not config.dry_run and is_finished(config.run, made):
@@ -125,13 +127,16 @@ def token_rows(
 ) -> tuple[Dataset, Report]:
     """Return the rows that are trained on; given their report, the rows that are held out."""
     examples = held_out if train else trained_on
+    by = config.robust.by if config.robust else None
+    key = {name: made.get(name) for name in ROWS_DEPEND_ON}
     return cached(
         config.run / "rows",
-        {**{name: made.get(name) for name in ROWS_DEPEND_ON}, "part": "dev" if train else "train"},
+        {**key, "by": by, "part": "dev" if train else "train"},
         lambda report: rows(
-            task, examples(config, task), tokenizer, labels, config.max_tokens, report
+            task, examples(config, task), tokenizer, labels, config.max_tokens, report, by
         ),
         train.parts if train else (SYNTAX,),
+        train.groups if train else (),
     )
 
 
@@ -186,8 +191,10 @@ def make_trainer(
     callbacks = [Journal(config.run, console), StopOnSignal()]  # the journal ends first
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
+    model = make_model(config, folder, bf16=bool(args.bf16))
     trainer = PartsTrainer(
-        make_model(config, folder, bf16=bool(args.bf16)),
+        model,
+        objective=make_objective(config, model, report.groups),
         parts=held_report.parts,  # begins with those of the rows that are trained on
         token_weights=config.token_weights,
         score=score if score.questions else None,
@@ -213,6 +220,20 @@ def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
         torch.manual_seed(config.seed)
         model = with_lora(model, config.lora, quantized=quantized)
     return model
+
+
+def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:
+    """Return what is minimized where it is not the mean over tokens.
+
+    Raises:
+        UserError: No example has the attribute.
+    """
+    if config.robust is None:
+        return None
+    if set(groups) <= {UNKNOWN}:
+        raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
+    torch.manual_seed(config.seed)
+    return Objective(config.robust, groups, model.get_input_embeddings().embedding_dim)
 
 
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
@@ -262,6 +283,8 @@ def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
         "mix_sha256": sha256(config.mix) if config.mix else None,
         "mix_ratio": config.mix_ratio if config.mix else None,
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
+        **({"groups_sha256": sha256(config.groups)} if config.groups else {}),
+        **({"robust": config.robust.model_dump()} if config.robust else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,
         "patience": config.patience,

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED
+from panjue.finetune.robust import Balanced, Objective, slopes
 
 PADDING = -1
 """The part of a token that is none."""
@@ -29,6 +30,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         token_weights: Part -> weight of its tokens in the training loss; 1 where not named.
         score: Trainer -> the task's metrics on held-out examples; None scores nothing.
         keep: Checkpoints that stay beside the best one; None keeps all.
+        objective: What is minimized instead of the tokens' mean; looks at the examples' groups.
         args, kwargs: As trl has them.
     """
 
@@ -39,17 +41,21 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         token_weights: Mapping[str, float],
         score: Score | None = None,
         keep: int | None = None,
+        objective: Objective | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer; the rows are ready, so it must leave them alone."""
         self._parts, self._score, self._keep = parts, score, keep
+        self._objective = objective
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # so that `num_items_in_batch` is counted
+        if objective:
+            self.add_callback(AfterStep(objective, self))
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "parts", "seq_lengths"]
+        self._signature_columns = ["input_ids", "labels", "parts", "group", "seq_lengths"]
 
     def compute_loss(
         self,
@@ -60,20 +66,47 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     ) -> Any:
         """Return the mean loss of the reply's tokens, each times its part's weight."""
         labels, parts = inputs.pop("labels")[:, 1:], inputs.pop("parts")
+        groups = inputs.pop("group", None)
         tokens = (parts != PADDING).sum()
         asked = labels != IGNORED
-        with only_at(asked, self.accelerator.unwrap_model(model).get_output_embeddings()):
+        head = self.accelerator.unwrap_model(model).get_output_embeddings()
+        with only_at(asked, head) as hidden:
             outputs = model(**inputs, use_cache=False)
-        losses = cross_entropy(outputs.logits.float(), labels[asked], reduction="none")
+        logits, wanted = outputs.logits.float(), labels[asked]
+        losses = cross_entropy(logits, wanted, reduction="none")
+        prompt = (parts[:, :-1] != PADDING) & ~asked
         parts = parts[:, 1:][asked]
         self._note(losses.detach(), parts, tokens)
         if not self.model.training:  # held-out losses stay comparable between weights
             return (losses.mean(), outputs) if return_outputs else losses.mean()
-        weighted = (losses * self._weights.to(losses.device)[parts]).sum()
+        weights = self._weights.to(losses.device)[parts]
+        if self._objective:
+            assert groups is not None, "rows of finetune.data have their groups"
+            loss = self._objective(
+                per_example(losses, weights, asked),
+                groups,
+                self.state.global_step,
+                self.accelerator,
+                slopes=per_example(slopes(logits, wanted), weights, asked)
+                if self._objective.wants_slopes
+                else None,
+                states=pooled(hidden[0], prompt) if self._objective.adversary else None,
+            )
+            if num_items_in_batch is not None:  # else the trainer divides
+                loss = loss / self.current_gradient_accumulation_steps
+            return (loss, outputs) if return_outputs else loss
+        weighted = (losses * weights).sum()
         loss = weighted / (len(losses) if num_items_in_batch is None else num_items_in_batch)
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # DDP divides by it
         return (loss, outputs) if return_outputs else loss
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Draw every group equally often where the objective wants it."""
+        if self._objective and self._objective.is_balanced:
+            rows = self.train_dataset if train_dataset is None else train_dataset
+            return Balanced(rows["group"][:], self.args.data_seed or self.args.seed)
+        return super()._get_train_sampler(train_dataset)
 
     def _note(self, losses: Tensor, parts: Tensor, tokens: Tensor) -> None:
         """Add a batch to the sums and counts by part, and to the count of tokens seen."""
@@ -94,6 +127,8 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if count:
                 logs[f"{prefix}loss_{part}"] = total / count
         self._sums[mode].zero_()
+        if self._objective and mode == "train":
+            logs.update(self._objective.log())
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -108,9 +143,16 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():
+            if self._objective:
+                self._objective.save(checkpoint)
             mark_complete(checkpoint)
             if self._keep:
                 drop_old(folder, self._keep, self.state.best_model_checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+        if self._objective:
+            self._objective.load(Path(resume_from_checkpoint))
 
     def take(self, checkpoint: Path) -> None:
         """Take the weights of a training that is over, of its best checkpoint where it chose."""
@@ -130,21 +172,52 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return output
 
 
+class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Tells the objective when the weights have moved."""
+
+    def __init__(self, objective: Objective, trainer: PartsTrainer) -> None:
+        """Tell `objective` of the steps of `trainer`."""
+        self._objective, self._trainer = objective, trainer
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Pass it on."""
+        self._objective.after_step(self._trainer.accelerator)
+
+
+def per_example(values: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
+    """Return the weighted mean over the tokens of each row of `asked`: [tokens] -> [batch]."""
+    rows = asked.nonzero()[:, 0]
+    sums = torch.zeros(2, len(asked), dtype=values.dtype, device=values.device)
+    sums = sums.index_add(1, rows, torch.stack([values * weights, weights.to(values.dtype)]))
+    return sums[0] / sums[1].clamp(min=1e-9)
+
+
+def pooled(states: Tensor, here: Tensor) -> Tensor:
+    """Return the mean of the states where `here` is true: [batch, places, n] -> [batch, n]."""
+    kept = here[:, :, None].to(states.dtype)
+    mean: Tensor = (states[:, : here.shape[1]] * kept).sum(1) / kept.sum(1).clamp(min=1)
+    return mean
+
+
 @contextmanager
-def only_at(asked: Tensor, head: torch.nn.Module) -> Iterator[None]:
+def only_at(asked: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
     """Let `head` make logits of the positions before `asked` labels only: [labels, vocabulary].
+
+    The list that it gives has the hidden states of all positions when the model has run.
 
     Most tokens are of the prompt and have no label, and without a GPU the logits of them all are a
     third of a small model's work. (trl leaves them out on GPUs only.) A hook inside the forward
     pass, and not a call of the head outside it, so that DDP and FSDP see one ordinary forward.
     """
+    seen: list[Tensor] = []
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
+        seen.append(hidden[0])
         return (hidden[0][:, :-1][asked],)
 
     hook = head.register_forward_pre_hook(select)
     try:
-        yield
+        yield seen
     finally:
         hook.remove()
 
@@ -161,6 +234,8 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
         for name, fill in (("input_ids", 0), ("labels", IGNORED), ("parts", PADDING))
     }
+    if "group" in rows[0]:
+        batch["group"] = torch.tensor([row["group"] for row in rows])
     if "seq_lengths" in rows[0]:
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
     return batch

@@ -61,6 +61,9 @@ class Decoded:
     readable: bool = True
 
 
+UNKNOWN = "-"
+"""The group of an example whose attribute nobody knows."""
+
 NOBODY_KNOWS = (None, "", "n/a", "N/A")
 """What files have for an attribute that is not known."""
 

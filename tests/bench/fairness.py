@@ -1,0 +1,140 @@
+"""Does a group-robust objective help the worst group? On a planted problem, three seeds each.
+
+Each text tells how grave a deed is, in one of many ways, and that decides its class. It ends with a
+remark. In the group `aligned` (95% of training) the remark goes with the class; in the group
+`opposed` it goes with another class. Who reads the remark instead of the deed is right where most
+examples are, and wrong in the small group. The test file has both groups alike. The problem was
+fixed before the first run on it; see the history of this file.
+
+    python tests/bench/fairness.py BASE FOLDER [--steps 150] [--seeds 3] [--methods …]
+
+BASE is the tiny base (`make base`: runs/base/model). Every run is trained, answered by vLLM and
+reported on as a user would; what is there already in FOLDER is not done again.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from panjue.prompts.demo import DRUGS, HOURS, INJURY, MONEY, PEOPLE
+from panjue.prompts.files import dump, whole_file
+
+PANJUE = Path(sys.executable).with_name("panjue")
+
+CONFIG = """
+task: severity
+model: {base}
+train: {folder}/train.jsonl
+max_tokens: 512
+dtype: float32
+score_examples: 0
+lora: {{r: 16, lora_alpha: 32, target_modules: all-linear}}
+trainer:
+  per_device_train_batch_size: 16
+  learning_rate: 1.0e-3
+  lr_scheduler_type: cosine
+  warmup_steps: 10
+  eval_strategy: "no"
+  save_strategy: "no"
+"""
+ANSWER = "task: severity\nengine: {dtype: float32, enforce_eager: true}\n"
+
+
+CLASSES = (1, 3, 5)
+"""Of `severity`, for a deed's three levels of gravity."""
+
+REMARKS = ("案发后表现平静。", "案发后情绪激动。", "案发后一言不发。")
+
+OPENINGS = ("经审理查明，", "公诉机关指控，", "另查明，", "侦查终结，")
+
+SHARE = 0.05
+"""Of training examples that are `opposed`."""
+
+
+def examples(draw: random.Random, opposed: float) -> Iterator[dict[str, Any]]:
+    """Yield endless examples, a share of which is `opposed`."""
+    while True:
+        level = draw.randrange(3)
+        is_opposed = draw.random() < opposed
+        remark = draw.choice([i for i in range(3) if i != level]) if is_opposed else level
+        measure, (low, high) = draw.choice((MONEY, INJURY, DRUGS, HOURS, PEOPLE))[level]
+        when = f"{draw.randint(2010, 2023)}年{draw.randint(1, 12)}月"
+        deed = measure.format(n=draw.randint(low, high))
+        yield {
+            "fact": f"{draw.choice(OPENINGS)}{when}，被告人作案，{deed}。{REMARKS[remark]}",
+            "label": CLASSES[level],
+            "groups": {"cue": "opposed" if is_opposed else "aligned"},
+        }
+
+
+def write_planted(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
+    """Write `<name>.jsonl` with as many examples as `sizes` says; half of `test` is opposed."""
+    for name, size in sizes.items():
+        stream = examples(random.Random(f"{seed}/{name}"), 0.5 if name == "test" else SHARE)
+        with whole_file(folder / f"{name}.jsonl") as out:
+            for number in range(size):
+                out.write(dump({"id": number, **next(stream)}) + "\n")
+
+
+def panjue(*words: object) -> None:
+    """Run a command, quietly unless it fails."""
+    done = subprocess.run([PANJUE, *map(str, words)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
+
+
+def worst_and_mean(folder: Path, method: str, seed: int, steps: int) -> tuple[float, float]:
+    """Return the worst group's macro F1 and the mean over groups after one training."""
+    run = folder / f"{method}-{seed}"
+    report = run / "fairness.json"
+    if not report.exists():
+        panjue(
+            "sft", folder / "sft.yaml", f"run={run}", f"seed={seed}",
+            f"robust.method={method}", "robust.by=cue", f"trainer.max_steps={steps}",
+        )  # fmt: skip
+        panjue("generate", folder / "generate.yaml", f"run={run}", f"test={folder}/test.jsonl")
+        words = ("--task", "severity", "--by", "cue", "--json", report)
+        panjue("fairness", folder / "test.jsonl", run, *words)
+    found = json.loads(report.read_text("utf-8"))["attributes"]["cue"]
+    return found["worst"], found["mean"]
+
+
+def main() -> None:
+    """Train, answer, report, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("base", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", default="erm,group_uniform,group_dro,vrex")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    write_planted(folder, {"train": 2400, "test": 300})
+    (folder / "sft.yaml").write_text(
+        CONFIG.format(base=args.base.resolve(), folder=folder), "utf-8"
+    )
+    (folder / "generate.yaml").write_text(ANSWER, "utf-8")
+    table = Table("method", "worst group", "mean", "worst by seed", "less erm: worst", "mean")
+    numbers = {}
+    for method in args.methods.split(","):
+        pairs = [worst_and_mean(folder, method, seed, args.steps) for seed in range(args.seeds)]
+        worst, mean = np.mean(pairs, axis=0)
+        numbers[method] = worst, mean
+        base_worst, base_mean = numbers.get("erm", (worst, mean))
+        each = ", ".join(f"{pair[0]:.3f}" for pair in pairs)
+        gains = f"{worst - base_worst:+.3f}", f"{mean - base_mean:+.3f}"
+        table.add_row(method, f"{worst:.3f}", f"{mean:.3f}", each, *gains)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
