@@ -1,6 +1,10 @@
 """Group-robust objectives: numbers by hand, gradients against autograd, resuming, real steps."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -174,6 +178,62 @@ def test_means_over_tokens_and_prompts_by_hand() -> None:
     torch.testing.assert_close(
         pooled(states, torch.tensor([[True, True, False]])), torch.tensor([[1.0, 2.0]])
     )
+
+
+HALVES = """
+import os, torch
+from accelerate import Accelerator
+from panjue.finetune.robust import Objective, RobustConfig
+
+losses = torch.tensor([0.5, 2.0, 1.0, 3.0, 4.0, 0.2])
+groups = torch.tensor([0, 0, 1, 1, 2, 1])
+mine = [slice(0, 2), slice(2, 6)][int(os.environ["RANK"])]
+both = Accelerator(cpu=True)
+assert both.num_processes == 2
+
+
+class Alone:
+    num_processes = 1
+    reduce = staticmethod(lambda tensor, how: tensor)
+
+
+def gradient(method, part, accelerator):
+    chosen = RobustConfig(method=method, by="g", step=0.5, warmup=0)
+    scale = torch.ones(6, requires_grad=True)
+    slopes = (losses * scale)[part] if method == "irm" else None
+    made = Objective(chosen, ("a", "b", "c"), 4)
+    loss = made((losses * scale)[part], groups[part], 0, accelerator, slopes=slopes)
+    torch.autograd.backward(loss)
+    return scale.grad
+
+
+for method in ("erm", "group_uniform", "group_dro", "vrex", "irm"):
+    ours = both.reduce(gradient(method, mine, both), "mean")
+    torch.testing.assert_close(ours, gradient(method, slice(0, 6), Alone), msg=method)
+"""
+
+
+def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
+    (tmp_path / "halves.py").write_text(HALVES, "utf-8")
+    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "halves.py"],
+            env={**os.environ, **both, "RANK": str(i), "LOCAL_RANK": str(i)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 @pytest.fixture
