@@ -70,21 +70,29 @@ class Certainty:
         self._right: dict[str, list[bool]] = {field: [] for field in task.decides.fields}
         self._of_example: list[float] = []
 
-    def add(self, example: Example, gold: Row, row: Row | None) -> None:
-        """Take one example; one without a confidence (not asked, say) counts as least certain."""
+    def add(self, example: Example, gold: Row, row: Row | None) -> list[tuple[str, float, bool]]:
+        """Take one example; one without a confidence (not asked, say) counts as least certain.
+
+        Return (field, confidence, whether it is right) of each of its judgments.
+        """
         sure = self._rows.get(example.id)
         if sure is None or row is None:
             self._of_example.append(0.0)
-            return
+            return []
         items = (sure["confidence"], gold[self._decides.items], row[self._decides.items])
         if len({len(part) for part in items}) != 1:
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
-        for confidence, wanted, written in zip(*items, strict=True):
-            for field in self._decides.fields:
-                self._sure[field].append(confidence[field])
-                self._right[field].append(_plain(wanted[field]) == _plain(written[field]))
+        noted = [
+            (field, float(confidence[field]), _plain(wanted[field]) == _plain(written[field]))
+            for confidence, wanted, written in zip(*items, strict=True)
+            for field in self._decides.fields
+        ]
+        for field, confidence, right in noted:
+            self._sure[field].append(confidence)
+            self._right[field].append(right)
         values = [value for item in sure["confidence"] for value in item.values()]
         self._of_example.append(sum(values) / len(values))
+        return noted
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""

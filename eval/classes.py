@@ -8,18 +8,19 @@ from panjue.eval.means import Numbers, Pooled
 from panjue.prompts.task import Row
 
 
-def macro_f1(classes: int) -> Pooled:
+def macro_f1(classes: int, names: Sequence[str] = ()) -> Pooled:
     """Return macro F1 over the classes 0 to `classes` - 1 that are gold or predicted somewhere.
 
-    As scikit-learn's `f1_score(average="macro", zero_division=0)` has it for one class per example.
-    An empty set of classes is a class of its own, as in FairLex. An example without a row misses
-    its gold classes and predicts none.
+    Where rows have `names` instead, a class is its place there. As scikit-learn's
+    `f1_score(average="macro", zero_division=0)` has it for one class per example. An empty set of
+    classes is a class of its own, as in FairLex. An example without a row misses its gold classes
+    and predicts none.
     """
     width = classes + 1
 
     def counts(gold: Row, predicted: Row | None) -> Sequence[float]:
-        wanted = _marked(gold, classes)
-        given = _marked(predicted, classes) if predicted is not None else np.zeros(width)
+        wanted = _marked(gold, classes, names)
+        given = np.zeros(width) if predicted is None else _marked(predicted, classes, names)
         found: list[float] = np.concatenate([wanted * given, wanted, given]).tolist()
         return found
 
@@ -45,23 +46,24 @@ def accuracy(gold: Row, predicted: Row | None) -> float:
     return float(predicted is not None and classes_of(predicted) == classes_of(gold))
 
 
-def classes_of(row: Row) -> set[int]:
+def classes_of(row: Row) -> set[int | str]:
     """Return the classes of a row: its `label`, or its `labels`.
 
     Raises:
-        TypeError: They are no numbers.
+        TypeError: They are neither numbers nor names.
     """
     found = row["labels"] if "labels" in row else [row["label"]]
-    if not isinstance(found, list) or not all(type(number) is int for number in found):
+    if not isinstance(found, list) or not all(type(one) in (int, str) for one in found):
         raise TypeError
     return set(found)
 
 
-def _marked(row: Row, classes: int) -> Numbers:
+def _marked(row: Row, classes: int, names: Sequence[str]) -> Numbers:
     """Return 1 for every class of a row, [classes + 1]; the last one is of an empty set."""
     marks = np.zeros(classes + 1)
-    numbers = classes_of(row)
-    if not all(0 <= number < classes for number in numbers):
+    known: Sequence[int | str] = names or range(classes)
+    found = classes_of(row)
+    if not found <= set(known):
         raise TypeError
-    marks[list(numbers) or classes] = 1
+    marks[[known.index(one) for one in found] or classes] = 1
     return marks

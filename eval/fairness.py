@@ -5,7 +5,7 @@ Processing", ACL 2022.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.eval.calibration import Certainty
+from panjue.eval.calibration import calibration
 from panjue.eval.means import Columns, gold_rows, metric_values, summarize
+from panjue.eval.score import certainty_of
 from panjue.prompts.errors import UserError, did_you_mean
-from panjue.prompts.files import read_json
+from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.task import UNKNOWN, Example, Row, Task
+from panjue.prompts.split import is_held_out
+from panjue.prompts.task import UNKNOWN, Row, Task, beside
 
 FREQUENCY = "class_frequency"
 """The attribute that every task with classes has: how often training saw an example's rarest."""
@@ -42,9 +44,10 @@ class Group:
             in nats (label shift).
         worst_class: The class, of those it has in gold, with its lowest F1; `worst_class_share` is
             the share of its test examples that have that class (worst-class influence).
-        recall: Share of its gold classes that were predicted (equal opportunity asks for equal
-            ones).
+        recalls: Gold class -> share of its examples in this group that were given it; equal
+            opportunity asks that these be alike (Hardt et al., NIPS 2016).
         error: Expected calibration error, the mean over the decided fields.
+        unweighted: All its examples have weight 0, so that its value is a plain mean.
     """
 
     n: int
@@ -56,22 +59,27 @@ class Group:
     shift: float | None = None
     worst_class: str | None = None
     worst_class_share: float | None = None
-    recall: float | None = None
+    recalls: dict[str, float] = field(default_factory=dict)
     error: float | None = None
+    unweighted: bool = False
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute; numbers are over its groups that are not flagged, None where there are none.
+    """One attribute; numbers are over its groups that are not flagged.
+
+    Of no group there is no mean and no worst one, and of a single one no disparity and no gap.
 
     Attributes:
         mean: Of the groups' values (FairLex's mF1).
         disparity: Their population standard deviation (group disparity, GD).
         worst: The lowest of them (mF1_W), that of `worst_group`.
         gap: The highest less the lowest.
-        recall_gap: The same of the groups' recalls.
+        recall_gap: The largest difference of a class's recall between two groups that have it.
+        recall_class: That class.
         unknown: Examples whose group nobody knows; they are in no group here.
-        groups: Name -> group, as often as they are in the test file.
+        absent: Groups that training has and the test file has not.
+        groups: Name -> group, the largest first.
     """
 
     mean: float | None
@@ -80,7 +88,9 @@ class Attribute:
     worst_group: str | None
     gap: float | None
     recall_gap: float | None
+    recall_class: str | None
     unknown: int
+    absent: list[str]
     groups: dict[str, Group]
 
 
@@ -90,6 +100,8 @@ class Report:
 
     Attributes:
         cross: Groups of the first two attributes -> (examples, metric) of those in both.
+        missing: Examples without a row, scored as unanswered; `foreign` rows are of no example.
+        train: The training file; None where it is not known, or no longer what it was.
     """
 
     task: str
@@ -98,6 +110,9 @@ class Report:
     examples: int
     min_n: int
     attributes: dict[str, Attribute]
+    missing: int
+    foreign: int
+    train: str | None
     cross: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +128,7 @@ def report(  # noqa: PLR0913  # what the command line offers
     by: Sequence[str],
     *,
     train: Path | None = None,
+    train_groups: Path | None = None,
     metric: str | None = None,
     min_n: int = 20,
 ) -> Report:
@@ -124,7 +140,8 @@ def report(  # noqa: PLR0913  # what the command line offers
         gold: The labelled file.
         submission: The answers, or the run folder that has them.
         by: Attributes.
-        train: The training file; by default what the run folder says, if it is still there.
+        train: The training file; by default what the run folder says, if it is still that.
+        train_groups: The side file of the training file: ids may be of another kind there.
         metric: One of the task's; by default its headline.
         min_n: Groups of fewer examples are flagged.
 
@@ -135,42 +152,50 @@ def report(  # noqa: PLR0913  # what the command line offers
     shown = metric or task.scores[-1]
     if shown not in task.scores:
         raise UserError(f"--metric: no {shown!r} in {name}{did_you_mean(shown, task.scores)}")
-    labels = _labels(submission.parent)
-    table = _Table(task, gold, submission, labels if FREQUENCY in by else None)
+    if not by or len(set(by)) < len(by):
+        raise UserError("--by: name one attribute or more, each once")
+    labels = _labels(submission.parent) if FREQUENCY in by else None
+    table = _Table(task, gold, submission, labels, shown)
     known = list(table.columns.groups)
     for attribute in by:
         if attribute not in known:
             raise UserError(f"--by: no example has {attribute!r}{did_you_mean(attribute, known)}")
-    trained = _trained_on(task, train or _train_file(submission.parent), by, labels)
-    attributes = {
-        attribute: _attribute(table, attribute, shown, trained.get(attribute, {}), min_n)
-        for attribute in by
-    }
-    whole = summarize(table.columns, resamples=0)
+    trained_on = Training(train, held_out=False) if train else training(submission.parent)
+    trained = _trained_on(beside(task, train_groups), trained_on, by, labels)
     return Report(
         task=name,
         metric=shown,
-        total=whole.mean[shown],
-        examples=whole.examples,
+        total=table.value(np.ones(len(table.gold), dtype=bool)),
+        examples=len(table.gold),
         min_n=min_n,
-        attributes=attributes,
-        cross=_cross(table, by[0], by[1], shown) if len(by) > 1 else {},
+        attributes={
+            attribute: _attribute(table, attribute, trained.get(attribute), min_n)
+            for attribute in by
+        },
+        missing=table.missing,
+        foreign=table.foreign,
+        train=str(trained_on.path) if trained_on else None,
+        cross=_cross(table, by[0], by[1]) if len(by) > 1 else {},
     )
 
 
 class _Table:
     """What a report is made of, a row per example."""
 
-    def __init__(self, task: Task, gold: Path, submission: Path, labels: Labels | None) -> None:
+    def __init__(
+        self, task: Task, gold: Path, submission: Path, labels: Labels | None, metric: str
+    ) -> None:
         """Read gold and submission; with `labels`, how frequent classes are is an attribute."""
         rows = task.handin.index(submission)
-        self.task, self.columns = task, Columns(task)
+        self.columns, self.metric = Columns(task), metric
         self.gold: list[Classes] = []
         self.told: list[Classes] = []
-        self.confidence = _confidence(task, submission.parent)
-        self.kept: list[tuple[Example, Row, Row | None]] = []
+        self.confidences: list[list[tuple[str, float, bool]]] = []
+        self.missing = 0
+        certainty = certainty_of(task, submission)
         for example, right in gold_rows(task, gold):
             row = rows.get(example.id)
+            self.missing += row is None
             values = metric_values(task, right, row, f"{submission}: id {example.id}")
             found = _classes(task, right)
             groups = dict(example.groups)
@@ -179,28 +204,26 @@ class _Table:
             self.columns.add(replace(example, groups=groups), task.weight(example), values)
             self.gold.append(found)
             self.told.append(_classes(task, row) if row is not None else frozenset())
-            if self.confidence:
-                self.kept.append((replace(example, text=""), right, row))
+            self.confidences.append(certainty.add(example, right, row) if certainty else [])
         if not self.gold:
             raise UserError(f"{gold}: has no examples")
+        self.foreign = len(rows) - len(self.gold) + self.missing
 
     def groups(self, attribute: str) -> NDArray[np.str_]:
         """Return the group of every example."""
         return np.array(self.columns.groups[attribute])
 
-    def error(self, mask: NDArray[np.bool_]) -> float | None:
-        """Return the calibration error over some examples."""
-        if not self.confidence:
-            return None
-        certainty = self.confidence()
-        for i in np.flatnonzero(mask):
-            certainty.add(*self.kept[i])
-        return float(np.mean([found.error for found in certainty.fields().values()]))
+    def value(self, mask: NDArray[np.bool_]) -> float:
+        """Return the metric over some examples."""
+        return summarize(self.columns, resamples=0, mask=mask).mean[self.metric]
 
-
-def _confidence(task: Task, run: Path) -> Callable[[], Certainty] | None:
-    path = run / "confidence.jsonl"
-    return (lambda: Certainty(task, path)) if task.decides and path.exists() else None
+    def error(self, members: NDArray[np.int64]) -> float | None:
+        """Return the calibration error of some examples, the mean over the decided fields."""
+        of_fields: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+        for name, sure, right in (noted for i in members for noted in self.confidences[i]):
+            of_fields[name].append((sure, right))
+        found = [calibration(*zip(*pairs, strict=True)).error for pairs in of_fields.values()]
+        return float(np.mean(found)) if found else None
 
 
 def _classes(task: Task, row: Row) -> Classes:
@@ -216,98 +239,130 @@ def frequency(classes: Iterable[str], labels: Labels) -> str:
     return next(band for least, band in BANDS if rarest >= least)
 
 
-def _labels(run: Path) -> Labels | None:
-    return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
+def _labels(run: Path) -> Labels:
+    place = run / "labels.json"
+    if not place.exists():
+        raise UserError(f"--by: {FREQUENCY} is counted in {place}, which is not there")
+    return load_labels(place)
 
 
-def _train_file(run: Path) -> Path | None:
-    """Return the file that the run's adapter was trained on, if it is still to be found."""
+@dataclass(frozen=True)
+class Training:
+    """The file that was trained on; with `held_out`, less the tenth of it that was not."""
+
+    path: Path
+    held_out: bool
+
+
+def training(run: Path) -> Training | None:
+    """Return what the run's adapter was trained on, if that file is still there as it was."""
     place = run / "manifest.json"
     trained = read_json(place).get("generate", {}).get("trained") if place.exists() else None
-    made = Path(trained or "nowhere") / "manifest.json"
-    train = Path(read_json(made)["train"]) if made.exists() else None
-    return train if train and train.exists() else None
+    made_at = Path(trained or "nowhere") / "manifest.json"
+    made = read_json(made_at) if made_at.exists() else {}
+    train = Path(made.get("train", "nowhere"))
+    if not train.is_file() or sha256(train) != made.get("train_sha256"):
+        return None
+    return Training(train, held_out=not made.get("dev_sha256"))
 
 
-Trained = dict[str, tuple[int, Counter[str]]]
-"""Group -> its training examples and their classes."""
+@dataclass
+class Trained:
+    """What training had of one attribute: group -> its examples, and their classes."""
+
+    sizes: Counter[str] = field(default_factory=Counter)
+    classes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
 
 def _trained_on(
-    task: Task, train: Path | None, by: Sequence[str], labels: Labels | None
+    task: Task, trained_on: Training | None, by: Sequence[str], labels: Labels | None
 ) -> dict[str, Trained]:
     """Return attribute -> what training had of its groups; nothing where that is not known."""
-    sizes: dict[str, Counter[str]] = defaultdict(Counter)
-    classes: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for example in task.read(train) if train else ():
-        found = _classes(task, task.gold(example)) if example.answer is not None else Classes()
+    found: dict[str, Trained] = defaultdict(Trained)
+    for example in task.read(trained_on.path) if trained_on else ():
+        if example.answer is None or (trained_on and trained_on.held_out and is_held_out(example)):
+            continue
+        classes = _classes(task, task.gold(example))
         groups = dict(example.groups)
-        if labels and found:
-            groups[FREQUENCY] = frequency(found, labels)
+        if labels and classes:
+            groups[FREQUENCY] = frequency(classes, labels)
         for attribute in by:
             group = groups.get(attribute, UNKNOWN)
-            sizes[attribute][group] += 1
-            classes[attribute][group].update(found)
-    return {
-        attribute: {group: (n, classes[attribute][group]) for group, n in counts.items()}
-        for attribute, counts in sizes.items()
-    }
+            found[attribute].sizes[group] += 1
+            found[attribute].classes[group].update(classes)
+    return found
 
 
-def _attribute(
-    table: _Table, attribute: str, metric: str, trained: Trained, min_n: int
-) -> Attribute:
+def _attribute(table: _Table, attribute: str, trained: Trained | None, min_n: int) -> Attribute:
     of_example = table.groups(attribute)
     names = [name for name, _ in Counter(of_example.tolist()).most_common() if name != UNKNOWN]
-    nobody: tuple[int, Counter[str]] = (0, Counter())
+    support = {name for names in table.gold for name in names}
+    if trained:
+        support |= {name for counts in trained.classes.values() for name in counts}
     groups = {
-        name: _group(
-            table, of_example == name, metric, trained.get(name, nobody) if trained else None, min_n
-        )
+        name: _group(table, name, of_example == name, trained, sorted(support), min_n)
         for name in names
     }
     counted = {name: group for name, group in groups.items() if not group.flagged}
     values = [group.value for group in counted.values()]
-    recalls = [group.recall for group in counted.values() if group.recall is not None]
+    recall_class, recall_gap = widest(list(counted.values()))
+    several = len(values) > 1
     return Attribute(
         mean=float(np.mean(values)) if values else None,
-        disparity=float(np.std(values)) if values else None,
+        disparity=float(np.std(values)) if several else None,
         worst=min(values, default=None),
         worst_group=min(counted, key=lambda name: counted[name].value, default=None),
-        gap=max(values) - min(values) if values else None,
-        recall_gap=max(recalls) - min(recalls) if recalls else None,
+        gap=max(values) - min(values) if several else None,
+        recall_gap=recall_gap,
+        recall_class=recall_class,
         unknown=int((of_example == UNKNOWN).sum()),
+        absent=sorted(trained.sizes.keys() - set(names) - {UNKNOWN}) if trained else [],
         groups=groups,
     )
 
 
-def _group(
+def _group(  # all it is made of
     table: _Table,
+    name: str,
     mask: NDArray[np.bool_],
-    metric: str,
-    trained: tuple[int, Counter[str]] | None,
+    trained: Trained | None,
+    support: Sequence[str],
     min_n: int,
 ) -> Group:
     summary = summarize(table.columns, mask=mask)
-    low, high = summary.interval[metric]
+    low, high = summary.interval[table.metric]
     members = np.flatnonzero(mask)
     gold, told = [table.gold[i] for i in members], [table.told[i] for i in members]
-    counts = Counter(name for names in gold for name in names)
+    counts = Counter(one for names in gold for one in names)
+    right = Counter(one for a, b in zip(gold, told, strict=True) for one in a & b)
     worst = worst_class(gold, told)
-    right = sum(len(a & b) for a, b in zip(gold, told, strict=True))
+    weighing = sum(table.columns.weights[i] > 0 for i in members)
+    of_training = trained.classes.get(name) if trained else None
     return Group(
         n=len(members),
-        value=summary.mean[metric],
+        value=summary.mean[table.metric],
         low=low,
         high=high,
-        flagged=len(members) < min_n,
-        train=trained[0] if trained else None,
-        shift=divergence(trained[1], counts) if trained and trained[1] and counts else None,
+        flagged=(weighing or len(members)) < min_n,
+        train=trained.sizes[name] if trained else None,
+        shift=divergence(of_training, counts, support) if of_training and counts else None,
         worst_class=worst,
         worst_class_share=counts[worst] / len(members) if worst is not None else None,
-        recall=right / counts.total() if counts else None,
-        error=table.error(mask),
+        recalls={one: right[one] / counts[one] for one in sorted(counts)},
+        error=table.error(members),
+        unweighted=summary.unweighted,
     )
+
+
+def widest(groups: Sequence[Group]) -> tuple[str | None, float | None]:
+    """Return the class whose recalls lie furthest apart between groups, and how far."""
+    gaps = {}
+    for name in sorted({name for group in groups for name in group.recalls}):
+        found = [group.recalls[name] for group in groups if name in group.recalls]
+        if len(found) > 1:
+            gaps[name] = max(found) - min(found)
+    widest_class = max(gaps, key=lambda name: gaps[name], default=None)
+    return widest_class, None if widest_class is None else gaps[widest_class]
 
 
 def worst_class(gold: Sequence[Classes], told: Sequence[Classes]) -> str | None:
@@ -319,31 +374,22 @@ def worst_class(gold: Sequence[Classes], told: Sequence[Classes]) -> str | None:
     return min(wanted, key=lambda n: (2 * right[n] / (wanted[n] + given[n]), n), default=None)
 
 
-def divergence(train: Mapping[str, int], test: Mapping[str, int]) -> float:
+def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:
     """Return the Kullback-Leibler divergence of the train from the test distribution, in nats.
 
-    Both are add-one smoothed over the classes that either has.
+    Both are add-one smoothed over `support`, the classes of all groups.
     """
-    names = sorted({*train, *test})
-    p = np.array([train.get(name, 0) + 1.0 for name in names])
-    q = np.array([test.get(name, 0) + 1.0 for name in names])
+    p = np.array([train.get(name, 0) + 1.0 for name in support])
+    q = np.array([test.get(name, 0) + 1.0 for name in support])
     p, q = p / p.sum(), q / q.sum()
     return float((p * np.log(p / q)).sum())
 
 
-def _cross(
-    table: _Table, first: str, second: str, metric: str
-) -> dict[str, dict[str, tuple[int, float]]]:
+def _cross(table: _Table, first: str, second: str) -> dict[str, dict[str, tuple[int, float]]]:
     one, other = table.groups(first), table.groups(second)
     found: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-    for a, b in _pairs(one, other):
-        mask = (one == a) & (other == b)
-        value = summarize(table.columns, resamples=0, mask=mask).mean[metric]
-        found[a][b] = (int(mask.sum()), value)
+    for a, b in sorted(set(zip(one.tolist(), other.tolist(), strict=True))):
+        if UNKNOWN not in (a, b):
+            mask = (one == a) & (other == b)
+            found[a][b] = (int(mask.sum()), table.value(mask))
     return dict(found)
-
-
-def _pairs(one: NDArray[np.str_], other: NDArray[np.str_]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of known groups that some example has."""
-    pairs = zip(one.tolist(), other.tolist(), strict=True)
-    yield from sorted({pair for pair in pairs if UNKNOWN not in pair})

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from html import escape
 
 from rich.console import Console
+from rich.markup import escape as escape_markup
 from rich.table import Table
+from rich.text import Text
 
 from panjue.eval.fairness import Attribute, Group, Report
 
-COLUMNS = ("n", "{metric}", "95% interval", "train", "shift", "worst class", "recall", "ECE")
+COLUMNS = ("n", "{metric}", "95% interval", "train", "shift", "worst class", "ECE")
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#1d2733}
@@ -20,24 +22,29 @@ text{font:13px system-ui,sans-serif;fill:#1d2733}.note{color:#5b6875}
 thead{border-color:#dde3ea}}
 """
 
-WIDTH, LABEL, ROW = 900, 220, 26
+WIDTH, ROW = 900, 26
 
 
 def show(report: Report, console: Console) -> None:
     """Print the tables."""
+    for line in heads(report):
+        console.print(line, highlight=False, markup=False)
     for name, attribute in report.attributes.items():
-        table = Table(f"by {name}", *(c.format(metric=report.metric) for c in COLUMNS))
+        table = Table(
+            escape_markup(f"by {name}"), *(c.format(metric=report.metric) for c in COLUMNS)
+        )
         for group, found in attribute.groups.items():
             style = "dim" if found.flagged else None
-            table.add_row(group + ("*" if found.flagged else ""), *cells(found), style=style)
+            row = (group + ("*" if found.flagged else ""), *cells(found))
+            table.add_row(*map(Text, row), style=style)
         console.print(table)
         for line in remarks(report, attribute):
             console.print(line, highlight=False, markup=False)
     if report.cross:
         head, columns, rows = cross_rows(report)
-        table = Table(head, *columns)
-        for row in rows:
-            table.add_row(*row)
+        table = Table(*map(escape_markup, (head, *columns)))
+        for cells_of_row in rows:
+            table.add_row(*map(Text, cells_of_row))
         console.print(table)
 
 
@@ -50,7 +57,7 @@ def cross_rows(report: Report) -> tuple[str, list[str], list[list[str]]]:
         found = {(b, a): cell for (a, b), cell in found.items()}
     columns = sorted({b for _, b in found})
     rows = [
-        [a, *(_cross_cell(found.get((a, b))) for b in columns)]
+        [a, *(_cross_cell(found.get((a, b)), report.min_n) for b in columns)]
         for a in sorted({a for a, _ in found})
     ]
     return f"{first} by {second}", columns, rows
@@ -66,9 +73,20 @@ def cells(group: Group) -> tuple[str, ...]:
         "-" if group.train is None else str(group.train),
         _number(group.shift),
         "-" if worst is None else f"{worst} ({group.worst_class_share:.0%})",
-        _number(group.recall),
         _number(group.error),
     )
+
+
+def heads(report: Report) -> Iterator[str]:
+    """Yield what is said first: the metric over all, and what the numbers rest on."""
+    yield f"{report.metric} {report.total:.4f} over all {report.examples} examples"
+    if report.missing or report.foreign:
+        yield (
+            f"{report.missing} examples have no row and count as unanswered; "
+            f"{report.foreign} rows are of no example: is this the right file?"
+        )
+    told = f"counted in {report.train}" if report.train else "not known: say --train FILE"
+    yield f"training examples and shifts: {told}"
 
 
 def remarks(report: Report, attribute: Attribute) -> Iterator[str]:
@@ -79,21 +97,31 @@ def remarks(report: Report, attribute: Attribute) -> Iterator[str]:
         yield (
             f"mean {attribute.mean:.4f}, disparity {_number(attribute.disparity)}, "
             f"worst {_number(attribute.worst)} ({attribute.worst_group}), "
-            f"gap {_number(attribute.gap)}, gap of recalls {_number(attribute.recall_gap)}"
+            f"gap {_number(attribute.gap)}"
         )
+    if attribute.recall_gap is not None:
+        gap, which = attribute.recall_gap, attribute.recall_class
+        yield f"recalls of {which} lie {gap:.4f} apart, those of no other class further"
     flagged = sum(group.flagged for group in attribute.groups.values())
     if flagged:
         yield f"* {flagged} groups of fewer than {report.min_n} examples count for none of these"
+    if any(group.unweighted for group in attribute.groups.values()):
+        yield "where all examples of a group have weight 0, its value is the plain mean"
     if attribute.unknown:
         yield f"{attribute.unknown} examples are in no group: nobody knows theirs"
+    if attribute.absent:
+        yield f"in training, and not here: {', '.join(attribute.absent)}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _cross_cell(found: tuple[int, float] | None) -> str:
-    return "-" if found is None else f"{found[1]:.4f} ({found[0]})"
+def _cross_cell(found: tuple[int, float] | None, min_n: int) -> str:
+    if found is None:
+        return "-"
+    n, value = found
+    return f"{value:.4f} ({n}){'*' if n < min_n else ''}"
 
 
 def page(report: Report) -> str:
@@ -103,7 +131,7 @@ def page(report: Report) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
         f"<meta name=viewport content='width=device-width'><style>{STYLE}</style>",
         f"<h1>{escape(title)}</h1>",
-        f"<p>{report.examples} examples, {escape(report.metric)} {report.total:.4f} over all.</p>",
+        *(f"<p class=note>{escape(line)}</p>" for line in heads(report)),
         *(part for name in report.attributes for part in _section(report, name)),
     ]
     if report.cross:
@@ -115,8 +143,8 @@ def _section(report: Report, name: str) -> Iterator[str]:
     attribute = report.attributes[name]
     yield f"<h2>by {escape(name)}</h2>"
     yield _plot(report, attribute)
-    heads = "".join(f"<th>{escape(c.format(metric=report.metric))}</th>" for c in COLUMNS)
-    yield f"<table><thead><tr><th></th>{heads}</tr></thead>"
+    names = "".join(f"<th>{escape(c.format(metric=report.metric))}</th>" for c in COLUMNS)
+    yield f"<table><thead><tr><th></th>{names}</tr></thead>"
     for group, found in attribute.groups.items():
         row = "".join(f"<td>{escape(cell)}</td>" for cell in cells(found))
         kind = " class=flagged" if found.flagged else ""
@@ -128,18 +156,20 @@ def _section(report: Report, name: str) -> Iterator[str]:
 def _plot(report: Report, attribute: Attribute) -> str:
     """Return a bar with its interval for every group, and a line at the metric over all."""
     height = ROW * len(attribute.groups) + 24
-    across = WIDTH - LABEL - 80
+    label_width = 20 + 13 * max(map(len, attribute.groups), default=0)
+    across = WIDTH - label_width - 80
 
     def x(value: float) -> float:
-        return round(LABEL + across * min(max(value, 0.0), 1.0), 1)
+        return round(label_width + across * min(max(value, 0.0), 1.0), 1)
 
     shapes = []
     for i, (name, group) in enumerate(attribute.groups.items()):
         y = ROW * i + 4
         colour = "#b8c2cc" if group.flagged else "#3a7ca5"
         shapes += [
-            f"<text x={LABEL - 8} y={y + 14} text-anchor=end>{escape(name)}</text>",
-            f"<rect x={LABEL} y={y} width={x(group.value) - LABEL:.1f} height=18 fill='{colour}'/>",
+            f"<text x={label_width - 8} y={y + 14} text-anchor=end>{escape(name)}</text>",
+            f"<rect x={label_width} y={y} width={x(group.value) - label_width:.1f} "
+            f"height=18 fill='{colour}'/>",
             f"<line x1={x(group.low)} x2={x(group.high)} y1={y + 9} y2={y + 9} stroke='#e07a3f' "
             "stroke-width=3 />",
             f"<text x={WIDTH - 72} y={y + 14}>{group.value:.3f}</text>",
@@ -152,15 +182,15 @@ def _plot(report: Report, attribute: Attribute) -> str:
     return (
         f"<svg viewBox='0 0 {WIDTH} {height}' role=img aria-label='{escape(label, quote=True)}'>"
         + "".join(shapes)
-        + f"<text x={LABEL} y={height - 4} class=note>{escape(label)}</text></svg>"
+        + f"<text x={label_width} y={height - 4} class=note>{escape(label)}</text></svg>"
     )
 
 
 def _cross_table(report: Report) -> Iterator[str]:
     head, columns, rows = cross_rows(report)
     yield f"<h2>{escape(head)}</h2><p class=note>{escape(report.metric)} (examples)</p>"
-    heads = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    yield f"<table><thead><tr><th></th>{heads}</tr></thead>"
+    names = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    yield f"<table><thead><tr><th></th>{names}</tr></thead>"
     for row in rows:
         yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
     yield "</table>"

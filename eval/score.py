@@ -84,11 +84,10 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     """
     submission = task.handin.find(submission)
     rows, run = task.handin.index(submission), submission.parent
-    decoding = _decoding(submission)
+    decoding = decoding_of(submission)
     labels = _labels(task, run)
     scored, peers = Columns(task), Peers(task, labels)
-    sure = run / "confidence.jsonl"
-    certainty = Certainty(task, sure) if task.decides and decoding and sure.exists() else None
+    certainty = certainty_of(task, submission)
     missing = 0
     for example, right in gold_rows(task, gold):
         row = rows.get(example.id)
@@ -168,7 +167,14 @@ def _reported(
     }
 
 
-def _decoding(submission: Path) -> dict[str, Any] | None:
+def certainty_of(task: Task, submission: Path) -> Certainty | None:
+    """Return what takes up the confidences beside a submission, if they are about it."""
+    sure = submission.parent / "confidence.jsonl"
+    is_there = task.decides and sure.exists() and decoding_of(submission)
+    return Certainty(task, sure) if is_there else None
+
+
+def decoding_of(submission: Path) -> dict[str, Any] | None:
     """Return the run's decode.json if it is about this very submission."""
     path = submission.parent / "decode.json"
     report: dict[str, Any] = read_json(path) if path.exists() else {}

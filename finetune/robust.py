@@ -1,10 +1,8 @@
 """Objectives that look at groups of examples, not at their mean alone (after FairLex and WILDS).
 
-All work on one loss per example, the mean over its reply's tokens, and all but one are weighted
-sums of the groups' mean losses: what differs is where the weights come from. The weights are
-computed from all processes' examples and are constants to the gradient, which is exact for each.
-
-A batch is what one forward pass sees: with gradient accumulation each part has its own weights.
+All work on one loss per example, the mean over its reply's tokens, and are weighted sums of them:
+what differs is where the weights come from. They are computed from the groups of a whole optimizer
+step, over all its batches and all processes, and are constants to the gradient, which is exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +18,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Sampler
 
 from panjue.prompts.config import Config
+
+Sums = Tensor
+"""Of a step's examples by group, [3, groups]: how many, their losses, their slopes."""
 
 STATE = "robust.safetensors"
 """In a checkpoint: what an objective has learnt of the groups."""
@@ -47,21 +48,28 @@ class RobustConfig(Config):
 class Objective:
     """The objective of one run, with what it keeps between steps."""
 
-    def __init__(self, settings: RobustConfig, groups: Sequence[str], hidden: int) -> None:
+    def __init__(
+        self,
+        settings: RobustConfig,
+        groups: Sequence[str],
+        hidden: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
         """Begin with equal weights.
 
         Args:
             settings: Which method.
             groups: Names of the groups, by their numbers.
             hidden: Size of the model's hidden states, for the adversary.
+            device: Where the model is.
         """
-        self._settings, self._groups = settings, groups
-        self.weights = torch.full((len(groups),), 1 / len(groups), dtype=torch.float64)
-        self._sums = torch.zeros(3, len(groups), dtype=torch.float64)
+        self._settings, self._groups, self._device = settings, groups, device
+        self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
+        self._seen = torch.zeros(2, len(groups), dtype=torch.float64)
         self._penalties: list[float] = []
         self.adversary: torch.nn.Linear | None = None
         if settings.method == "adversarial":
-            self.adversary = torch.nn.Linear(hidden, len(groups))
+            self.adversary = torch.nn.Linear(hidden, len(groups)).to(device)
             self._optimizer = torch.optim.Adam(self.adversary.parameters(), lr=ADVERSARY_RATE)
 
     @property
@@ -74,75 +82,76 @@ class Objective:
         """Say whether it needs the derivative of each loss by a factor of the logits."""
         return self._settings.method == "irm"
 
-    def __call__(  # each is of another kind
+    def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor | None = None) -> Sums:
+        """Return what one batch gives to its step: its examples' losses and slopes, by group."""
+        rows = [torch.ones_like(losses), losses, torch.zeros_like(losses)]
+        if slopes is not None:
+            rows[2] = slopes
+        found = torch.zeros(3, len(self._groups), dtype=torch.float64, device=losses.device)
+        return found.index_add_(1, groups, torch.stack(rows).detach().double())
+
+    def begin(self, sums: Sums, step: int) -> None:
+        """Weigh the groups for one optimizer step.
+
+        Args:
+            sums: Of all its batches and processes.
+            step: Optimizer steps that were done.
+        """
+        counts, losses, slopes = sums
+        divisor = counts.clamp(min=1)
+        means, slope = losses / divisor, slopes / divisor
+        self._seen += torch.stack([counts, losses]).cpu()
+        present = (counts > 0).double()
+        uniform = present / present.sum()
+        weight, method = self._settings.weight, self._settings.method
+        of_slopes = torch.zeros_like(means)
+        if method == "erm":
+            chosen = counts / counts.sum()
+        elif method == "group_dro":
+            self.log_weights = self.log_weights.to(means) + self._settings.step * means
+            self.log_weights = self.log_weights.log_softmax(0)
+            chosen = self.log_weights.exp()
+        elif method == "vrex":  # the gradient of mean + weight * population variance
+            centred = (means - (uniform * means).sum()) * present
+            chosen = uniform + 2 * weight * uniform * centred
+            self._penalties.append(float((uniform * centred**2).sum()))
+        else:
+            chosen = uniform
+        if method == "irm":
+            counts_now = step >= self._settings.warmup
+            self._penalties.append(float((uniform * slope**2).sum()) * counts_now)
+            of_slopes = 2 * weight * uniform * slope * counts_now
+        self._per_loss, self._per_slope = chosen / divisor, of_slopes / divisor
+
+    def __call__(
         self,
         losses: Tensor,
         groups: Tensor,
-        step: int,
-        accelerator: Accelerator,
         *,
         slopes: Tensor | None = None,
         states: Tensor | None = None,
+        batches: int = 1,
     ) -> Tensor:
-        """Return what to minimize, scaled so that the mean over processes is the objective.
+        """Return what one batch gives to the step's objective; its gradients add up to that one's.
+
+        The value itself is no more than a weighted loss.
 
         Args:
             losses: Of the examples, [batch].
             groups: Their groups' numbers, [batch].
-            step: Optimizer steps that were done.
-            accelerator: Of the trainer.
             slopes: See `wants_slopes`, [batch].
             states: Mean hidden state of each prompt, [batch, hidden]; for the adversary.
+            batches: How many the step has, over all processes.
         """
-        counts, means = self._over_all(losses, groups, accelerator)
-        self._sums += torch.stack([means * counts, counts, counts > 0]).double().cpu()
-        share = accelerator.num_processes / counts.clamp(min=1)[groups]
-        loss = (self._coefficients(means, counts)[groups] * share * losses).sum()
-        weight = self._settings.weight
+        loss: Tensor = (self._per_loss.to(losses)[groups] * losses).sum()
         if slopes is not None:
-            _, slope = self._over_all(slopes, groups, accelerator)
-            present = (counts > 0).sum()
-            self._penalties.append(float((slope**2).sum() / present))
-            if step >= self._settings.warmup:
-                # The gradient of the mean of squares, each of a sum over processes.
-                loss = loss + weight * (2 * slope[groups] / present * share * slopes).sum()
+            loss = loss + (self._per_slope.to(slopes)[groups] * slopes).sum()
         if states is not None and self.adversary is not None:
-            self.adversary.to(states.device)
-            told = self.adversary(reverse(states.float(), weight))
+            told = self.adversary(reverse(states.float(), self._settings.weight))
             guess = cross_entropy(told, groups)
             self._penalties.append(float(guess.detach()))
-            loss = loss + guess
-        objective: Tensor = loss
-        return objective
-
-    def _over_all(
-        self, values: Tensor, groups: Tensor, accelerator: Accelerator
-    ) -> tuple[Tensor, Tensor]:
-        """Return how many examples of each group all processes have, and their mean values."""
-        size = len(self._groups)
-        here = torch.zeros(2, size, dtype=torch.float32, device=values.device)
-        here[0] = torch.bincount(groups, minlength=size)
-        here[1].index_add_(0, groups, values.detach().float())
-        counts, sums = accelerator.reduce(here, "sum")
-        return counts, sums / counts.clamp(min=1)
-
-    def _coefficients(self, means: Tensor, counts: Tensor) -> Tensor:
-        """Return the weight of every group's mean loss in the objective, [groups]."""
-        present = (counts > 0).float()
-        uniform = present / present.sum()
-        match self._settings.method:
-            case "group_dro":
-                self.weights = self.weights.to(means.device)
-                grown = self.weights * torch.exp(self._settings.step * means.double())
-                self.weights = grown / grown.sum()
-                return self.weights.float()
-            case "vrex":  # the gradient of mean + weight * population variance
-                centred = (means - (uniform * means).sum()) * present
-                return uniform + 2 * self._settings.weight * uniform * centred
-            case "group_uniform" | "irm" | "adversarial":
-                return uniform
-            case _:
-                return counts / counts.sum()
+            loss = loss + guess / batches
+        return loss
 
     def after_step(self, accelerator: Accelerator) -> None:
         """Let the adversary learn from an optimizer step's gradients, those of all processes."""
@@ -150,27 +159,32 @@ class Objective:
             return
         for parameter in self.adversary.parameters():
             if parameter.grad is not None:
-                parameter.grad = accelerator.reduce(parameter.grad, "mean")
+                parameter.grad = accelerator.reduce(parameter.grad, "sum")
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def log(self) -> Iterator[tuple[str, float]]:
-        """Yield every group's mean loss, its weight, and the mean penalty since the last call."""
-        sums, counts, _ = self._sums.tolist()
-        for name, total, count in zip(self._groups, sums, counts, strict=True):
+        """Yield every group's mean loss and weight, and the mean penalty, since the last call.
+
+        The penalty is the variance of vrex, the squared slope of irm once it counts, and, of the
+        examples of this process, the adversary's loss.
+        """
+        for name, count, total in zip(self._groups, *self._seen.tolist(), strict=True):
             if count:
                 yield f"group_loss_{name}", total / count
         if self._settings.method == "group_dro":
-            for name, weight in zip(self._groups, self.weights.tolist(), strict=True):
-                yield f"group_weight_{name}", weight
+            weights = self.log_weights.softmax(0).tolist()
+            yield from (
+                (f"group_weight_{n}", w) for n, w in zip(self._groups, weights, strict=True)
+            )
         if self._penalties:
             yield "penalty", sum(self._penalties) / len(self._penalties)
-        self._sums.zero_()
+        self._seen.zero_()
         self._penalties.clear()
 
     def save(self, checkpoint: Path) -> None:
         """Write into a checkpoint what going on from it needs."""
-        tensors = {"weights": self.weights.cpu()}
+        tensors = {"log_weights": self.log_weights.cpu()}
         if self.adversary is not None:
             tensors |= {f"adversary.{k}": v.cpu() for k, v in self.adversary.state_dict().items()}
             for i, state in self._optimizer.state_dict()["state"].items():
@@ -182,7 +196,7 @@ class Objective:
     def load(self, checkpoint: Path) -> None:
         """Take up what `save` wrote."""
         tensors = load_file(checkpoint / STATE)
-        self.weights = tensors["weights"]
+        self.log_weights = tensors["log_weights"]
         if self.adversary is None:
             return
         self.adversary.load_state_dict(_under("adversary.", tensors))

@@ -115,6 +115,15 @@ def check_library_settings(config: SftConfig) -> None:
         raise UserError("trainer: save_total_limit must be a number from 1, or null for all")
     if config.robust and config.trainer.get("packing"):
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
+    if (
+        config.robust
+        and config.robust.method != "erm"
+        and "train_sampling_strategy" in config.trainer
+    ):
+        raise UserError(
+            "trainer: train_sampling_strategy goes with robust.method=erm only, the others draw "
+            "groups equally often; take it out, or set it to null"
+        )
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora, and method=qlora with it")
     try:

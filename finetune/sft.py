@@ -233,7 +233,8 @@ def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Ob
     if set(groups) <= {UNKNOWN}:
         raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
     torch.manual_seed(config.seed)
-    return Objective(config.robust, groups, model.get_input_embeddings().embedding_dim)
+    hidden = model.config.get_text_config().hidden_size
+    return Objective(config.robust, groups, hidden, PartialState().device)
 
 
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:

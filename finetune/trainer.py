@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from panjue.finetune.robust import Balanced, Objective, slopes
 
 PADDING = -1
 """The part of a token that is none."""
+
+OURS = ("labels", "parts", "group")
+"""Columns of a row that are not the model's."""
 
 Score = Callable[["PartsTrainer"], dict[str, float]]
 
@@ -47,6 +51,8 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         """Prepare trl's trainer; the rows are ready, so it must leave them alone."""
         self._parts, self._score, self._keep = parts, score, keep
         self._objective = objective
+        self._balanced: Balanced | None = None
+        self._batches = 1
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
@@ -64,59 +70,113 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the mean loss of the reply's tokens, each times its part's weight."""
-        labels, parts = inputs.pop("labels")[:, 1:], inputs.pop("parts")
-        groups = inputs.pop("group", None)
-        tokens = (parts != PADDING).sum()
-        asked = labels != IGNORED
-        head = self.accelerator.unwrap_model(model).get_output_embeddings()
-        with only_at(asked, head) as hidden:
-            outputs = model(**inputs, use_cache=False)
-        logits, wanted = outputs.logits.float(), labels[asked]
-        losses = cross_entropy(logits, wanted, reduction="none")
-        prompt = (parts[:, :-1] != PADDING) & ~asked
-        parts = parts[:, 1:][asked]
-        self._note(losses.detach(), parts, tokens)
+        """Return the mean loss of the reply's tokens, each times its part's weight.
+
+        With an objective over groups, what the batch gives to that instead.
+        """
+        batch = self._forward(model, inputs)
+        self._note(batch)
+        losses = batch.losses
         if not self.model.training:  # held-out losses stay comparable between weights
-            return (losses.mean(), outputs) if return_outputs else losses.mean()
-        weights = self._weights.to(losses.device)[parts]
+            return (losses.mean(), batch.outputs) if return_outputs else losses.mean()
         if self._objective:
-            assert groups is not None, "rows of finetune.data have their groups"
-            loss = self._objective(
-                per_example(losses, weights, asked),
-                groups,
-                self.state.global_step,
-                self.accelerator,
-                slopes=per_example(slopes(logits, wanted), weights, asked)
-                if self._objective.wants_slopes
-                else None,
-                states=pooled(hidden[0], prompt) if self._objective.adversary else None,
-            )
-            if num_items_in_batch is not None:  # else the trainer divides
-                loss = loss / self.current_gradient_accumulation_steps
-            return (loss, outputs) if return_outputs else loss
-        weighted = (losses * weights).sum()
-        loss = weighted / (len(losses) if num_items_in_batch is None else num_items_in_batch)
+            loss = self._for_groups(self._objective, batch)
+            return (loss, batch.outputs) if return_outputs else loss
+        loss = (losses * batch.weights).sum()
+        loss = loss / (len(losses) if num_items_in_batch is None else num_items_in_batch)
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # DDP divides by it
-        return (loss, outputs) if return_outputs else loss
+        return (loss, batch.outputs) if return_outputs else loss
+
+    def _forward(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
+        """Return the losses of the reply's tokens, and what else they are made of."""
+        fields = {name: value for name, value in inputs.items() if name not in OURS}
+        labels, parts = inputs["labels"], inputs["parts"]
+        asked = labels[:, 1:] != IGNORED
+        head = self.accelerator.unwrap_model(model).get_output_embeddings()
+        with only_at(asked, head) as hidden:
+            outputs = model(**fields, use_cache=False)
+        logits, wanted = outputs.logits.float(), labels[:, 1:][asked]
+        of_tokens = parts[:, 1:][asked]
+        return Batch(
+            losses=cross_entropy(logits, wanted, reduction="none"),
+            weights=self._weights.to(logits.device)[of_tokens],
+            parts=of_tokens,
+            asked=asked,
+            groups=inputs.get("group"),
+            tokens=(parts != PADDING).sum(),
+            slopes=slopes(logits, wanted)
+            if self._objective and self._objective.wants_slopes
+            else None,
+            states=pooled(hidden[0], (labels == IGNORED) & (parts != PADDING))
+            if self._objective and self._objective.adversary
+            else None,
+            outputs=outputs,
+        )
+
+    def _for_groups(self, objective: Objective, batch: "Batch") -> Tensor:
+        """Return what a batch gives to its step's objective over groups."""
+        assert batch.groups is not None, "rows of finetune.data have their groups"
+        losses, of_slopes = batch.per_example()
+        if self._batches == 1:  # else `get_batch_samples` has looked at all of them
+            self._begin(objective, objective.sums(losses, batch.groups, of_slopes))
+        world = self.accelerator.num_processes
+        loss = objective(
+            losses,
+            batch.groups,
+            slopes=of_slopes,
+            states=batch.states,
+            batches=self._batches * world,
+        )
+        whole: Tensor = loss * world  # DDP divides by it
+        return whole
+
+    def _begin(self, objective: Objective, sums: Tensor) -> None:
+        whole = self.accelerator.reduce(sums.to(self.args.device), "sum")
+        objective.begin(whole, self.state.global_step)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a step's batches. Where there are several, an objective over groups sees them all.
+
+        That is a forward pass more: how groups are weighed depends on the losses of the whole step.
+        """
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        self._batches = len(batches)
+        if self._objective and len(batches) > 1:
+            sums = []
+            self.model.eval()  # no dropout: the random state stays as it is
+            with torch.no_grad(), self.compute_loss_context_manager():
+                for inputs in batches:
+                    batch = self._forward(self.model, self._prepare_inputs(dict(inputs)))
+                    assert batch.groups is not None, "rows of finetune.data have their groups"
+                    losses, of_slopes = batch.per_example()
+                    sums.append(self._objective.sums(losses, batch.groups, of_slopes))
+            self.model.train()
+            self._begin(self._objective, torch.stack(sums).sum(0))
+        return batches, items
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Draw every group equally often where the objective wants it."""
         if self._objective and self._objective.is_balanced:
             rows = self.train_dataset if train_dataset is None else train_dataset
-            return Balanced(rows["group"][:], self.args.data_seed or self.args.seed)
+            self._balanced = Balanced(rows["group"][:], self.args.seed)
+            return self._balanced
         return super()._get_train_sampler(train_dataset)
 
-    def _note(self, losses: Tensor, parts: Tensor, tokens: Tensor) -> None:
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is next: accelerate's loaders do not reach the sampler on resuming."""
+        if self._balanced:
+            self._balanced.set_epoch(epoch)
+
+    def _note(self, batch: "Batch") -> None:
         """Add a batch to the sums and counts by part, and to the count of tokens seen."""
         mode = "train" if self.model.training else "eval"
         size = len(self._parts)
-        sums = torch.bincount(parts, losses, minlength=size)
-        counts = torch.bincount(parts, minlength=size)
+        sums = torch.bincount(batch.parts, batch.losses.detach(), minlength=size)
+        counts = torch.bincount(batch.parts, minlength=size)
         self._sums[mode] += torch.stack([sums, counts]).cpu()
         if mode == "train":
-            self._total_train_tokens += int(self.accelerator.gather(tokens).sum())
+            self._total_train_tokens += int(self.accelerator.gather(batch.tokens).sum())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens seen and the loss by part since the last entry."""
@@ -172,6 +232,37 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return output
 
 
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass. Tokens are those of replies; a row is an example.
+
+    Attributes:
+        losses, weights, parts: Of every token, [tokens]; `slopes` too, where they are wanted.
+        asked: Which position's next token is one, [batch, positions - 1].
+        groups: Of every row, [batch].
+        tokens: How many the rows have, prompts included.
+        states: Mean hidden state of each prompt, [batch, hidden], where they are wanted.
+        outputs: The model's own.
+    """
+
+    losses: Tensor
+    weights: Tensor
+    parts: Tensor
+    asked: Tensor
+    groups: Tensor | None
+    tokens: Tensor
+    slopes: Tensor | None
+    states: Tensor | None
+    outputs: Any
+
+    def per_example(self) -> tuple[Tensor, Tensor | None]:
+        """Return the mean loss and the mean slope of every row."""
+        losses = per_example(self.losses, self.weights, self.asked)
+        if self.slopes is None:
+            return losses, None
+        return losses, per_example(self.slopes, self.weights, self.asked)
+
+
 class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Tells the objective when the weights have moved."""
 
@@ -182,6 +273,10 @@ class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Pass it on."""
         self._objective.after_step(self._trainer.accelerator)
+
+    def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
+        """Let the sampler know the epoch, also where a resumed one begins in the middle."""
+        self._trainer.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
 def per_example(values: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
@@ -195,7 +290,7 @@ def per_example(values: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
 def pooled(states: Tensor, here: Tensor) -> Tensor:
     """Return the mean of the states where `here` is true: [batch, places, n] -> [batch, n]."""
     kept = here[:, :, None].to(states.dtype)
-    mean: Tensor = (states[:, : here.shape[1]] * kept).sum(1) / kept.sum(1).clamp(min=1)
+    mean: Tensor = (states * kept).sum(1) / kept.sum(1).clamp(min=1)
     return mean
 
 

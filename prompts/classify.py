@@ -1,17 +1,18 @@
 """Tasks whose answer is one class, or a set of classes, of a closed list."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from panjue.prompts.decode import after_thinking, field_text, load_json, normal, snap, strings_in
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump
+from panjue.prompts.files import Record, case_lines, dump
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.render import render
 from panjue.prompts.task import (
-    NOBODY_KNOWS,
     Answer,
     Decoded,
     Example,
@@ -19,7 +20,15 @@ from panjue.prompts.task import (
     Row,
     Schema,
     Task,
+    groups_of,
 )
+
+NONE = "none"
+"""What an empty set of classes is called in counts and reports."""
+
+
+def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return {"id": number, **load()}
 
 
 @dataclass(frozen=True)
@@ -30,55 +39,76 @@ class Classes:
         name: The task.
         words: The classes as the model writes them; a class is its place here in the files.
         several: Whether an answer is a set of them, which may be empty.
-        text: The field with the text.
+        named: Whether the files have the words themselves, and no numbers.
+        text: The fields that may have the text.
         groups: Fields to report by -> for numbers, the names that they stand for.
+        other: What else files call such a field -> its name here.
     """
 
     name: str
     words: Sequence[str]
     several: bool = False
-    text: str = "text"
+    named: bool = False
+    text: Sequence[str] = ("text",)
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    other: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Return the field with the answer."""
         return "labels" if self.several else "label"
 
+    def rows(self, path: Path) -> Iterator[Record]:
+        """Yield the lines of a file; one without an `id` is called by its number."""
+        for number, load in case_lines(path):
+            yield number, partial(_with_id, number, load)
+
     def from_row(self, row: Mapping[str, Any]) -> Example:
-        """Read one line.
+        """Read one line. Groups stand in it, or in its `attributes`.
 
         Raises:
             UserError: A field is missing or of the wrong type.
         """
         if not isinstance(row.get("id"), int | str) or isinstance(row["id"], bool):
             raise UserError("'id' must be a number or a string")
-        if not isinstance(row.get(self.text), str) or not row[self.text].strip():
-            raise UserError(f"{self.text!r} must be a text that is not empty")
-        groups = {name: self._group(name, row[name]) for name in self.groups if name in row}
+        text = next((row[name] for name in self.text if name in row), None)
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{self.text[0]!r} must be a text that is not empty")
+        attributes = row.get("attributes") or {}
+        fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
+        fields = {self.other.get(name, name): value for name, value in fields.items()}
+        groups = {name: self._group(name, fields[name]) for name in self.groups if name in fields}
         return Example(
             id=row["id"],
-            text=row[self.text],
+            text=text,
             answer={self.key: self._words(row[self.key])} if self.key in row else None,
-            groups={name: group for name, group in groups.items() if group},
+            groups=groups_of(groups),
         )
 
-    def _group(self, name: str, value: Any) -> str:
+    def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names):
-            value = names[value]
-        return "" if value in NOBODY_KNOWS else str(value)
+        if not names or not isinstance(value, int) or value == -1:  # a missing ClassLabel
+            return None if value == -1 else value
+        if not 0 <= value < len(names):
+            raise UserError(f"{name!r} must be a name or a number from 0 to {len(names) - 1}")
+        return names[value]
 
     def _words(self, value: Any) -> list[str] | str:
-        numbers = value if self.several else [value]
-        known = range(len(self.words))
-        if not isinstance(numbers, list) or not all(
-            type(number) is int and number in known for number in numbers
-        ):
-            what = "a list of numbers" if self.several else "a number"
-            raise UserError(f"{self.key!r} must be {what} from 0 to {len(self.words) - 1}")
-        words = [self.words[number] for number in sorted(set(numbers))]
-        return words if self.several else words[0]
+        """Return the words of what a file has."""
+        listed = value if self.several else [value]
+        if not isinstance(listed, list) or not all(self._is_class(one) for one in listed):
+            known = "names of classes" if self.named else f"numbers from 0 to {len(self.words) - 1}"
+            raise UserError(
+                f"{self.key!r} must be {'a list of' if self.several else 'one of the'} {known}"
+            )
+        words = [one if isinstance(one, str) else self.words[one] for one in listed]
+        ordered = sorted(set(words), key=self.words.index)
+        return ordered if self.several else ordered[0]
+
+    def _is_class(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return value in self.words
+        return not self.named and type(value) is int and 0 <= value < len(self.words)
 
     def prompt(self, example: Example) -> Messages:
         """Ask for the class."""
@@ -126,23 +156,28 @@ class Classes:
 
     def _fallback(self, labels: Labels) -> Answer:
         commonest = labels.commonest("label") or self.words[0]
-        return {self.key: [commonest] if self.several else commonest}
+        if self.several:
+            return {self.key: [] if commonest == NONE else [commonest]}
+        return {self.key: commonest}
 
     def labels(self, examples: Iterable[Example]) -> Labels:
         """Count the classes of the training answers."""
         answers = [example.answer[self.key] for example in examples if example.answer]
-        return collect({"label": answer if self.several else [answer]} for answer in answers)
+        return collect(
+            {"label": (answer or [NONE]) if self.several else [answer]} for answer in answers
+        )
 
     def submission(self, example: Example, answer: Answer) -> dict[str, Any]:
-        """Return the hand-in row, which has numbers as the files have."""
+        """Return the hand-in row, which has numbers or names as the files have."""
         value = answer[self.key]
-        numbers = [self.words.index(word) for word in (value if self.several else [value])]
-        return {"id": example.id, self.key: numbers if self.several else numbers[0]}
+        listed = value if self.several else [value]
+        written = list(listed) if self.named else [self.words.index(word) for word in listed]
+        return {"id": example.id, self.key: written if self.several else written[0]}
 
     def classes(self, row: Row) -> list[str]:
-        """Return the words of a row's classes."""
-        numbers = row[self.key] if self.several else [row[self.key]]
-        return [self.words[number] for number in numbers]
+        """Return the words of a row's classes; an empty set is one too."""
+        found = self._words(row[self.key])
+        return (found or [NONE]) if isinstance(found, list) else [found]
 
     def faults(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
         """Yield what a submission row has wrong."""
@@ -160,6 +195,7 @@ class Classes:
         """Return the task."""
         return Task(
             from_row=self.from_row,
+            rows=self.rows,
             prompt=self.prompt,
             schema=self.schema,
             target=self.target,

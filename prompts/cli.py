@@ -171,6 +171,9 @@ def fairness(
     train: Annotated[
         Path | None, typer.Option(help="the training file; else what the run folder says")
     ] = None,
+    train_groups: Annotated[
+        Path | None, typer.Option(help="the same for the training file: ids may be others there")
+    ] = None,
     metric: Annotated[str | None, typer.Option(help="one of the task's; else its last")] = None,
     min_n: Annotated[int, typer.Option(min=1, help="groups of fewer examples are flagged")] = 20,
     json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
@@ -184,7 +187,15 @@ def fairness(
     tolerant, skipped = reading(beside(load_task(task), groups), on_bad_row)
     attributes = [name for name in by.split(",") if name]
     found = report(
-        task, tolerant, gold, submission, attributes, train=train, metric=metric, min_n=min_n
+        task,
+        tolerant,
+        gold,
+        submission,
+        attributes,
+        train=train,
+        train_groups=train_groups,
+        metric=metric,
+        min_n=min_n,
     )
     show(found, Console())
     if skipped.rows:

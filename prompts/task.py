@@ -9,7 +9,7 @@ from typing import Any
 
 from panjue.prompts import tasks
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
-from panjue.prompts.files import Record, Rows, case_lines
+from panjue.prompts.files import Record, at, case_lines, lines, parse_case
 from panjue.prompts.handin import JSON_LINES, HandIn
 from panjue.prompts.labels import Labels
 
@@ -64,7 +64,7 @@ class Decoded:
 UNKNOWN = "-"
 """The group of an example whose attribute nobody knows."""
 
-NOBODY_KNOWS = (None, "", "n/a", "N/A")
+NOBODY_KNOWS = (None, "", UNKNOWN, "n/a", "N/A")
 """What files have for an attribute that is not known."""
 
 
@@ -156,7 +156,7 @@ class Task:
             groups, or `peers`; which of them; metric).
         by_hand: Text and names as somebody types them -> example; None where nobody does.
         classes: A gold or submission row -> the classes that it names, for reports by class.
-        side: Rows with further groups of the examples, by their ids.
+        side: Id -> further groups of an example; see `beside`.
         bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
     """
 
@@ -180,7 +180,7 @@ class Task:
     reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
     classes: Callable[[Row], Iterable[str]] | None = None
-    side: Rows | None = None
+    side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     bad: Callable[[BadRow], None] = stop
 
     @property
@@ -217,29 +217,40 @@ class Task:
 
     def _groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         """Return groups beside those the task reads: of the row's `groups`, of the side file."""
-        beside = dict(self.side.get(example.id) or {}) if self.side else {}
-        beside.pop("id", None)
-        found = row.get("groups") or {}
-        if not isinstance(found, dict):
-            raise UserError("'groups' must be an object: attribute to group")
-        both = {**found, **beside}
-        if wrong := [name for name, group in both.items() if isinstance(group, list | dict)]:
-            raise UserError(f"group {wrong[0]!r} must be one text or number")
-        return {name: str(group) for name, group in both.items() if group not in NOBODY_KNOWS}
+        return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
+
+
+def groups_of(found: Any) -> dict[str, str]:
+    """Return attribute -> group, those left out that nobody knows.
+
+    Raises:
+        UserError: There is no such mapping, or a group is no text, number or truth value.
+    """
+    if not isinstance(found, dict):
+        raise UserError("groups must be an object: attribute to group")
+    for name, group in found.items():
+        if not isinstance(group, str | int | float | None):
+            raise UserError(f"group {name!r} must be one text or number")
+    return {name: str(group) for name, group in found.items() if group not in NOBODY_KNOWS}
 
 
 def beside(task: Task, groups: Path | None) -> Task:
     """Return the task as it reads files with the side file `groups` beside them.
 
+    Its rows have an `id` and groups; of an attribute that a line has as well, the side file's
+    counts. The ids of all files that are read must be of one kind.
+
     Raises:
         UserError: That file is missing or broken, or has one id twice.
     """
-    if groups is None:
-        return task
-    side = Rows(groups)
-    if side.doubled:
-        number, key = side.doubled[0]
-        raise UserError(f"{groups}:{number}: id {key} stands there already")
+    side: dict[str, dict[str, str]] = {}
+    for number, raw in lines(groups) if groups else ():
+        with at(f"{groups}:{number}"):
+            row = parse_case(raw)
+            key = str(row.pop("id", ""))
+            if not key or key in side:
+                raise UserError(f"id {key} stands there already" if key else "the row has no 'id'")
+            side[key] = groups_of(row)
     return replace(task, side=side)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from panjue.prompts.task import load_task, task_names
 
-ALIKE = {"judgment", "ecthr", "scotus", "fscs"}
-"""The first is tried at length elsewhere, the others are `severity` in other words and fields."""
+ALIKE = {"judgment", "severity", "scotus", "fscs"}
+"""The first is tried at length elsewhere, the others are `ecthr` with one class each."""
 
 PANJUE = Path(sys.executable).with_name("panjue")
 SAMPLES = Path(__file__).parent / "samples"

@@ -2,24 +2,28 @@
 
 from panjue.prompts.classify import Classes
 
+AREAS = (
+    "Criminal Procedure",
+    "Civil Rights",
+    "First Amendment",
+    "Due Process",
+    "Privacy",
+    "Attorneys",
+    "Unions",
+    "Economic Activity",
+    "Judicial Power",
+    "Federalism",
+    "Interstate Relations",
+    "Federal Taxation",
+    "Miscellaneous",
+    "Private Action",
+)
+"""Of the Supreme Court Database, in its order."""
+
 TASK = Classes(
     "scotus",
-    (
-        "Criminal Procedure",
-        "Civil Rights",
-        "First Amendment",
-        "Due Process",
-        "Privacy",
-        "Attorneys",
-        "Unions",
-        "Economic Activity",
-        "Judicial Power",
-        "Federalism",
-        "Interstate Relations",
-        "Federal Taxation",
-        "Miscellaneous",
-        "Private Action",
-    ),
+    AREAS,
+    named=True,  # its numbers are of eleven areas in one release, of fourteen in another
     groups={
         "decision_direction": ("conservative", "liberal"),
         "respondent_type": ("other", "person", "organization", "public entity", "facility"),

@@ -12,6 +12,7 @@ TASK = Classes(
         "五年以上十年以下",
         "十年以上",
     ),
-    text="fact",
-    groups={"gender": (), "region": ()},
+    text=("fact", "text"),
+    groups={"gender": ("male", "female"), "region": ()},
+    other={"defendant_gender": "gender", "court_region": "region"},
 ).task()

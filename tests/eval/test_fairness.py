@@ -11,11 +11,26 @@ from rich.console import Console
 from panjue.eval.fairness import Report, divergence, report, worst_class
 from panjue.eval.fairness_page import page, show
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump
+from panjue.prompts.files import dump, sha256, write_json
 from panjue.prompts.labels import Labels
+from panjue.prompts.split import is_held_out
 from panjue.prompts.task import beside, load_task
 
 TASK = load_task("severity")
+
+
+OUTCOME: dict[str, Any] = {
+    "name": "甲",
+    "charges": ["盗窃罪"],
+    "articles": ["264"],
+    "penalty": {
+        "surveillance": 0,
+        "detention": 0,
+        "imprisonment": 12,
+        "death_penalty": False,
+        "life_imprisonment": False,
+    },
+}
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -64,7 +79,9 @@ def test_the_numbers_by_hand(folder: Path) -> None:
     assert (male.train, female.train, found.unknown) == (3, 1, 1)
     # Men: class 1 has F1 4/5, class 2 has 0 and half of the cases.
     assert (male.worst_class, male.worst_class_share) == ("一年以上三年以下", 0.5)
-    assert (male.recall, female.recall, found.recall_gap) == (0.5, 0.5, 0)
+    assert male.recalls == {"一年以下": 1, "一年以上三年以下": 0}
+    assert female.recalls == {"一年以下": 1, "一年以上三年以下": 0}
+    assert found.recall_gap == 0
     # Trained on 3 and 0 of the two classes, tested on 2 and 2; one added to each.
     assert male.shift == pytest.approx(4 / 5 * math.log(8 / 5) + 1 / 5 * math.log(2 / 5))
     assert male.low <= male.value <= male.high
@@ -75,6 +92,16 @@ def test_disparity_is_the_population_deviation(folder: Path) -> None:
     assert {name: group.value for name, group in found.groups.items()} == {"北京": 1, "上海": 0}
     assert (found.mean, found.disparity, found.gap) == (0.5, 0.5, 1)
     assert (found.worst, found.worst_group) == (0, "上海")
+
+
+def test_recalls_are_compared_class_by_class(folder: Path) -> None:
+    """北京 has class 1 alone, 上海 class 2 alone: nothing to compare."""
+    found = made(folder, "region").attributes["region"]
+    assert (found.recall_gap, found.recall_class) == (None, None)
+    rows = [{"id": k, "label": 1 if k != 5 else 2} for k in range(1, 8)]
+    write(folder / "submission.jsonl", rows)
+    found = made(folder, "gender").attributes["gender"]
+    assert (found.recall_gap, found.recall_class) == (1, "一年以下")
 
 
 def test_macro_f1_of_a_group_is_over_its_own_classes(folder: Path) -> None:
@@ -89,7 +116,7 @@ def test_macro_f1_of_a_group_is_over_its_own_classes(folder: Path) -> None:
 def test_small_groups_are_shown_and_count_for_nothing(folder: Path) -> None:
     found = made(folder, "gender", min_n=3).attributes["gender"]
     assert (found.groups["female"].flagged, found.groups["male"].flagged) == (True, False)
-    assert (found.mean, found.gap) == (0.5, 0)
+    assert (found.mean, found.gap, found.disparity) == (0.5, None, None), "one is no two"
     none = made(folder, "gender", min_n=20).attributes["gender"]
     assert (none.mean, none.disparity, none.worst, none.gap, none.worst_group) == (None,) * 5
     assert len(none.groups) == 2
@@ -109,6 +136,12 @@ def test_a_side_file_and_rows_that_it_lacks(folder: Path) -> None:
     write(side, [{"id": 1, "court": "高"}, {"id": 1, "court": "低"}])
     with pytest.raises(UserError, match=r"side.jsonl:2: id 1 stands there already"):
         beside(TASK, side)
+    write(side, [{"id": 1, "court": ["高"]}])
+    with pytest.raises(UserError, match=r"side.jsonl:1: group 'court' must be one text"):
+        beside(TASK, side)
+    write(side, [{"id": 1, "gender": "other"}, {"id": 2, "gender": None}])
+    found = made(folder, "gender", min_n=1, task=beside(TASK, side)).attributes["gender"]
+    assert {n: g.n for n, g in found.groups.items()} == {"male": 3, "female": 2, "other": 1}
 
 
 def test_groups_of_the_line_itself(folder: Path) -> None:
@@ -116,7 +149,7 @@ def test_groups_of_the_line_itself(folder: Path) -> None:
     write(folder / "gold.jsonl", rows)
     assert made(folder, "court", min_n=1).attributes["court"].unknown == 1
     write(folder / "gold.jsonl", [case(1, 1, groups=["court"])])
-    with pytest.raises(UserError, match="'groups' must be an object"):
+    with pytest.raises(UserError, match="groups must be an object"):
         made(folder, "court")
 
 
@@ -129,10 +162,11 @@ def test_how_often_training_saw_the_rarest_class(folder: Path) -> None:
     }
 
 
-def test_a_group_of_one_class_and_one_without_training(folder: Path) -> None:
-    write(folder / "train.jsonl", [case(1, 1, gender="male")])
+def test_a_group_of_one_class_one_without_training_and_one_without_test(folder: Path) -> None:
+    write(folder / "train.jsonl", [case(1, 1, gender="male"), case(2, 1, gender="other")])
     found = made(folder, "gender", train=folder / "train.jsonl").attributes["gender"]
     assert (found.groups["female"].train, found.groups["female"].shift) == (0, None)
+    assert found.absent == ["other"]
     region = made(folder, "region").attributes["region"].groups["上海"]
     assert (region.worst_class, region.worst_class_share) == ("一年以上三年以下", 1.0)
 
@@ -142,20 +176,65 @@ def test_a_group_of_one_class_and_one_without_training(folder: Path) -> None:
     [
         ("gendre", {}, "no example has 'gendre'; did you mean 'gender'"),
         ("gender", {"metric": "f2"}, "no 'f2' in severity"),
+        ("gender,gender", {}, "each once"),
+        ("", {}, "name one attribute or more"),
     ],
 )
 def test_an_attribute_or_a_metric_that_nobody_knows(
     folder: Path, by: str, settings: dict[str, Any], complaint: str
 ) -> None:
+    attributes = [name for name in by.split(",") if name]
     with pytest.raises(UserError, match=complaint):
-        report("severity", TASK, folder / "gold.jsonl", folder, [by], **settings)
+        report("severity", TASK, folder / "gold.jsonl", folder, attributes, **settings)
 
 
 def test_divergence_by_hand() -> None:
-    assert divergence({"a": 1, "b": 1}, {"a": 5, "b": 5}) == 0
-    assert divergence({}, {"a": 1}) == 0, "one class: nothing can shift"
+    assert divergence({"a": 1, "b": 1}, {"a": 5, "b": 5}, "ab") == 0
     expected = 3 / 4 * math.log(3 / 2) + 1 / 4 * math.log(1 / 2)
-    assert divergence({"a": 2}, {"b": 0, "a": 0}) == pytest.approx(expected)
+    assert divergence({"a": 2}, {}, "ab") == pytest.approx(expected)
+    assert divergence({"a": 2}, {}, "abc") != pytest.approx(expected), "over the same classes"
+
+
+def test_what_was_held_out_was_not_trained_on(folder: Path) -> None:
+    rows = [case(n, 1, gender="male") for n in range(200)]
+    train = write(folder / "train.jsonl", rows)
+    held = sum(is_held_out(example) for example in TASK.read(train))
+    assert 5 < held < 40
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    made_of = {"train": str(train), "train_sha256": sha256(train), "dev_sha256": None}
+    write_json(adapter / "manifest.json", made_of)
+    write_json(folder / "manifest.json", {"generate": {"trained": str(adapter)}})
+    assert made(folder, "gender").attributes["gender"].groups["male"].train == 200 - held
+    write_json(adapter / "manifest.json", {**made_of, "dev_sha256": "x"})
+    assert made(folder, "gender").attributes["gender"].groups["male"].train == 200
+    write(folder / "train.jsonl", rows[1:])
+    found = made(folder, "gender")
+    assert (found.train, found.attributes["gender"].groups["male"].train) == (None, None)
+
+
+def test_examples_without_a_row_and_rows_of_no_example_are_told(folder: Path) -> None:
+    write(folder / "submission.jsonl", [{"id": 1, "label": 1}, {"id": 99, "label": 1}])
+    found = made(folder, "gender")
+    assert (found.missing, found.foreign, found.total) == (6, 1, 1 / 7)
+    assert "6 examples have no row" in page(found)
+
+
+def test_weights_of_zero(tmp_path: Path) -> None:
+    """Twenty single defendants have weight 0: the group is the one case of two, and too small."""
+    judgment = load_task("judgment")
+    rows = []
+    for n, names in enumerate([*(["甲"] for _ in range(20)), ["甲", "乙"]]):
+        outcomes = [{**OUTCOME, "name": name} for name in names]
+        groups = {"g": "both", "size": str(len(names))}
+        row = {"id": n, "fact": "事", "defendants": names, "outcomes": outcomes, "groups": groups}
+        rows.append(row)
+    write(tmp_path / "gold.jsonl", rows)
+    write(tmp_path / "submission.jsonl", [{"id": n, "judgments": []} for n in range(21)])
+    found = report("judgment", judgment, tmp_path / "gold.jsonl", tmp_path, ["g", "size"])
+    assert found.attributes["g"].groups["both"].flagged
+    single = found.attributes["size"].groups["1"]
+    assert (single.flagged, single.unweighted) == (False, True)
 
 
 def test_the_worst_class_is_one_that_gold_has() -> None:
@@ -177,22 +256,18 @@ def test_the_report_in_its_three_forms(folder: Path, capsys: pytest.CaptureFixtu
     assert "http" not in html, "it needs nothing else"
 
 
-def test_a_group_cannot_write_markup(folder: Path) -> None:
+def test_a_group_cannot_write_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder / "gold.jsonl", [case(1, 1, gender="<script>x</script>")])
     assert "<script>" not in page(made(folder, "gender", min_n=1))
+    write(folder / "gold.jsonl", [case(1, 1, gender="[/b]")])
+    show(made(folder, "gender", min_n=1), Console(width=200))
+    assert "[/b]" in capsys.readouterr().out
 
 
 def test_confidences_by_group(folder: Path) -> None:
     judgment = load_task("judgment")
-    outcome = {
-        "name": "甲", "charges": ["盗窃罪"], "articles": ["264"],
-        "penalty": {
-            "surveillance": 0, "detention": 0, "imprisonment": 12,
-            "death_penalty": False, "life_imprisonment": False,
-        },
-    }  # fmt: skip
     rows = [
-        {"id": n, "fact": "事", "defendants": ["甲"], "outcomes": [outcome], "groups": {"g": g}}
+        {"id": n, "fact": "事", "defendants": ["甲"], "outcomes": [OUTCOME], "groups": {"g": g}}
         for n, g in enumerate("aab")
     ]
     write(folder / "gold.jsonl", rows)
@@ -200,8 +275,13 @@ def test_confidences_by_group(folder: Path) -> None:
     write(folder / "submission.jsonl", answers)
     sure = [{"charges": p, "articles": p, "penalty": p} for p in (1.0, 0.5, 0.2)]
     write(folder / "confidence.jsonl", [{"id": n, "confidence": [c]} for n, c in enumerate(sure)])
+    of_this = {"examples": 3, "submission_sha256": sha256(folder / "submission.jsonl")}
+    write_json(folder / "decode.json", of_this)
     found = report("judgment", judgment, folder / "gold.jsonl", folder, ["g"], min_n=1)
     groups = found.attributes["g"].groups
     # All are right: distances 0 and 0.5 for a, 0.8 for b.
     assert groups["a"].error == pytest.approx(0.25)
     assert groups["b"].error == pytest.approx(0.8)
+    write_json(folder / "decode.json", {**of_this, "submission_sha256": "another"})
+    found = report("judgment", judgment, folder / "gold.jsonl", folder, ["g"], min_n=1)
+    assert found.attributes["g"].groups["a"].error is None, "confidences of something else"

@@ -1,5 +1,6 @@
 """Classes of a closed list: FairLex's files in their published field names, and odd replies."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,21 +34,37 @@ def test_ecthr() -> None:
 
 
 def test_scotus_and_fscs_take_numbers_or_names() -> None:
-    row = {"id": "x", "text": "…", "label": 7, "decision_direction": 1, "respondent_type": "person"}
+    row: dict[str, Any] = {"id": "x", "text": "…", "label": "Economic Activity"}
+    row["attributes"] = {"decision_direction": 1, "respondent_type": "person"}
     assert SCOTUS.from_row(row).answer == {"label": "Economic Activity"}
+    assert SCOTUS.gold(SCOTUS.from_row(row)) == {"id": "x", "label": "Economic Activity"}
+    with pytest.raises(UserError, match="one of the names of classes"):
+        SCOTUS.from_row({**row, "label": 10})
     assert SCOTUS.from_row(row).groups == {
         "decision_direction": "liberal", "respondent_type": "person",
     }  # fmt: skip
     row = {"id": 1, "text": "…", "label": 1, "decision_language": 2, "court_region": 0}
     assert FSCS.from_row(row).groups == {"decision_language": "it"}
+    assert FSCS.from_row({**row, "label": "approval"}) == FSCS.from_row(row)
+    assert FSCS.from_row({**row, "legal_area": -1}) == FSCS.from_row(row), "a missing ClassLabel"
+    with pytest.raises(UserError, match="'legal_area' must be a name or a number from 0 to 5"):
+        FSCS.from_row({**row, "legal_area": 6})
+
+
+def test_rows_as_they_were_published(tmp_path: Path) -> None:
+    """Without an id, and under the published names."""
+    path = tmp_path / "cail.jsonl"
+    path.write_text('{"text": "某案", "label": 1, "defendant_gender": 1}\n' * 2, "utf-8")
+    one, other = SEVERITY.read(path)
+    assert (one.id, other.id, one.groups) == (1, 2, {"gender": "female"})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"id": None}, "'id' must be"),
     ({"fact": ""}, "'fact' must be"),
-    ({"label": 6}, "'label' must be a number from 0 to 5"),
-    ({"label": "1"}, "'label' must be a number"),
-    ({"label": True}, "'label' must be a number"),
+    ({"label": 6}, "'label' must be one of the numbers from 0 to 5"),
+    ({"label": "1"}, "'label' must be one of the numbers"),
+    ({"label": True}, "'label' must be one of the numbers"),
 ]
 
 
