@@ -234,7 +234,7 @@ def test_real_steps_with_accumulation(method: str, config: Path, tmp_path: Path)
     steps = [entry for entry in log if "loss" in entry]
     assert len(steps) == 4
     assert all({"group_loss_high", "group_loss_low", "group_loss_-"} & s.keys() for s in steps)
-    assert ("penalty" in steps[-1]) == (method in ("irm", "adversarial"))
+    assert ("penalty" in steps[-1]) == (method in ("vrex", "irm", "adversarial"))
     assert ("group_weight_high" in steps[-1]) == (method == "group_dro")
     if method == "group_uniform":  # whatever the accumulation
         means = [value for key, value in steps[0].items() if key.startswith("group_loss_")]
