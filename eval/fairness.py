@@ -28,6 +28,9 @@ FREQUENCY = "class_frequency"
 
 BANDS = ((100, "100 and more"), (10, "10 to 99"), (1, "1 to 9"), (0, "never"))
 
+FEWEST = 5
+"""Gold examples of a class in a group below which its recall there says nothing."""
+
 Classes = frozenset[str]
 
 
@@ -44,8 +47,8 @@ class Group:
             in nats (label shift).
         worst_class: The class, of those it has in gold, with its lowest F1; `worst_class_share` is
             the share of its test examples that have that class (worst-class influence).
-        recalls: Gold class -> share of its examples in this group that were given it; equal
-            opportunity asks that these be alike (Hardt et al., NIPS 2016).
+        recalls: Gold class -> share of its examples in this group that were given it, for classes
+            of five or more; equal opportunity asks that these be alike (Hardt et al., NIPS 2016).
         error: Expected calibration error, the mean over the decided fields.
         unweighted: All its examples have weight 0, so that its value is a plain mean.
     """
@@ -348,7 +351,7 @@ def _group(  # all it is made of
         shift=divergence(of_training, counts, support) if of_training and counts else None,
         worst_class=worst,
         worst_class_share=counts[worst] / len(members) if worst is not None else None,
-        recalls={one: right[one] / counts[one] for one in sorted(counts)},
+        recalls={one: right[one] / n for one, n in sorted(counts.items()) if n >= FEWEST},
         error=table.error(members),
         unweighted=summary.unweighted,
     )

@@ -43,6 +43,7 @@ class Classes:
         text: The fields that may have the text.
         groups: Fields to report by -> for numbers, the names that they stand for.
         other: What else files call such a field -> its name here.
+        person: The field that may name whom it is about; `{person}` in the template.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Classes:
     text: Sequence[str] = ("text",)
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     other: Mapping[str, str] = field(default_factory=dict)
+    person: str = ""
 
     @property
     def key(self) -> str:
@@ -78,9 +80,14 @@ class Classes:
         fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
         fields = {self.other.get(name, name): value for name, value in fields.items()}
         groups = {name: self._group(name, fields[name]) for name in self.groups if name in fields}
+        person = row.get(self.person) or ""
+        if not isinstance(person, str):
+            raise UserError(f"{self.person!r} must be a name")
         return Example(
             id=row["id"],
             text=text,
+            names=(person,) if person else (),
+            inputs={"person": person},
             answer={self.key: self._words(row[self.key])} if self.key in row else None,
             groups=groups_of(groups),
         )

@@ -14,5 +14,6 @@ TASK = Classes(
     ),
     text=("fact", "text"),
     groups={"gender": ("male", "female"), "region": ()},
+    person="defendant",
     other={"defendant_gender": "gender", "court_region": "region"},
 ).task()

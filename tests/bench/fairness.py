@@ -7,9 +7,11 @@ examples are, and wrong in the small group. The test file has both groups alike.
 fixed before the first run on it; see the history of this file.
 
     python tests/bench/fairness.py BASE FOLDER [--steps 150] [--seeds 3] [--methods …]
+    python tests/bench/fairness.py BASE FOLDER --train T --test T --by gender,region --seeds 1
 
-BASE is the tiny base (`make base`: runs/base/model). Every run is trained, answered by vLLM and
-reported on as a user would; what is there already in FOLDER is not done again.
+BASE is the tiny base (`make base`: runs/base/model). With `--train` and `--test` it is done on
+other files of the task `severity`. Every run is trained, answered by vLLM and reported on as a user
+would; what is there already in FOLDER, made by the same settings, is not done again.
 """
 
 import argparse
@@ -33,8 +35,8 @@ PANJUE = Path(sys.executable).with_name("panjue")
 CONFIG = """
 task: severity
 model: {base}
-train: {folder}/train.jsonl
 max_tokens: 512
+robust: {{warmup: 50}}
 dtype: float32
 score_examples: 0
 lora: {{r: 16, lora_alpha: 32, target_modules: all-linear}}
@@ -92,48 +94,68 @@ def panjue(*words: object) -> None:
         sys.exit(f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
 
 
-def worst_and_mean(folder: Path, method: str, seed: int, steps: int) -> tuple[float, float]:
-    """Return the worst group's macro F1 and the mean over groups after one training."""
-    run = folder / f"{method}-{seed}"
+def reported(folder: Path, files: tuple[Path, Path], by: str, words: tuple[str, ...]) -> Any:
+    """Return attribute -> numbers of the report on one run: trained, answered, reported."""
+    train, test = files
+    run = folder / "-".join(word.partition("=")[2] for word in words)
+    groups = by.split(",", maxsplit=1)[0]
+    settings = (f"train={train}", f"run={run}", f"robust.by={groups}", *words)
+    panjue("sft", folder / "sft.yaml", *settings)
+    panjue("generate", folder / "generate.yaml", f"run={run}", f"test={test}")
     report = run / "fairness.json"
-    if not report.exists():
-        panjue(
-            "sft", folder / "sft.yaml", f"run={run}", f"seed={seed}",
-            f"robust.method={method}", "robust.by=cue", f"trainer.max_steps={steps}",
-        )  # fmt: skip
-        panjue("generate", folder / "generate.yaml", f"run={run}", f"test={folder}/test.jsonl")
-        words = ("--task", "severity", "--by", "cue", "--json", report)
-        panjue("fairness", folder / "test.jsonl", run, *words)
-    found = json.loads(report.read_text("utf-8"))["attributes"]["cue"]
-    return found["worst"], found["mean"]
+    panjue("fairness", test, run, "--task", "severity", "--by", by, "--json", report)
+    return json.loads(report.read_text("utf-8"))["attributes"]
 
 
 def main() -> None:
-    """Train, answer, report, and print the table."""
+    """Train, answer, report, and print a table for each attribute."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", default="erm,group_uniform,group_dro,vrex")
+    parser.add_argument("--train", type=Path)
+    parser.add_argument("--test", type=Path)
+    parser.add_argument("--by", default="cue")
     args = parser.parse_args()
     folder = args.folder.resolve()
-    write_planted(folder, {"train": 2400, "test": 300})
-    (folder / "sft.yaml").write_text(
-        CONFIG.format(base=args.base.resolve(), folder=folder), "utf-8"
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    if not args.train:
+        write_planted(folder, {"train": 2400, "test": 300})
+    train, test = args.train or folder / "train.jsonl", args.test or folder / "test.jsonl"
+    (folder / "sft.yaml").write_text(CONFIG.format(base=args.base.resolve()), "utf-8")
     (folder / "generate.yaml").write_text(ANSWER, "utf-8")
-    table = Table("method", "worst group", "mean", "worst by seed", "less erm: worst", "mean")
-    numbers = {}
-    for method in args.methods.split(","):
-        pairs = [worst_and_mean(folder, method, seed, args.steps) for seed in range(args.seeds)]
-        worst, mean = np.mean(pairs, axis=0)
-        numbers[method] = worst, mean
-        base_worst, base_mean = numbers.get("erm", (worst, mean))
-        each = ", ".join(f"{pair[0]:.3f}" for pair in pairs)
-        gains = f"{worst - base_worst:+.3f}", f"{mean - base_mean:+.3f}"
-        table.add_row(method, f"{worst:.3f}", f"{mean:.3f}", each, *gains)
-    Console().print(table)
+    found = {
+        method: [
+            reported(
+                folder,
+                (train.resolve(), test.resolve()),
+                args.by,
+                (f"robust.method={method}", f"seed={seed}", f"trainer.max_steps={args.steps}"),
+            )
+            for seed in range(args.seeds)
+        ]
+        for method in args.methods.split(",")
+    }
+    for attribute in args.by.split(","):
+        Console().print(table_of(attribute, found))
+
+
+def table_of(attribute: str, found: dict[str, list[Any]]) -> Table:
+    """Return means over seeds, and what each method gains over the first."""
+    table = Table(
+        f"by {attribute}", "worst", "mean", "disparity", "worst by seed", "less the first"
+    )
+    first: Any = None
+    for method, reports in found.items():
+        numbers = [[one[attribute][k] for k in ("worst", "mean", "disparity")] for one in reports]
+        worst, mean, disparity = np.mean(numbers, axis=0)
+        first = first or (worst, mean)
+        each = ", ".join(f"{row[0]:.3f}" for row in numbers)
+        gains = f"{worst - first[0]:+.3f} worst, {mean - first[1]:+.3f} mean"
+        table.add_row(method, f"{worst:.3f}", f"{mean:.3f}", f"{disparity:.3f}", each, gains)
+    return table
 
 
 if __name__ == "__main__":

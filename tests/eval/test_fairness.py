@@ -2,12 +2,15 @@
 
 import json
 import math
+import random
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from panjue.eval import fairness
 from panjue.eval.fairness import Report, divergence, report, worst_class
 from panjue.eval.fairness_page import page, show
 from panjue.prompts.errors import UserError
@@ -43,6 +46,12 @@ def case(key: int, label: int, **groups: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a class of one example have a recall."""
+    monkeypatch.setattr(fairness, "FEWEST", 1)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Four men, two women, one nobody knows; the men's last two and one woman are wrong."""
     gold = [
@@ -70,6 +79,7 @@ def made(folder: Path, *by: str, min_n: int = 2, **settings: Any) -> Report:
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("_few")
 def test_the_numbers_by_hand(folder: Path) -> None:
     found = made(folder, "gender", train=folder / "train.jsonl").attributes["gender"]
     assert list(found.groups) == ["male", "female"]
@@ -94,6 +104,7 @@ def test_disparity_is_the_population_deviation(folder: Path) -> None:
     assert (found.worst, found.worst_group) == (0, "上海")
 
 
+@pytest.mark.usefixtures("_few")
 def test_recalls_are_compared_class_by_class(folder: Path) -> None:
     """北京 has class 1 alone, 上海 class 2 alone: nothing to compare."""
     found = made(folder, "region").attributes["region"]
@@ -285,3 +296,36 @@ def test_confidences_by_group(folder: Path) -> None:
     write_json(folder / "decode.json", {**of_this, "submission_sha256": "another"})
     found = report("judgment", judgment, folder / "gold.jsonl", folder, ["g"], min_n=1)
     assert found.attributes["g"].groups["a"].error is None, "confidences of something else"
+
+
+def test_real_cases_and_the_same_numbers_from_their_definitions(
+    shared: Path, tmp_path: Path
+) -> None:
+    """Answers right six times in ten; group disparity and worst group as FairLex defines them."""
+    gold = shared / "fairlex_cail/dev.jsonl"
+    draw = random.Random(0)
+    cases = [json.loads(line) for line in gold.read_text("utf-8").splitlines()]
+    told = {c["id"]: c["label"] if draw.random() < 0.6 else draw.randrange(6) for c in cases}
+    write(tmp_path / "submission.jsonl", [{"id": k, "label": v} for k, v in told.items()])
+    found = report("severity", TASK, gold, tmp_path, ["gender", "region"])
+    for name in ("gender", "region"):
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        for one in cases:
+            if one[name] is not None:
+                pairs.setdefault(one[name], []).append((one["label"], told[one["id"]]))
+        scores = [macro_f1(of_group) for of_group in pairs.values() if len(of_group) >= 20]
+        attribute = found.attributes[name]
+        assert len(scores) > 1
+        assert attribute.mean == pytest.approx(statistics.fmean(scores))
+        assert attribute.disparity == pytest.approx(statistics.pstdev(scores))
+        assert attribute.worst == pytest.approx(min(scores))
+        assert attribute.gap == pytest.approx(max(scores) - min(scores))
+
+
+def macro_f1(pairs: list[tuple[int, int]]) -> float:
+    scores = []
+    for one in {number for pair in pairs for number in pair}:
+        right = sum(gold == told == one for gold, told in pairs)
+        wrong = sum((gold == one) != (told == one) for gold, told in pairs)
+        scores.append(2 * right / (2 * right + wrong))
+    return statistics.fmean(scores)

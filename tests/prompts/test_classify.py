@@ -19,6 +19,10 @@ def test_severity() -> None:
     assert (example.text, example.answer) == ("某案", {"label": "十年以上"})
     assert example.groups == {"gender": "female"}, "what nobody knows is no group"
     assert SEVERITY.gold(example) == {"id": 7, "label": 5}
+    assert "判断被告人的刑期" in SEVERITY.prompt(example)[0]["content"]
+    about = SEVERITY.from_row({**row, "defendant": "李某A"})
+    assert "判断被告人李某A的刑期" in SEVERITY.prompt(about)[0]["content"]
+    assert about.names == ("李某A",), "the sentences that introduce them stay"
 
 
 def test_ecthr() -> None:
