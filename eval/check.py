@@ -20,6 +20,8 @@ def check(task: Task, submission: Path, cases: Path, labels: Labels | None = Non
     """
     submission = task.handin.find(submission)
     known = {str(example.id) for example in task.read(cases)}
+    if not known:
+        raise UserError(f"{cases}: has no cases")
     wanted = task.read(cases)
     seen: dict[str, int | str] = {}
     skipped: dict[str, Example] = {}

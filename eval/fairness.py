@@ -162,7 +162,9 @@ def report(  # noqa: PLR0913  # what the command line offers
     known = list(table.columns.groups)
     for attribute in by:
         if attribute not in known:
-            raise UserError(f"--by: no example has {attribute!r}{did_you_mean(attribute, known)}")
+            there = f"there are {', '.join(known) or 'none'}; add others in a side file"
+            hint = did_you_mean(attribute, known)
+            raise UserError(f"--by: no example has {attribute!r}{hint} ({there}: --groups FILE)")
     trained_on = Training(train, held_out=False) if train else training(submission.parent)
     trained = _trained_on(beside(task, train_groups), trained_on, by, labels)
     return Report(

@@ -99,6 +99,8 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
             certainty.add(example, right, row)
     if not scored.weights:
         raise UserError(f"{gold}: has no examples")
+    if len(rows) and missing == len(scored.weights):
+        raise UserError(f"{submission}: no row has an id of {gold}; are these the right files?")
     total = summarize(scored)
     groups = {attribute: _by_group(scored, attribute) for attribute in scored.groups}
     means = peers.means()

@@ -62,7 +62,8 @@ class SftConfig(Config):
     groups: Path | None = None
     """Rows of `id` and further groups of the examples, beside those that stand in their files."""
     robust: RobustConfig | None = None
-    """An objective that looks at groups: `{method: group_dro, by: gender}`."""
+    """An objective that looks at groups: `{method: group_dro, by: gender}`. All but `erm` draw
+    groups equally often, whatever `trainer.train_sampling_strategy` says."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
     max_tokens: int = Field(4096, ge=64)
@@ -115,15 +116,6 @@ def check_library_settings(config: SftConfig) -> None:
         raise UserError("trainer: save_total_limit must be a number from 1, or null for all")
     if config.robust and config.trainer.get("packing"):
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
-    if (
-        config.robust
-        and config.robust.method != "erm"
-        and "train_sampling_strategy" in config.trainer
-    ):
-        raise UserError(
-            "trainer: train_sampling_strategy goes with robust.method=erm only, the others draw "
-            "groups equally often; take it out, or set it to null"
-        )
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora, and method=qlora with it")
     try:

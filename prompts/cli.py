@@ -2,7 +2,8 @@
 
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from panjue.prompts.errors import Stopped, UserError
 from panjue.prompts.files import whole_file, write_json
 from panjue.prompts.labels import load_labels
-from panjue.prompts.skip import OnBadRow, reading
+from panjue.prompts.skip import OnBadRow, Skipped, reading
 from panjue.prompts.task import beside, load_task
 
 app = typer.Typer(
@@ -30,6 +31,23 @@ Size = Annotated[int, typer.Option(min=1, help="cases")]
 OnBad = Annotated[OnBadRow, typer.Option(help="at a row that is no case")]
 HandedIn = Annotated[Path, typer.Argument(help="a submission, or the run folder that has it")]
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
+
+
+@contextmanager
+def _as_task(
+    name: str, skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None]
+) -> Iterator[None]:
+    """Refuse to write over an input; say of a file that cannot be read as which task it was."""
+    kept = {path.resolve() for path in inputs if path}
+    for path in outputs:
+        if path and path.resolve() in kept:
+            raise UserError(f"{path}: is read here; write somewhere else")
+    try:
+        yield
+    except UserError as error:
+        more = f"; {skipped}" if skipped.rows else ""
+        told = "" if "No such file" in str(error) else f" (read as task {name!r}: is that right?)"
+        raise UserError(f"{error}{told}{more}") from None
 
 
 def _load(module: str, name: str) -> Callable[..., Any]:
@@ -139,12 +157,14 @@ def score(
 
     tolerant, skipped = reading(load_task(task), on_bad_row)
     console = Console()
-    scores = compute(tolerant, gold, submission)
-    others = compute(tolerant, *out_of_domain) if out_of_domain else None
+    files = (gold, submission, against, *(out_of_domain or ()))
+    with _as_task(task, skipped, json, inputs=files):
+        scores = compute(tolerant, gold, submission)
+        others = compute(tolerant, *out_of_domain) if out_of_domain else None
+        differences = compare.compare(tolerant, gold, submission, against) if against else {}
     show(scores, console)
     numbers = scores.to_json()
     if against:
-        differences = compare.compare(tolerant, gold, submission, against)
         compare.show(differences, against, console)
         numbers["against"] = {name: vars(d) for name, d in differences.items()}
     if others:
@@ -185,18 +205,20 @@ def fairness(
     from panjue.eval.fairness_page import page, show
 
     tolerant, skipped = reading(beside(load_task(task), groups), on_bad_row)
-    attributes = [name for name in by.split(",") if name]
-    found = report(
-        task,
-        tolerant,
-        gold,
-        submission,
-        attributes,
-        train=train,
-        train_groups=train_groups,
-        metric=metric,
-        min_n=min_n,
-    )
+    attributes = [name.strip() for name in by.split(",") if name.strip()]
+    files = (gold, submission, groups, train, train_groups)
+    with _as_task(task, skipped, json, html, inputs=files):
+        found = report(
+            task,
+            tolerant,
+            gold,
+            submission,
+            attributes,
+            train=train,
+            train_groups=train_groups,
+            metric=metric,
+            min_n=min_n,
+        )
     show(found, Console())
     if skipped.rows:
         print(skipped)
@@ -222,9 +244,10 @@ def check(
     known = load_labels(labels) if labels else None
     faults = 0
     tolerant, skipped = reading(load_task(task), on_bad_row)
-    for fault in find_faults(tolerant, submission, cases, known):
-        print(fault)
-        faults += 1
+    with _as_task(task, skipped, inputs=()):
+        for fault in find_faults(tolerant, submission, cases, known):
+            print(fault)
+            faults += 1
     if skipped.rows:
         print(skipped)
     print(f"{submission}: {faults} faults" if faults else f"{submission}: clean")

@@ -136,7 +136,13 @@ def dump(value: Json) -> str:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that appears under its name only when the block ended well."""
+    """Open a text file that appears under its name only when the block ended well.
+
+    Raises:
+        UserError: A folder stands there.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")  # what a kill leaves is written over
     try:

@@ -57,6 +57,7 @@ class HandIn:
 
 
 def _read_lines(path: Path) -> Iterator[Record]:
+    check_bom(path)
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             yield number, partial(_line, line)
@@ -138,8 +139,9 @@ def csv_table(*columns: str) -> HandIn:
         with open_bytes(path) as file:
             table = csv.reader((line.decode("utf-8") for line in file), strict=True)
             try:
-                if next(table, []) != list(columns):
-                    raise UserError(f"{path}:1: the header is not {','.join(columns)}")
+                if (header := next(table, [])) != list(columns):
+                    found, wanted = ",".join(header)[:60], ",".join(columns)
+                    raise UserError(f"{path}:1: the header is not {wanted} but {found!r}")
                 for cells in table:
                     yield table.line_num, partial(_row, columns, cells)
             except UnicodeDecodeError:
@@ -161,17 +163,22 @@ def csv_table(*columns: str) -> HandIn:
 def _row(columns: tuple[str, ...], cells: list[str]) -> dict[str, Any]:
     if len(cells) != len(columns):
         raise UserError(f"{len(cells)} columns instead of {len(columns)}")
-    row = {name: _value(text) for name, text in zip(columns[1:], cells[1:], strict=True)}
+    row = {name: _value(name, text) for name, text in zip(columns[1:], cells[1:], strict=True)}
     check_text(row)
     return {columns[0]: cells[0], **row}
 
 
-def _value(cell: str) -> Any:
+def _value(column: str, cell: str) -> Any:
     try:
         return json.loads(cell)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"a cell is not JSON: {error}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f'{column!r} is not JSON, as ["…"] is: {cell[:40]!r}') from None
 
 
-JSON_LINES = HandIn("submission.jsonl", _read_lines, _writing_lines, Rows)
+def _indexed_lines(path: Path) -> Rows:
+    check_bom(path)
+    return Rows(path)
+
+
+JSON_LINES = HandIn("submission.jsonl", _read_lines, _writing_lines, _indexed_lines)
 JSON_LIST = HandIn("submission.json", _read_list, _writing_list, partial(indexed, _read_list))

@@ -299,10 +299,6 @@ def test_a_penalty_that_counts_changes_the_weights(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (
-            ["robust.by=court", "robust.method=vrex", "trainer.train_sampling_strategy=random"],
-            "erm",
-        ),
         (["robust.by=judge"], "no example to train on has a group by 'judge'"),
         (["robust.by=court", "trainer.packing=true"], "robust: packs hold examples"),
         (["robust.by=court", "robust.method=dro"], "robust.method"),

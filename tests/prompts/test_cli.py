@@ -87,3 +87,32 @@ def test_what_a_user_can_mend_is_one_line_and_exit_code_two(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == f"panjue: {folder}/no.jsonl: No such file or directory\n"
+
+
+def test_a_file_that_is_none_of_the_tasks_is_told_with_the_task(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("score", folder / "test.jsonl", folder / "submission.jsonl", "--task", "cloze")
+    assert typed(monkeypatch, *words) == 2
+    assert "(read as task 'cloze': is that right?)" in capsys.readouterr().err
+
+
+def test_nothing_that_is_read_is_written_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold, path = folder / "test.jsonl", folder / "submission.jsonl"
+    before = path.read_bytes()
+    assert typed(monkeypatch, "score", gold, path, "--json", path) == 2
+    assert f"{path}: is read here; write somewhere else" in capsys.readouterr().err
+    assert typed(monkeypatch, "fairness", gold, path, "--by", "defendants", "--html", gold) == 2
+    assert path.read_bytes() == before
+    assert typed(monkeypatch, "score", gold, path, "--json", folder) == 2
+    assert "is a folder; name a file" in capsys.readouterr().err
+
+
+def test_files_that_have_nothing_to_do_with_each_other_are_no_score_of_zero(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "other.jsonl").write_text('{"id":"x","judgments":[]}\n', "utf-8")
+    assert typed(monkeypatch, "score", folder / "test.jsonl", folder / "other.jsonl") == 2
+    assert "are these the right files?" in capsys.readouterr().err

@@ -73,7 +73,7 @@ BROKEN = [
     ("table", b"qid,ret\n1,[]\n", ":1: the header is not id,ret"),
     ("table", b"", ":1: the header is not id,ret"),
     ("table", b"id,ret\n1,[],2\n", ":2: 3 columns instead of 2"),
-    ("table", b"id,ret\n1,[]\n2,peru\n", ":3: a cell is not JSON"),
+    ("table", b"id,ret\n1,[]\n2,peru\n", ":3: 'ret' is not JSON"),
     ("table", b'id,ret\n1,"[]', ":2: no CSV: unexpected end"),
     ("table", b"id,ret\n1,[]\n\xff,[]\n", ":3: not UTF-8; save the file as UTF-8"),
     ("table", b'id,ret\n1,"[""\\ud800""]"\n', ":2: .* it is no character"),
