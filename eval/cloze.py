@@ -2,8 +2,8 @@
 
 import re
 import string
-from collections import Counter
 
+from panjue.eval.metrics import overlap_f1
 from panjue.prompts.task import Row
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -29,11 +29,7 @@ def f1(gold: Row, predicted: Row | None) -> float:
 
 def token_f1(reference: str, answer: str) -> float:
     """F1 of the tokens as a multiset, in any order; if either has none, 1 where both have."""
-    wanted, given = tokens(reference), tokens(answer)
-    if not wanted or not given:
-        return float(wanted == given)
-    both = (Counter(wanted) & Counter(given)).total()
-    return 2 * both / (len(wanted) + len(given))
+    return overlap_f1(tokens(reference), tokens(answer))
 
 
 def tokens(text: str) -> list[str]:

@@ -7,7 +7,6 @@ Processing", ACL 2022.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 
 from panjue.eval.calibration import calibration
 from panjue.eval.means import Columns, gold_rows, metric_values, summarize
-from panjue.eval.score import certainty_of
+from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.split import is_held_out
-from panjue.prompts.task import UNKNOWN, Row, Task, beside
+from panjue.prompts.task import UNKNOWN, Example, Row, Task, beside
 
 FREQUENCY = "class_frequency"
 """The attribute that every task with classes has: how often training saw an example's rarest."""
@@ -197,15 +196,14 @@ class _Table:
         self.told: list[Classes] = []
         self.confidences: list[list[tuple[str, float, bool]]] = []
         self.missing = 0
-        certainty = certainty_of(task, submission)
+        is_of_this = decoding_of(submission) is not None
+        certainty = certainty_of(task, submission.parent) if is_of_this else None
         for example, right in gold_rows(task, gold):
             row = rows.get(example.id)
             self.missing += row is None
             values = metric_values(task, right, row, f"{submission}: id {example.id}")
             found = _classes(task, right)
-            groups = dict(example.groups)
-            if labels and found:
-                groups[FREQUENCY] = frequency(found, labels)
+            groups = _groups(example, found, labels)
             self.columns.add(replace(example, groups=groups), task.weight(example), values)
             self.gold.append(found)
             self.told.append(_classes(task, row) if row is not None else frozenset())
@@ -235,12 +233,16 @@ def _classes(task: Task, row: Row) -> Classes:
     return frozenset(task.classes(row)) if task.classes else frozenset()
 
 
+def _groups(example: Example, classes: Classes, labels: Labels | None) -> dict[str, str]:
+    """Return an example's groups, with the band of its rarest class where `labels` are given."""
+    of_class = {FREQUENCY: frequency(classes, labels)} if labels and classes else {}
+    return {**example.groups, **of_class}
+
+
 def frequency(classes: Iterable[str], labels: Labels) -> str:
     """Return the band of the rarest of some classes by how often training saw it."""
-    seen: Counter[str] = Counter()
-    for counts in islice(labels.counts.values(), 1):  # the first field is that of the classes
-        seen.update(counts)
-    rarest = min(seen[name] for name in classes)
+    counts = next(iter(labels.counts.values()), {})  # the first field is that of the classes
+    rarest = min(counts.get(name, 0) for name in classes)
     return next(band for least, band in BANDS if rarest >= least)
 
 
@@ -288,9 +290,7 @@ def _trained_on(
         if example.answer is None or (trained_on and trained_on.held_out and is_held_out(example)):
             continue
         classes = _classes(task, task.gold(example))
-        groups = dict(example.groups)
-        if labels and classes:
-            groups[FREQUENCY] = frequency(classes, labels)
+        groups = _groups(example, classes, labels)
         for attribute in by:
             group = groups.get(attribute, UNKNOWN)
             found[attribute].sizes[group] += 1

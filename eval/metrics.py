@@ -4,6 +4,7 @@ A task names the ones it is scored by; a score is their mean over examples, weig
 A predicted row is None where the submission has no row for the example.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,14 @@ def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """
     wanted, given = set(gold), set(predicted)
     return 2 * len(wanted & given) / (len(wanted) + len(given)) if wanted or given else 0.0
+
+
+def overlap_f1(wanted: Sequence[str], given: Sequence[str]) -> float:
+    """F1 of two multisets, in any order; if either is empty, 1 where both are."""
+    if not wanted or not given:
+        return float(wanted == given)
+    both = (Counter(wanted) & Counter(given)).total()
+    return 2 * both / (len(wanted) + len(given))
 
 
 NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}

@@ -4,10 +4,10 @@ What the official code does not look at is decided as everywhere in panjue: of r
 first counts (there the last), and the ids `1` and `"1"` are one. `panjue check` tells both.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
+from panjue.eval.metrics import overlap_f1
 from panjue.prompts.task import Row
 
 
@@ -31,11 +31,7 @@ def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], flo
 @lru_cache(maxsize=4096)  # several sets hold the same references
 def character_f1(reference: str, answer: str) -> float:
     """F1 of the characters as a multiset, in any order; if either has none, 1 where both have."""
-    wanted, given = characters(reference), characters(answer)
-    if not wanted or not given:
-        return float(wanted == given)
-    both = (Counter(wanted) & Counter(given)).total()
-    return 2 * both / (len(wanted) + len(given))
+    return overlap_f1(characters(reference), characters(answer))
 
 
 @lru_cache(maxsize=4096)

@@ -87,7 +87,7 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     decoding = decoding_of(submission)
     labels = _labels(task, run)
     scored, peers = Columns(task), Peers(task, labels)
-    certainty = certainty_of(task, submission)
+    certainty = certainty_of(task, run) if decoding else None
     missing = 0
     for example, right in gold_rows(task, gold):
         row = rows.get(example.id)
@@ -169,11 +169,10 @@ def _reported(
     }
 
 
-def certainty_of(task: Task, submission: Path) -> Certainty | None:
-    """Return what takes up the confidences beside a submission, if they are about it."""
-    sure = submission.parent / "confidence.jsonl"
-    is_there = task.decides and sure.exists() and decoding_of(submission)
-    return Certainty(task, sure) if is_there else None
+def certainty_of(task: Task, run: Path) -> Certainty | None:
+    """Return what takes up the confidences of a run folder, if it has any."""
+    sure = run / "confidence.jsonl"
+    return Certainty(task, sure) if task.decides and sure.exists() else None
 
 
 def decoding_of(submission: Path) -> dict[str, Any] | None:

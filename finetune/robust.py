@@ -63,7 +63,7 @@ class Objective:
             hidden: Size of the model's hidden states, for the adversary.
             device: Where the model is.
         """
-        self._settings, self._groups, self._device = settings, groups, device
+        self._settings, self._groups = settings, groups
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
         self._seen = torch.zeros(2, len(groups), dtype=torch.float64)
         self._penalties: list[float] = []

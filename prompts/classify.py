@@ -21,6 +21,8 @@ from panjue.prompts.task import (
     Schema,
     Task,
     groups_of,
+    id_of,
+    text_of,
 )
 
 NONE = "none"
@@ -71,11 +73,8 @@ class Classes:
         Raises:
             UserError: A field is missing or of the wrong type.
         """
-        if not isinstance(row.get("id"), int | str) or isinstance(row["id"], bool):
-            raise UserError("'id' must be a number or a string")
-        text = next((row[name] for name in self.text if name in row), None)
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{self.text[0]!r} must be a text that is not empty")
+        key = id_of(row)
+        text = text_of(row, next((name for name in self.text if name in row), self.text[0]))
         attributes = row.get("attributes") or {}
         fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
         fields = {self.other.get(name, name): value for name, value in fields.items()}
@@ -84,7 +83,7 @@ class Classes:
         if not isinstance(person, str):
             raise UserError(f"{self.person!r} must be a name")
         return Example(
-            id=row["id"],
+            id=key,
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},

@@ -68,6 +68,30 @@ NOBODY_KNOWS = (None, "", UNKNOWN, "n/a", "N/A")
 """What files have for an attribute that is not known."""
 
 
+def id_of(row: Mapping[str, Any]) -> int | str:
+    """Return a row's id.
+
+    Raises:
+        UserError: There is none, or it is neither a number nor a string.
+    """
+    found = row.get("id")
+    if not isinstance(found, int | str) or isinstance(found, bool):
+        raise UserError("'id' must be a number or a string")
+    return found
+
+
+def text_of(row: Mapping[str, Any], field: str) -> str:
+    """Return the text of a field.
+
+    Raises:
+        UserError: It is missing, empty, or no text.
+    """
+    found = row.get(field)
+    if not isinstance(found, str) or not found.strip():
+        raise UserError(f"{field!r} must be a text that is not empty")
+    return found
+
+
 def stop(bad: BadRow) -> None:
     """Let a bad row end the work."""
     raise bad

@@ -13,7 +13,17 @@ from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.repair import PENALTIES, repair
-from panjue.prompts.task import Answer, Decides, Decoded, Example, Messages, Schema, Task
+from panjue.prompts.task import (
+    Answer,
+    Decides,
+    Decoded,
+    Example,
+    Messages,
+    Schema,
+    Task,
+    id_of,
+    text_of,
+)
 
 MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
 """Penalty class -> the imprisonment in months that it exceeds."""
@@ -44,10 +54,7 @@ def from_row(row: Mapping[str, Any]) -> Example:
     Raises:
         UserError: A field is missing, of the wrong type, or contradicts another.
     """
-    if not isinstance(row.get("id"), int | str) or isinstance(row["id"], bool):
-        raise UserError("'id' must be a number or a string")
-    if not isinstance(row.get("fact"), str) or not row["fact"].strip():
-        raise UserError("'fact' must be a text that is not empty")
+    key, fact = id_of(row), text_of(row, "fact")
     names: Any = row.get("defendants")
     if not _is_names(names):
         raise UserError("'defendants' must list the defendants' names, one or more, each once")
@@ -58,8 +65,8 @@ def from_row(row: Mapping[str, Any]) -> Example:
             raise UserError("'outcomes' must have exactly one entry per defendant")
         answer = {"judgments": [judgments[name] for name in names]}
     return Example(
-        id=row["id"],
-        text=row["fact"],
+        id=key,
+        text=fact,
         names=tuple(names),
         inputs={"defendants": "、".join(names)},
         answer=answer,

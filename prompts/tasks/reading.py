@@ -17,7 +17,17 @@ from panjue.prompts.files import Record, check_text, dump
 from panjue.prompts.handin import JSON_LIST
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import Answer, Decoded, Example, Messages, Row, Schema, Task
+from panjue.prompts.task import (
+    Answer,
+    Decoded,
+    Example,
+    Messages,
+    Row,
+    Schema,
+    Task,
+    id_of,
+    text_of,
+)
 
 WRITTEN = {"yes": "YES", "no": "NO", "unknown": ""}
 """Type of an answer that is no span -> what the files have for it."""
@@ -79,11 +89,7 @@ def from_row(row: Mapping[str, Any]) -> Example:
     Raises:
         UserError: A field is missing or of the wrong type.
     """
-    if not isinstance(row.get("id"), int | str) or isinstance(row["id"], bool):
-        raise UserError("'id' must be a number or a string")
-    for field in ("context", "question"):
-        if not isinstance(row.get(field), str) or not row[field].strip():
-            raise UserError(f"{field!r} must be a text that is not empty")
+    key, context, question = id_of(row), text_of(row, "context"), text_of(row, "question")
     for field in ("casename", "domain"):
         if not isinstance(row.get(field) or "", str):
             raise UserError(f"{field!r} must be a text")
@@ -93,13 +99,13 @@ def from_row(row: Mapping[str, Any]) -> Example:
     of_gold = {} if chosen is None else {"type": kind_of(chosen)}
     domain = {"domain": row["domain"]} if row.get("domain") else {}
     return Example(
-        id=row["id"],
-        text=row["context"],
-        inputs={"question": row["question"], "casename": row.get("casename") or ""},
+        id=key,
+        text=context,
+        inputs={"question": question, "casename": row.get("casename") or ""},
         answer=None if chosen is None else _answer(kind_of(chosen), chosen),
         references=leave_one_out(texts),
         groups={**domain, **of_gold},
-        anchor=row["question"],
+        anchor=question,
     )
 
 
