@@ -52,11 +52,11 @@ def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) 
     """Return what writes the config of a run in a new folder, and says where it is."""
     folder = tmp_path_factory.mktemp("kills")
     cases = 400 if request.config.getoption("--torture") else 40
-    write_demo(folder / "demo", {"train": 1, "test": cases, "base": 1})
+    write_demo(folder / "demo", {"train": 400, "test": cases, "base": 1})
 
-    def config(name: str) -> Path:
+    def config(name: str, test: str = "test") -> Path:
         place = folder / f"{name}.yaml"
-        words = {"run": folder / name, "trained": adapter, "test": folder / "demo/test.jsonl"}
+        words = {"run": folder / name, "trained": adapter, "test": folder / f"demo/{test}.jsonl"}
         place.write_text(YAML.format(**words), "utf-8")
         return place
 
@@ -150,8 +150,9 @@ def test_kills(make: Callable[[str], Path], once: Path, promise: Any, full: bool
 
 
 @pytest.mark.promise("SIGTERM and Ctrl-C say how to go on")
-def test_signals(make: Callable[[str], Path], once: Path, promise: Any, full: bool) -> None:
-    config = make("told")
+def test_signals(make: Callable[..., Path], once: Path, promise: Any, full: bool) -> None:
+    # So many that a signal after three cannot come too late: a run may end within a second.
+    config = make("told", "test" if full else "train")
     tries = [signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
     for number in tries if full else tries[:1]:
         with promise.attempt():
