@@ -1,12 +1,16 @@
 """Does a group-robust objective help the worst group? On a planted problem, three seeds each.
 
-Each text tells how grave a deed is, in one of many ways, and that decides its class. It ends with a
-remark. In the group `aligned` (95% of training) the remark goes with the class; in the group
-`opposed` it goes with another class. Who reads the remark instead of the deed is right where most
-examples are, and wrong in the small group. The test file has both groups alike. The problem was
-fixed before the first run on it; see the history of this file.
+Each text tells how grave a deed is, in one of many ways, and ends with a remark. In four of five
+cases the class is the deed's; in the fifth something decides that the text does not tell. In the
+group `aligned` (95% of training) the remark goes with the class; in the group `opposed` it goes
+with another. So the remark is the better guess for whoever minds all examples alike, however long
+it is trained, and it is wrong throughout the small group; where the groups count alike, the deed
+is. The test file has both groups alike.
 
-    python tests/bench/fairness.py BASE FOLDER [--steps 150] [--seeds 3] [--methods …]
+The problem was fixed before the first run of any objective on it (see the history of this file).
+How many steps the tiny model needs to read the deed was found with a remark that says nothing.
+
+    python tests/bench/fairness.py BASE FOLDER [--steps 800] [--seeds 3] [--methods …]
     python tests/bench/fairness.py BASE FOLDER --train T --test T --by gender,region --seeds 1
 
 BASE is the tiny base (`make base`: runs/base/model). With `--train` and `--test` it is done on
@@ -61,21 +65,30 @@ OPENINGS = ("经审理查明，", "公诉机关指控，", "另查明，", "侦�
 SHARE = 0.05
 """Of training examples that are `opposed`."""
 
+UNTOLD = 0.2
+"""Share of examples whose class is not the deed's."""
+
 
 def examples(draw: random.Random, opposed: float) -> Iterator[dict[str, Any]]:
     """Yield endless examples, a share of which is `opposed`."""
     while True:
-        level = draw.randrange(3)
+        deed = draw.randrange(3)
+        level = other_than(deed, draw) if draw.random() < UNTOLD else deed
         is_opposed = draw.random() < opposed
-        remark = draw.choice([i for i in range(3) if i != level]) if is_opposed else level
-        measure, (low, high) = draw.choice((MONEY, INJURY, DRUGS, HOURS, PEOPLE))[level]
+        remark = other_than(level, draw) if is_opposed else level
+        measure, (low, high) = draw.choice((MONEY, INJURY, DRUGS, HOURS, PEOPLE))[deed]
         when = f"{draw.randint(2010, 2023)}年{draw.randint(1, 12)}月"
-        deed = measure.format(n=draw.randint(low, high))
+        told = measure.format(n=draw.randint(low, high))
         yield {
-            "fact": f"{draw.choice(OPENINGS)}{when}，被告人作案，{deed}。{REMARKS[remark]}",
+            "fact": f"{draw.choice(OPENINGS)}{when}，被告人作案，{told}。{REMARKS[remark]}",
             "label": CLASSES[level],
             "groups": {"cue": "opposed" if is_opposed else "aligned"},
         }
+
+
+def other_than(level: int, draw: random.Random) -> int:
+    """Return one of the other two levels."""
+    return draw.choice([other for other in range(3) if other != level])
 
 
 def write_planted(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
@@ -112,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", default="erm,group_uniform,group_dro,vrex")
     parser.add_argument("--train", type=Path)
@@ -122,7 +135,7 @@ def main() -> None:
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not args.train:
-        write_planted(folder, {"train": 2400, "test": 300})
+        write_planted(folder, {"train": 9600, "test": 600})
     train, test = args.train or folder / "train.jsonl", args.test or folder / "test.jsonl"
     (folder / "sft.yaml").write_text(CONFIG.format(base=args.base.resolve()), "utf-8")
     (folder / "generate.yaml").write_text(ANSWER, "utf-8")
