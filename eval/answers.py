@@ -158,9 +158,8 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     tally = Tally(fallback=task.fallback, submission=place.name)
     decider = fitted_decider(task, run.labels, run.trained) if task.decides and not greedy else None
     with (
-        whole_file(place) as out,
+        task.handin.writing(place) as write,
         whole_file(folder / "confidence.jsonl") as sure,
-        task.handin.writing(out) as write,
     ):
         for example, row in run.completions():
             answer = _answer(task, example, row, run.labels, tally)

@@ -46,7 +46,7 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{path}: {_first_complaint(cls, error)}") from None
+        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
 
 
 def check_settings(
@@ -80,7 +80,8 @@ def _word(word: str) -> str:
     return word
 
 
-def _first_complaint(cls: type[Config], error: ValidationError) -> str:
+def first_complaint(cls: type[Config], error: ValidationError) -> str:
+    """Return what a user should know of the first thing that is wrong with settings."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

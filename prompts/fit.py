@@ -89,7 +89,8 @@ def fit_prompt(
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
     """Return the tokens kept free for the reply to `example`, whatever its answer is."""
     fallback = task.decode("", example, labels).answer
-    return task.slack + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
+    slack = task.slack(example) if callable(task.slack) else task.slack
+    return slack + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
 def split_sentences(text: str, longest: int | None = None) -> list[str]:

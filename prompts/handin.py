@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from panjue.prompts.documents import list_items
 from panjue.prompts.errors import UserError
@@ -21,6 +21,7 @@ from panjue.prompts.files import (
     dump,
     open_bytes,
     parse_line,
+    whole_file,
 )
 
 Write = Callable[[Mapping[str, Any]], None]
@@ -28,20 +29,23 @@ Write = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class HandIn:
-    """The form of a submission file.
+    """The form of a submission: a file, or a folder of files.
 
     Attributes:
-        name: Of the file in a run folder.
+        name: What it is called in a run folder.
         read: A file -> its rows; what is wrong with one is told when it is loaded. What is wrong
             with the file as a whole is a UserError.
-        writing: An open text file -> a context that gives the function to write rows with.
+        writing: Where it is to be -> a context that gives the function to write rows with. What it
+            makes appears there when the block ended well.
         index: A file -> its rows by id. A broken row, or one without `id`, is a UserError.
+        is_one: Whether a folder is itself a submission of this form.
     """
 
     name: str
     read: Callable[[Path], Iterator[Record]]
-    writing: Callable[[IO[str]], AbstractContextManager[Write]]
+    writing: Callable[[Path], AbstractContextManager[Write]]
     index: Callable[[Path], Rows]
+    is_one: Callable[[Path], bool] = lambda _folder: False
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is.
@@ -49,7 +53,7 @@ class HandIn:
         Raises:
             UserError: The folder has none of this form.
         """
-        if not path.is_dir():
+        if not path.is_dir() or self.is_one(path):
             return path
         if not (path / self.name).exists():
             raise UserError(f"{path}: has no {self.name}; is --task right, is all generated?")
@@ -70,8 +74,9 @@ def _line(line: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing_lines(out: IO[str]) -> Iterator[Write]:
-    yield lambda row: print(dump(row), file=out)
+def _writing_lines(place: Path) -> Iterator[Write]:
+    with whole_file(place) as out:
+        yield lambda row: print(dump(row), file=out)
 
 
 def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
@@ -116,7 +121,7 @@ def _checked(row: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing_list(out: IO[str]) -> Iterator[Write]:
+def _writing_list(place: Path) -> Iterator[Write]:
     before = "["
 
     def write(row: Mapping[str, Any]) -> None:
@@ -124,8 +129,9 @@ def _writing_list(out: IO[str]) -> Iterator[Write]:
         out.write(f"{before}\n{dump(row)}")
         before = ","
 
-    yield write
-    out.write("[]\n" if before == "[" else "\n]\n")
+    with whole_file(place) as out:
+        yield write
+        out.write("[]\n" if before == "[" else "\n]\n")
 
 
 def csv_table(*columns: str) -> HandIn:
@@ -151,11 +157,12 @@ def csv_table(*columns: str) -> HandIn:
                 raise UserError(f"{path}:{table.line_num}: no CSV: {error}") from None
 
     @contextmanager
-    def writing(out: IO[str]) -> Iterator[Write]:
-        table = csv.writer(out, lineterminator="\n")
-        table.writerow(columns)
+    def writing(place: Path) -> Iterator[Write]:
         key, *others = columns
-        yield lambda row: table.writerow([row[key], *(dump(row[name]) for name in others)])
+        with whole_file(place) as out:
+            table = csv.writer(out, lineterminator="\n")
+            table.writerow(columns)
+            yield lambda row: table.writerow([row[key], *(dump(row[name]) for name in others)])
 
     return HandIn("submission.csv", read, writing, partial(indexed, read))
 

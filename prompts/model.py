@@ -93,5 +93,7 @@ def model_sha256(folder: Path) -> str:
 
 
 def prompt_sha256(task: str) -> str:
-    """Return the hash of a task's template."""
-    return sha256(TEMPLATES / f"{task}.md")
+    """Return the hash of a task's template; of all, where its several calls have one each."""
+    steps = sorted(TEMPLATES.glob(f"{task}-*.md"))
+    parts = [sha256(TEMPLATES / f"{task}.md"), *(f"{sha256(path)} {path.name}" for path in steps)]
+    return parts[0] if not steps else hashlib.sha256("\n".join(parts).encode()).hexdigest()

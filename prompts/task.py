@@ -1,13 +1,16 @@
 """What a task is, and how one is found by name."""
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
 
 from panjue.prompts import tasks
+from panjue.prompts.config import Config, first_complaint
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
 from panjue.prompts.files import Record, at, case_lines, lines, parse_case
 from panjue.prompts.handin import JSON_LINES, HandIn
@@ -18,6 +21,22 @@ Answer = Mapping[str, Any]
 Schema = dict[str, Any]
 Row = Mapping[str, Any]
 """One row of a submission, or what such a row is scored against."""
+
+
+class Turn(NamedTuple):
+    """What somebody says in a dialogue.
+
+    Attributes:
+        number: Its place in the dialogue, from 1: sentences repeat themselves.
+        holder: Who says it.
+        sentence: What is said.
+        event: What it is about, where that is known.
+    """
+
+    number: int
+    holder: str
+    sentence: str
+    event: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,8 @@ class Example:
             a score is the mean over the sets of how well the best of a set is met.
         groups: Attributes to report apart, e.g. `{"defendants": "2"}`; never shown to the model.
         anchor: What the text is read for: `fit` keeps the sentences that share most with it.
+        turns: Of a dialogue, those that the answer is about.
+        notes: What somebody should know of its row, though it is a good one.
     """
 
     id: int | str
@@ -44,6 +65,8 @@ class Example:
     references: tuple[tuple[str, ...], ...] = ()
     groups: Mapping[str, str] = field(default_factory=dict)
     anchor: str = ""
+    turns: tuple[Turn, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,34 @@ class Decoded:
     answer: Answer
     repairs: tuple[str, ...] = ()
     readable: bool = True
+
+
+Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
+"""The way to an answer that takes several calls.
+
+It yields the questions that can be put by now, each an example of the same task with an id of its
+own, receives their replies in that order, decoded, and returns the answer. Given the same replies
+it asks the same questions: that is how a run is gone on with, and decoded again without a model.
+"""
+
+
+def once(example: Example) -> Solving:
+    """Solve by one call: the example is the question."""
+    [decoded] = yield [example]
+    return decoded.answer
+
+
+def drive(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
+    """Return the answer that is found where question 0, 1, … gets this reply."""
+    number, replies = 0, None
+    while True:
+        try:
+            questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
+        except StopIteration as found:
+            answer: Answer = found.value
+            return answer
+        replies = [reply(number + i, question) for i, question in enumerate(questions)]
+        number += len(replies)
 
 
 UNKNOWN = "-"
@@ -174,12 +225,18 @@ class Task:
         decides: What of an answer may be decided from several samples; None echoes the first.
         ranks: What of an answer is a ranked list, to be filled up and voted on.
         fallback: What the fallback is called.
-        slack: Tokens kept free for a reply beyond one and a half times the fallback's.
+        slack: Tokens kept free for a reply beyond one and a half times the fallback's, or what
+            tells them of an example.
         peers: Example -> (name, gold row, row) of what is trivially reached, or by people.
         reported: Numbers that stand beside the metrics in the scores file: name -> (attribute of
             groups, or `peers`; which of them; metric).
         by_hand: Text and names as somebody types them -> example; None where nobody does.
         classes: A gold or submission row -> the classes that it names, for reports by class.
+        solve: Example, settings -> the way to its answer, where that takes several calls.
+        right: Example with its gold answer -> what answers each question of `solve` as a perfect
+            model would: question -> question with its answer.
+        settings: How `solve` goes about it; None for tasks of one call.
+        compares: Whether the metrics compare texts by meaning; see `panjue.eval.matching`.
         side: Id -> further groups of an example; see `beside`.
         bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
     """
@@ -199,11 +256,15 @@ class Task:
     decides: Decides | None = None
     ranks: Ranks | None = None
     fallback: str = "commonest labels"
-    slack: int = 64
+    slack: int | Callable[[Example], int] = 64
     peers: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_peers
     reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
     classes: Callable[[Row], Iterable[str]] | None = None
+    solve: Callable[[Example, Any], Solving] | None = None
+    right: Callable[[Example], Callable[[Example], Example]] | None = None
+    settings: Config | None = None
+    compares: bool = False
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     bad: Callable[[BadRow], None] = stop
 
@@ -211,6 +272,28 @@ class Task:
     def scores(self) -> tuple[str, ...]:
         """Return what the metrics are called: their names without the module."""
         return tuple(name.rpartition(".")[2] for name in self.metrics)
+
+    def solving(self, example: Example) -> Solving:
+        """Begin on the way to an example's answer."""
+        return self.solve(example, self.settings) if self.solve else once(example)
+
+    def taught(self, example: Example) -> Iterator[Example]:
+        """Yield the questions of a perfect run, with their answers: what a model is trained on.
+
+        They come out of the very `solve` that is used later, so that training sees what use sees.
+        """
+        if not (self.solve and self.right):
+            yield example
+            return
+        answer, asked = self.right(example), []
+
+        def reply(_number: int, question: Example) -> Decoded:
+            asked.append(answer(question))
+            assert asked[-1].answer is not None
+            return Decoded(asked[-1].answer)
+
+        drive(self.solving(example), reply)
+        yield from asked
 
     def gold(self, example: Example) -> Row:
         """Return what a submission row of a labelled example is scored against."""
@@ -276,6 +359,28 @@ def beside(task: Task, groups: Path | None) -> Task:
                 raise UserError(f"id {key} stands there already" if key else "the row has no 'id'")
             side[key] = groups_of(row)
     return replace(task, side=side)
+
+
+def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None) -> Task:
+    """Return the task as it solves under these settings.
+
+    Args:
+        task: Any task.
+        given: Settings of `solve`; what is left out has its default.
+        folder: Of the run, where the settings keep what is dear to find again.
+
+    Raises:
+        UserError: There is no such setting, or the task takes one call.
+    """
+    if task.settings is None:
+        if given:
+            raise UserError("solve: this task takes one call, there is nothing to set")
+        return task
+    kept = {"kept_in": folder} if folder else {}
+    try:
+        return replace(task, settings=type(task.settings).model_validate({**given, **kept}))
+    except ValidationError as error:
+        raise UserError(f"solve: {first_complaint(type(task.settings), error)}") from None
 
 
 def task_names() -> list[str]:

@@ -115,7 +115,7 @@ def test_groups_and_the_fallback(tmp_path: Path) -> None:
 def test_the_commonest_real_answers_as_measured_before(shared: Path, tmp_path: Path) -> None:
     labels = TASK.labels(TASK.read(shared / "kct/train.jsonl"))
     labels.save(tmp_path)
-    with (tmp_path / "submission.csv").open("w") as out, TASK.handin.writing(out) as write:
+    with TASK.handin.writing(tmp_path / "submission.csv") as write:
         for example in TASK.read(shared / "kct/dev.jsonl"):
             assert example.answer is not None
             write(TASK.submission(example, example.answer))

@@ -122,7 +122,7 @@ def real(shared: Path) -> Path:
 
 
 def test_real_questions_as_measured_before(real: Path, tmp_path: Path) -> None:
-    with (tmp_path / "submission.json").open("w") as out, TASK.handin.writing(out) as write:
+    with TASK.handin.writing(tmp_path / "submission.json") as write:
         for example in TASK.read(real):
             assert example.answer is not None
             write(TASK.submission(example, example.answer))

@@ -18,7 +18,7 @@ IDS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1
 
 
 def write(form: HandIn, path: Path, rows: list[dict[str, Any]]) -> None:
-    with whole_file(path) as out, form.writing(out) as put:
+    with form.writing(path) as put:
         for row in rows:
             put(row)
 
