@@ -13,7 +13,16 @@ from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, writ
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.skip import Skipped, reading
 from panjue.prompts.split import is_held_out
-from panjue.prompts.task import Answer, Example, Task, load_task
+from panjue.prompts.task import (
+    Answer,
+    Decoded,
+    Example,
+    Task,
+    call_key,
+    configured,
+    drive,
+    load_task,
+)
 
 NAMED = 5
 """Examples that could not be asked and are named on the screen; decode.json has all."""
@@ -24,6 +33,7 @@ class Tally:
     """What decoding met, over all examples of a run."""
 
     examples: int = 0
+    calls: int = 0
     valid: int = 0
     repaired: int = 0
     unreadable: int = 0
@@ -48,8 +58,9 @@ class Tally:
 
     def lines(self) -> Iterator[str]:
         """Yield the summary for a person."""
+        calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
         yield (
-            f"{self.examples} examples: {self.valid} first replies valid as they came, "
+            f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
             f"{self.repaired} repaired, "
             f"{self.unreadable} unreadable (their answer: {self.fallback})"
         )
@@ -104,23 +115,39 @@ class Run:
         """Say whether only the tenth that training held out was asked."""
         return bool(self.made.get("held_out"))
 
+    def examples(self) -> Iterator[Example]:
+        """Yield the examples that were asked."""
+        for example in self.task.read(self.test):
+            if not self.held_out or is_held_out(example):
+                yield example
+
     def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
-        """Yield every example of the test file with its row.
+        """Yield every example, of a task of one call, with its row.
 
         Raises:
             UserError: A row is missing.
         """
-        rows = Rows(self.folder / "completions.jsonl")
-        for example in self.task.read(self.test):
-            if self.held_out and not is_held_out(example):
-                continue
-            row = rows.get(example.id)
-            if row is None:
-                raise UserError(
-                    f"{rows.path}: no row for id {example.id}; "
-                    "run `panjue generate` again, it continues where it stopped"
-                )
-            yield example, row
+        rows = self.rows()
+        for example in self.examples():
+            yield example, self.row(rows, {"id": example.id})
+
+    def rows(self) -> Rows:
+        """Return the rows of all calls."""
+        return Rows(self.folder / "completions.jsonl", key=call_key)
+
+    def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row of one call.
+
+        Raises:
+            UserError: It is missing.
+        """
+        row = rows.get(call_key(call))
+        if row is None:
+            raise UserError(
+                f"{rows.path}: no row for id {call['id']}; "
+                "run `panjue generate` again, it continues where it stopped"
+            )
+        return row
 
 
 def open_run(folder: Path) -> Run:
@@ -138,6 +165,7 @@ def open_run(folder: Path) -> Run:
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
     task, skipped = reading(load_task(made["task"]), made.get("on_bad_row", "stop"))
+    task = configured(task, made.get("solve", {}), folder)
     return Run(folder, task, test, load_labels(folder / "labels.json"), made, skipped)
 
 
@@ -161,8 +189,14 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
         task.handin.writing(place) as write,
         whole_file(folder / "confidence.jsonl") as sure,
     ):
-        for example, row in run.completions():
-            answer = _answer(task, example, row, run.labels, tally)
+        rows = run.rows()
+        for example in run.examples():
+            tally.examples += 1
+            if task.solve:
+                write(task.submission(example, _solved(run, rows, example, tally)))
+                continue
+            row = run.row(rows, {"id": example.id})
+            answer = _decoded(task, example, row, run.labels, tally).answer
             replies = row.get("texts", ())[: 1 if greedy else None]
             if task.ranks:
                 answer, filled = ranked(task, example, replies, run.labels)
@@ -186,13 +220,28 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     return tally
 
 
-def _answer(
+def _solved(run: Run, rows: Rows, example: Example, tally: Tally) -> Answer:
+    """Go the way to an example's answer again, with the replies that are there."""
+
+    def reply(call: int, question: Example) -> Decoded:
+        row = run.row(rows, {"id": example.id, "call": call})
+        if row["question"] != str(question.id):
+            raise UserError(
+                f"{rows.path}: call {call} of id {example.id} is {row['question']!r}, and "
+                f"{question.id!r} is asked now; generate again into another run=FOLDER"
+            )
+        return _decoded(run.task, question, row, run.labels, tally)
+
+    return drive(run.task.solving(example), reply)
+
+
+def _decoded(
     task: Task, example: Example, completion: dict[str, Any], labels: Labels, tally: Tally
-) -> Answer:
+) -> Decoded:
     """Decode one completion (its first sample) and count what happened."""
     refused = completion.get("refused") is not None
     decoded = task.decode("" if refused else completion["texts"][0], example, labels)
-    tally.examples += 1
+    tally.calls += 1
     tally.refused += refused
     if refused:
         tally.refusals.append(f"{example.id}: {completion['refused']}")
@@ -209,4 +258,4 @@ def _answer(
         tally.repaired += bool(decoded.repairs) and decoded.readable
         # The part before the colon is the defendant's name, the part after the kind of repair.
         tally.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
-    return decoded.answer
+    return decoded

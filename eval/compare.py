@@ -69,9 +69,11 @@ def _columns(task: Task, gold: Path, rows: Rows) -> Columns:
     return columns
 
 
-def show(differences: dict[str, Difference], against: Path, console: Console) -> None:
+def show(
+    differences: dict[str, Difference], against: Path, console: Console, title: str | None = None
+) -> None:
     """Print the table."""
-    table = Table(f"less {against}", "difference", "95% interval", "better in")
+    table = Table(f"less {against}", "difference", "95% interval", "better in", title=title)
     for name, d in differences.items():
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, f"{d.mean:+.4f}", interval, f"{d.better:.1%} of resamples")

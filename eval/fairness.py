@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval.calibration import calibration
+from panjue.eval.matching import compared_by
 from panjue.eval.means import Columns, gold_rows, metric_values, summarize
 from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.errors import UserError, did_you_mean
@@ -104,6 +105,7 @@ class Report:
         cross: Groups of the first two attributes -> (examples, metric) of those in both.
         missing: Examples without a row, scored as unanswered; `foreign` rows are of no example.
         train: The training file; None where it is not known, or no longer what it was.
+        compared_by: What texts were compared by, where the metric compares any.
     """
 
     task: str
@@ -115,6 +117,7 @@ class Report:
     missing: int
     foreign: int
     train: str | None
+    compared_by: str | None = None
     cross: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -179,6 +182,7 @@ def report(  # noqa: PLR0913  # what the command line offers
         missing=table.missing,
         foreign=table.foreign,
         train=str(trained_on.path) if trained_on else None,
+        compared_by=compared_by(task),
         cross=_cross(table, by[0], by[1]) if len(by) > 1 else {},
     )
 
@@ -268,7 +272,7 @@ def training(run: Path) -> Training | None:
     made_at = Path(trained or "nowhere") / "manifest.json"
     made = read_json(made_at) if made_at.exists() else {}
     train = Path(made.get("train", "nowhere"))
-    if not train.is_file() or sha256(train) != made.get("train_sha256"):
+    if not train.exists() or sha256(train) != made.get("train_sha256"):
         return None
     return Training(train, held_out=not made.get("dev_sha256"))
 

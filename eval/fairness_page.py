@@ -80,6 +80,8 @@ def cells(group: Group) -> tuple[str, ...]:
 def heads(report: Report) -> Iterator[str]:
     """Yield what is said first: the metric over all, and what the numbers rest on."""
     yield f"{report.metric} {report.total:.4f} over all {report.examples} examples"
+    if report.compared_by:
+        yield f"texts compared by {report.compared_by}"
     if report.missing or report.foreign:
         yield (
             f"{report.missing} examples have no row and count as unanswered; "

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,15 @@ from rich.table import Table
 
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
+from panjue.eval.matching import compared_by
 from panjue.eval.means import Columns, Summary, gold_rows, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.task import Example, Task, no_labels
+
+NAMED = 5
+"""Notes on gold that are shown; the JSON has all."""
 
 MANY = 8
 """Groups above which a table has them as rows."""
@@ -32,6 +36,8 @@ class Scores:
         peers: What is trivially reached, or by people -> its metrics; the task's fallback is None
             where its labels are not known.
         reported: Single numbers of groups and peers that the task wants at hand.
+        compared_by: What texts were compared by, where the metrics compare any.
+        notes: `id: what` somebody should know of gold examples.
     """
 
     total: Summary
@@ -45,6 +51,8 @@ class Scores:
     unknown_labels: int | None
     calibration: dict[str, Calibration] | None = None
     aside: dict[float, Summary] | None = None
+    compared_by: str | None = None
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics at the top level and the rest beside them."""
@@ -64,6 +72,8 @@ class Scores:
             "foreign": self.foreign,
             "doubled": self.doubled,
             "unknown_gold_labels": self.unknown_labels,
+            **({"compared_by": self.compared_by} if self.compared_by else {}),
+            **({"notes": self.notes} if self.notes else {}),
             "calibration": self.calibration
             and {name: found.to_json() for name, found in self.calibration.items()},
             "least_certain_set_aside": self.aside
@@ -88,8 +98,9 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     labels = _labels(task, run)
     scored, peers = Columns(task), Peers(task, labels)
     certainty = certainty_of(task, run) if decoding else None
-    missing = 0
+    missing, notes = 0, list[str]()
     for example, right in gold_rows(task, gold):
+        notes += [f"{example.id}: {note}" for note in example.notes]
         row = rows.get(example.id)
         missing += row is None
         values = metric_values(task, right, row, f"{submission}: id {example.id}")
@@ -109,13 +120,17 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         groups=groups,
         peers=means,
         reported=_reported(task, groups, means),
-        unreadable_rate=decoding["unreadable"] / max(1, decoding["examples"]) if decoding else None,
+        unreadable_rate=decoding["unreadable"] / max(1, decoding.get("calls", decoding["examples"]))
+        if decoding
+        else None,
         missing=missing,
         foreign=len(rows) - len(scored.weights) + missing,
         doubled=len(rows.doubled),
         unknown_labels=_unknown(task, gold, labels) if labels and task.decides else None,
         calibration=certainty.fields() if certainty else None,
         aside=certainty.aside(scored) if certainty else None,
+        compared_by=compared_by(task),
+        notes=notes,
     )
 
 
@@ -209,7 +224,8 @@ def domain_means(first: Scores, second: Scores) -> dict[str, float]:
 
 def show(scores: Scores, console: Console) -> None:
     """Print the tables."""
-    table = Table("metric", "score", "95% interval", *scores.peers)
+    by = scores.compared_by
+    table = Table("metric", "score", "95% interval", *scores.peers, title=by)
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
         peers = (f"{peer[name]:.4f}" if peer else "-" for peer in scores.peers.values())
@@ -218,14 +234,14 @@ def show(scores: Scores, console: Console) -> None:
         table.add_row(name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", *peers, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
-        console.print(_group_table(attribute, groups))
+        console.print(_group_table(attribute, groups, by))
     if scores.calibration and scores.aside:
         calibration.show(scores.calibration, scores.aside, console)
     for line in _remarks(scores):
         console.print(line, highlight=False, markup=False)
 
 
-def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
+def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
     """Return metrics by rows and groups by columns, or the other way round where groups are many.
 
     With the groups stand their numbers of examples.
@@ -236,11 +252,11 @@ def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
     }
     heads = ["examples", *next(iter(groups.values())).mean]
     if len(groups) > MANY:
-        table = Table(f"by {attribute}", *heads)
+        table = Table(f"by {attribute}", *heads, title=title)
         for name, row in numbers.items():
             table.add_row(name, *row)
         return table
-    table = Table(f"by {attribute}", *groups)
+    table = Table(f"by {attribute}", *groups, title=title)
     for head, *row in zip(heads, *numbers.values(), strict=True):
         table.add_row(head, *row)
     return table
@@ -255,6 +271,9 @@ def _remarks(scores: Scores) -> Iterator[str]:
         )
     if scores.total.unweighted:
         yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
+    if scores.notes:
+        yield f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)"
+        yield from (f"  id {note}" for note in scores.notes[:NAMED])
     if scores.unreadable_rate is None:
         yield "unreadable replies: unknown, no decode.json beside the submission is about it"
     else:

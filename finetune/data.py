@@ -47,6 +47,7 @@ class Report:
         shortened: (id, tokens before, tokens after) of every prompt that `fit` shortened.
         parts: The fields of a reply; column `parts` of the rows counts through them.
         groups: The groups by the attribute asked for; column `group` counts through them.
+        notes: `id: what` somebody should know of examples that are good all the same.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -54,6 +55,14 @@ class Report:
     shortened: list[tuple[str, int, int]] = field(default_factory=list)
     parts: list[str] = field(default_factory=lambda: [SYNTAX])
     groups: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def questions(task: Task, examples: Iterator[Example], report: Report) -> Iterator[Example]:
+    """Yield the questions of the examples with their answers: one each, or those of its calls."""
+    for example in examples:
+        report.notes += [f"{example.id}: {note}" for note in example.notes]
+        yield from task.taught(example)
 
 
 def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody

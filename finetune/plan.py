@@ -38,8 +38,11 @@ def data_plan(report: Report, held_out: Report, mixed: int) -> Iterator[tuple[st
         yield "", f"held out: {changed} (a label that training has not, or too long)"
     yield "refused", str(len(report.refused))
     yield from (("", f"id {line}") for line in report.refused[:NAMED])
-    if len(report.refused) > NAMED:
+    if max(len(report.refused), len(report.notes)) > NAMED:
         yield "", "… all in the run's rows/*/report.json"
+    if report.notes:
+        yield "notes", f"{len(report.notes)}; the examples are trained on as far as they are good"
+        yield from (("", f"id {line}") for line in report.notes[:NAMED])
     lost = sum(before - after for _, before, after in report.shortened)
     yield "shortened", f"{len(report.shortened)} ({lost:,} tokens left out)"
     low, median, high, most = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)

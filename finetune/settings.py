@@ -73,7 +73,10 @@ class SftConfig(Config):
     token_weights: dict[str, float] = Field(default_factory=dict)
     """Field of the reply -> weight of its tokens in the loss, e.g. `{penalty: 3}`; else 1."""
     score_examples: int = Field(64, ge=0)
-    """Held-out examples answered and scored at each evaluation; the best adapter is kept."""
+    """Held-out examples answered and scored at each evaluation; the best adapter is kept. None
+    where an example takes several calls: there the held-out loss decides."""
+    solve: dict[str, Any] = Field(default_factory=dict)
+    """How an example of several calls is solved: a model is trained on the calls of that way."""
     patience: int = Field(3, ge=1)
     """Evaluations without a better score after which training stops."""
     seed: int = 0
@@ -94,7 +97,7 @@ def check_all_settings(config: SftConfig) -> None:
     """Refuse missing files and wrong library settings before anything slow begins."""
     for name in ("train", "dev", "mix", "groups"):
         file = getattr(config, name)
-        if file is not None and not file.is_file():
+        if file is not None and not file.exists():
             raise UserError(f"{name}: no file {file}")
     check_library_settings(config)
 

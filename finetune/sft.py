@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.checkpoints import is_over, newest_complete
-from panjue.finetune.data import Report, cached, pack, rows
+from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
 from panjue.finetune.journal import Journal
 from panjue.finetune.memory import ask_for_huge_pages
@@ -42,7 +42,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
 from panjue.prompts.parts import SYNTAX
 from panjue.prompts.skip import reading
-from panjue.prompts.task import UNKNOWN, Example, Task, beside, load_task
+from panjue.prompts.task import UNKNOWN, Example, Task, beside, configured, load_task
 
 ROWS_DEPEND_ON = (
     "task",
@@ -55,6 +55,7 @@ ROWS_DEPEND_ON = (
     "prompt_sha256",
     "max_tokens",
     "groups_sha256",
+    "solve",
 )
 """Entries of the manifest that decide the token rows."""
 
@@ -78,8 +79,11 @@ def train(config: SftConfig) -> None:
     disable_progress_bar()  # of loading and saving weights
     check_all_settings(config)
     task, skipped = reading(beside(load_task(config.task), config.groups), config.on_bad_row)
+    task = configured(task, config.solve)
+    if task.solve:
+        config = config.model_copy(update={"score_examples": 0})
     folder = model_folder(config.model)
-    made = provenance(config, folder)
+    made = provenance(config, folder, task)
     if not config.dry_run and is_finished(config.run, made):
         console.print(
             f"{trained_folder(config)}: already trained with these settings, nothing to do"
@@ -133,7 +137,13 @@ def token_rows(
         config.run / "rows",
         {**key, "by": by, "part": "dev" if train else "train"},
         lambda report: rows(
-            task, examples(config, task), tokenizer, labels, config.max_tokens, report, by
+            task,
+            questions(task, examples(config, task), report),
+            tokenizer,
+            labels,
+            config.max_tokens,
+            report,
+            by,
         ),
         train.parts if train else (SYNTAX,),
         train.groups if train else (),
@@ -270,7 +280,7 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
 
 
-def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
+def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
     """Say what this adapter is made of; two runs with equal provenance give equal adapters."""
     return {
         "task": config.task,
@@ -285,6 +295,7 @@ def provenance(config: SftConfig, folder: Path) -> dict[str, Any]:
         "mix_ratio": config.mix_ratio if config.mix else None,
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         **({"groups_sha256": sha256(config.groups)} if config.groups else {}),
+        **({"solve": task.settings.model_dump()} if task.settings else {}),
         **({"robust": config.robust.model_dump()} if config.robust else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,

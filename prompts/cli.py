@@ -33,6 +33,14 @@ HandedIn = Annotated[Path, typer.Argument(help="a submission, or the run folder 
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
 
 
+Embeddings = Annotated[
+    str, typer.Option(help="dialogues: what compares texts; ngrams, a model's folder, or URL#MODEL")
+]
+JudgeName = Annotated[
+    str, typer.Option(help="dialogues: who says that two alike events are one; agree, or URL#MODEL")
+]
+
+
 @contextmanager
 def _as_task(
     name: str, skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None]
@@ -148,24 +156,28 @@ def score(
         tuple[Path, Path] | None,
         typer.Option(metavar="GOLD SUBMISSION", help="another domain's: their scores and the mean"),
     ] = None,
+    embeddings: Embeddings = "ngrams",
+    judge: JudgeName = "agree",
     on_bad_row: OnBad = "stop",
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval import compare
+    from panjue.eval.matching import make_matching, matching_by
     from panjue.eval.score import domain_means, show
     from panjue.eval.score import score as compute
 
     tolerant, skipped = reading(load_task(task), on_bad_row)
     console = Console()
     files = (gold, submission, against, *(out_of_domain or ()))
-    with _as_task(task, skipped, json, inputs=files):
+    same = matching_by(make_matching(embeddings, judge))
+    with same, _as_task(task, skipped, json, inputs=files):
         scores = compute(tolerant, gold, submission)
         others = compute(tolerant, *out_of_domain) if out_of_domain else None
         differences = compare.compare(tolerant, gold, submission, against) if against else {}
     show(scores, console)
     numbers = scores.to_json()
     if against:
-        compare.show(differences, against, console)
+        compare.show(differences, against, console, scores.compared_by)
         numbers["against"] = {name: vars(d) for name, d in differences.items()}
     if others:
         console.print("\nout of domain:")

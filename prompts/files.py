@@ -223,6 +223,11 @@ def stream(path: Path) -> Iterator[IO[str]]:
         yield out
 
 
+def by_id(row: Mapping[str, Json]) -> str:
+    """Return the key of a row that is the only one of its id."""
+    return str(row["id"])
+
+
 class Rows:
     """A JSONL file read by id in any order; only the byte offsets stay in memory.
 
@@ -230,13 +235,19 @@ class Rows:
     `doubled` lists the later ones as (line number, id).
     """
 
-    def __init__(self, path: Path, *, name: Path | None = None) -> None:
-        """Index `path` in one pass; messages call it `name`.
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: Path | None = None,
+        key: Callable[[Mapping[str, Json]], str] = by_id,
+    ) -> None:
+        """Index `path` in one pass by `key`; messages call it `name`.
 
         Raises:
             UserError: A line is broken or has no `id`; names the line.
         """
-        self.path = name or path
+        self.path, self._key = name or path, key
         self.doubled: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
         self._file = open_bytes(path)
@@ -252,7 +263,7 @@ class Rows:
             row = parse_line(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
-        key = str(row["id"])
+        key = self._key(row)
         if key in self._offsets:
             self.doubled.append((number, key))
         else:

@@ -112,6 +112,11 @@ def drive(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
         number += len(replies)
 
 
+def call_key(row: Mapping[str, Any]) -> str:
+    """Return the key of a row of `completions.jsonl`: its id, and which of its calls it is."""
+    return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
+
+
 UNKNOWN = "-"
 """The group of an example whose attribute nobody knows."""
 

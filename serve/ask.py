@@ -11,7 +11,7 @@ from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.render import prompt_ids
-from panjue.prompts.task import Example, Schema, Task
+from panjue.prompts.task import Example, Messages, Schema, Task
 
 
 class Refusal(Exception):
@@ -27,6 +27,7 @@ class Question(NamedTuple):
         room: Tokens left for the reply.
         dropped: Sentences that `fit` left out of the prompt.
         loosened: Whether the schema is a smaller one than the task's.
+        messages: The prompt as an endpoint that has its own tokenizer takes it.
     """
 
     prompt: list[int]
@@ -34,6 +35,7 @@ class Question(NamedTuple):
     room: int
     dropped: int
     loosened: bool = False
+    messages: Messages = []  # noqa: RUF012  # never changed
 
 
 class Asker:
@@ -64,18 +66,20 @@ class Asker:
                 f"the prompt needs {fitted.tokens} tokens and the reply {room}; "
                 f"max_tokens is {self.max_tokens}"
             )
-        prompt = prompt_ids(self.tokenizer, self.task.prompt(fitted.example))
+        messages = self.task.prompt(fitted.example)
+        prompt = prompt_ids(self.tokenizer, messages)
         space = self.max_tokens - len(prompt)
+        free = Question(prompt, None, space, fitted.dropped, messages=messages)
         if not self._constrained:
-            return Question(prompt, None, space, fitted.dropped)
+            return free
         schema = self.task.schema(example, self.labels)
         problem = self._problem(schema)
         if not problem:
-            return Question(prompt, schema, space, fitted.dropped)
+            return free._replace(schema=schema)
         smaller = loosened(schema)
         if self._problem(smaller):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
-        return Question(prompt, smaller, space, fitted.dropped, loosened=True)
+        return free._replace(schema=smaller, loosened=True)
 
     def _problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema, or nothing.
@@ -86,6 +90,22 @@ class Asker:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
         problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
         return problem.splitlines()[0] if problem else ""
+
+
+class PlainAsker:
+    """Makes questions for an endpoint whose tokenizer is not ours: nothing is shortened."""
+
+    tokenizer = None
+
+    def __init__(self, task: Task, labels: Labels, max_tokens: int, *, constrained: bool) -> None:
+        """Take the longest reply in `max_tokens`; 0: as long as the endpoint lets it be."""
+        self.task, self.labels = task, labels
+        self._max_tokens, self._constrained = max_tokens, constrained
+
+    def question(self, example: Example) -> Question:
+        """Return what to ask for one example."""
+        schema = self.task.schema(example, self.labels) if self._constrained else None
+        return Question([], schema, self._max_tokens, 0, messages=self.task.prompt(example))
 
 
 def loosened(schema: Any) -> Any:

@@ -107,7 +107,7 @@ def engine(
 
 def complete(
     llm: LLM,
-    requests: Iterable[Request],
+    requests: Iterable[Request | None],
     in_flight: int,
     lora: LoRARequest | None = None,
     check: Callable[[], None] = lambda: None,
@@ -115,17 +115,18 @@ def complete(
     """Yield every request with its output, in the order they finish.
 
     Requests are drawn one by one, at most `in_flight` wait in the engine: memory stays flat and
-    preparing the next prompts overlaps with decoding. `check` is called between steps.
+    preparing the next prompts overlaps with decoding. None among them says that the next depends
+    on an output that is still to come. `check` is called between steps.
     """
-    source = iter(requests)
+    source, end = iter(requests), object()
     running: dict[str, Request] = {}
     exhausted = False
     while running or not exhausted:
         check()
         while not exhausted and len(running) < in_flight:
-            request = next(source, None)
-            if request is None:
-                exhausted = True
+            request = next(source, end)
+            exhausted = request is end
+            if not isinstance(request, Request):
                 break
             key = f"{request.turn} {request.id}"
             running[key] = request

@@ -1,8 +1,9 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -14,32 +15,28 @@ from rich.console import Console
 from panjue.prompts.config import check_settings, load_config
 from panjue.prompts.errors import Stopped, UserError
 from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
-from panjue.prompts.labels import load_labels
+from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
 from panjue.prompts.skip import OnBadRow, reading
 from panjue.prompts.split import is_held_out
-from panjue.prompts.task import Example, Task, load_task
-from panjue.serve.ask import Asker, Refusal
-from panjue.serve.engine import (
-    LLM,
-    CompletionOutput,
-    EngineArgs,
-    LoRARequest,
-    Request,
-    RequestOutput,
-    Sampling,
-    check_sampling,
-    complete,
-    engine,
-    requests,
+from panjue.prompts.task import (
+    Decoded,
+    Example,
+    Task,
+    call_key,
+    configured,
+    drive,
+    load_task,
+    no_labels,
 )
-from panjue.serve.forks import WAYS, forks
+from panjue.serve.ask import Asker, PlainAsker
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import LLM, EngineArgs, Sampling, check_sampling, engine
+from panjue.serve.forks import WAYS
+from panjue.serve.rows import Calls, rows
 from panjue.serve.settings import OURS, EngineConfig
 from panjue.serve.trained import served_model, trained_folder
-
-NEAR_TIE = 1e-4
-"""Difference in log-probability under which two tokens count as equally likely (float32)."""
 
 
 class GenerateConfig(EngineConfig):
@@ -55,6 +52,10 @@ class GenerateConfig(EngineConfig):
     """Further replies per case, drawn at temperature 1; with them, answers are decided."""
     on_bad_row: OnBadRow = "stop"
     """What a row of `test` does that is no case: stop the run, or be listed and left out."""
+    solve: dict[str, Any] = Field(default_factory=dict)
+    """How an example of several calls is solved; what is not set is as it was in training."""
+    endpoint: str | None = None
+    """URL#MODEL of an OpenAI-compatible server that answers instead of an engine of our own."""
     held_out: bool = False
     """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
 
@@ -71,15 +72,15 @@ def generate(config: GenerateConfig) -> None:
 
     A row has the raw replies (`texts`, the first by `sampling`, then the `samples`), why each ended
     (`finish`), its `forks`, token counts and how many sentences `fit` left out; greedy rows list
-    their `near_ties`. An example that cannot
-    be asked at all has `refused`, the reason, instead. Rows that are there are not made again.
+    their `near_ties`. An example that cannot be asked at all has `refused`, the reason, instead.
+    Where an example takes several calls each has its row. Rows that are there are not made again.
 
     Raises:
         UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
     """
     console = Console(soft_wrap=True)
     task, skipped = reading(load_task(config.task), config.on_bad_row)
-    if not config.test.is_file():
+    if not config.test.exists():
         raise UserError(f"test: no file {config.test}")
     check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
     check_sampling(config.sampling)
@@ -91,32 +92,89 @@ def generate(config: GenerateConfig) -> None:
     if not examples:
         why = f"; {skipped}" if skipped.rows else ""
         raise UserError(f"{config.test}: has no cases{why}")
-    trained = trained_folder(config)
-    labels = load_labels(trained / "labels.json")
-    max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
-    made = provenance(config, trained, max_tokens)
+    source = answering(config, task)
+    task = configured(task, source.solve, config.run)
+    made = provenance(config, source, task)
     if config.held_out:
-        check_held_out(trained, made["test_sha256"])
-    claim(config.run, made, trained)
+        check_held_out(source.folder, made["test_sha256"])
+    claim(config.run, made, source.labels)
     skipped.write(config.run / "skipped-test.jsonl")
     if skipped.rows:
         console.print(str(skipped), highlight=False, markup=False)
-    done = finished_ids(config.run / "completions.jsonl")
+    place = config.run / "completions.jsonl"
+    known = rows_of(place)
+    done = {str(e.id) for e in asked(task, config) if is_answered(task, e, source.labels, known)}
     if len(done) >= examples:
-        console.print(f"{config.run / 'completions.jsonl'}: all {examples} are answered already")
+        console.print(f"{place}: all {examples} are answered already")
         return
-    if done:
+    if known:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in asked(task, config) if str(example.id) not in done)
-    served = served_model(trained, config.adapter)
-    asker = Asker(task, labels, served.model, max_tokens, constrained=config.constrained)
-    run = engine(served.model, config.engine, max_tokens, config.seed, served.lora_rank)
-    with StopSignals(config.run) as signals, run as llm:
+    with StopSignals(config.run) as signals, started(config, task, source) as (llm, asker, adapter):
         signals.at_once = False
+        calls = Calls(asker, todo, turns(config), known.get if known else lambda _: None)
         finished = rows(
-            llm, asker, todo, config.in_flight, turns(config), served.adapter, check=signals.check
+            llm, asker, todo, config.in_flight, adapter=adapter, check=signals.check, calls=calls
         )
-        append(config.run / "completions.jsonl", finished, len(done), examples)
+        append(place, finished, calls, len(done), examples)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What answers.
+
+    Attributes:
+        folder: Of the training result; None for an endpoint that needs none of ours.
+        labels: The label sets of that training.
+        max_tokens: Prompt plus reply; 0 where the endpoint sees to it.
+        solve: How examples of several calls are solved: as in training but for what is set.
+    """
+
+    folder: Path | None
+    labels: Labels
+    max_tokens: int
+    solve: dict[str, Any]
+
+
+def answering(config: GenerateConfig, task: Task) -> Source:
+    """Find what answers.
+
+    Raises:
+        UserError: There is nothing trained, and the task or the engine needs it.
+    """
+    if config.endpoint and config.trained is None:
+        if task.labels is not no_labels:
+            raise UserError(
+                f"endpoint: {config.task!r} has labels, which training collects; "
+                "set trained=FOLDER of an adapter"
+            )
+        return Source(None, Labels(), config.max_tokens or 0, config.solve)
+    trained = trained_folder(config)
+    manifest = read_json(trained / "manifest.json")
+    solve = {**manifest.get("solve", {}), **config.solve}
+    max_tokens = config.max_tokens or manifest["max_tokens"]
+    return Source(trained, load_labels(trained / "labels.json"), max_tokens, solve)
+
+
+@contextmanager
+def started(
+    config: GenerateConfig, task: Task, source: Source
+) -> Iterator[tuple[LLM | Endpoint, Asker | PlainAsker, Path | None]]:
+    """Start what answers: the engine or a client of the endpoint, with what makes questions."""
+    constrained = config.constrained
+    if source.folder is None:
+        assert config.endpoint
+        asker = PlainAsker(task, source.labels, source.max_tokens, constrained=constrained)
+        yield Endpoint(config.endpoint), asker, None
+        return
+    served = served_model(source.folder, "none" if config.endpoint else config.adapter)
+    ours = Asker(task, source.labels, served.model, source.max_tokens, constrained=constrained)
+    if config.endpoint:
+        yield Endpoint(config.endpoint), ours, None
+        return
+    rank = served.lora_rank
+    with engine(served.model, config.engine, source.max_tokens, config.seed, rank) as llm:
+        yield llm, ours, served.adapter
 
 
 class StopSignals:
@@ -174,43 +232,46 @@ def asked(task: Task, config: GenerateConfig) -> Iterator[Example]:
     return (e for e in task.read(config.test) if not config.held_out or is_held_out(e))
 
 
-def check_held_out(trained: Path, test_sha256: str) -> None:
+def check_held_out(trained: Path | None, test_sha256: str) -> None:
     """Refuse to call a tenth held out that training did not hold out.
 
     Raises:
         UserError: Training had a `dev` file, or another training file.
     """
-    made = read_json(trained / "manifest.json")
+    made = read_json(trained / "manifest.json") if trained else {"train_sha256": None}
     if made.get("dev_sha256"):
         raise UserError(f"held_out: {trained} had a dev file; answer that instead: test=DEV")
     if test_sha256 != made["train_sha256"]:
         raise UserError(f"held_out: test must be what {trained} was trained on: {made['train']}")
 
 
-def provenance(config: GenerateConfig, trained: Path, max_tokens: int) -> dict[str, Any]:
+def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, Any]:
     """Say what the completions are made of; resuming under anything else is refused."""
+    trained = source.folder
     return {
         "task": config.task,
         "test": str(config.test),
         "test_sha256": sha256(config.test),
-        "trained": str(trained),
-        "trained_sha256": model_sha256(trained),
-        "labels_sha256": sha256(trained / "labels.json"),
+        "trained": trained and str(trained),
+        "trained_sha256": trained and model_sha256(trained),
+        "labels_sha256": trained and sha256(trained / "labels.json"),
         "prompt_sha256": prompt_sha256(config.task),
         "adapter": config.adapter,
         "constrained": config.constrained,
-        "max_tokens": max_tokens,
+        "max_tokens": source.max_tokens,
         "seed": config.seed,
         "engine": config.engine,
         "sampling": config.sampling,
         "samples": config.samples,
         "held_out": config.held_out,
+        **({"endpoint": config.endpoint} if config.endpoint else {}),
+        **({"solve": task.settings.model_dump()} if task.settings else {}),
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         "versions": {name: version(name) for name in ("llguidance", "transformers")},
     }
 
 
-def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
+def claim(run: Path, made: dict[str, Any], labels: Labels) -> None:
     """Make `run` the place of these completions: manifest and labels.
 
     Raises:
@@ -226,93 +287,53 @@ def claim(run: Path, made: dict[str, Any], trained: Path) -> None:
             "choose another run=FOLDER or delete that file"
         )
     run.mkdir(parents=True, exist_ok=True)
-    load_labels(trained / "labels.json").save(run)
+    labels.save(run)
     write_json(place, {**manifest, "generate": made})
 
 
-def finished_ids(path: Path) -> set[str]:
-    """Return the ids of the rows that are there, after dropping a torn last one."""
+def rows_of(path: Path) -> Rows | None:
+    """Return the rows that are there, after dropping a torn last one."""
     if not path.exists():
-        return set()
+        return None
     with stream(path):
         pass  # opening it drops a torn last line
-    return Rows(path).ids()
+    return Rows(path, key=call_key)
 
 
-def append(path: Path, finished: Iterator[dict[str, Any]], done: int, total: int) -> None:
-    """Append every finished row at once, showing how many of `total` are there."""
-    with stream(path) as out, meter(Console(soft_wrap=True), total, done) as shown:
+def is_answered(task: Task, example: Example, labels: Labels, known: Rows | None) -> bool:
+    """Say whether all calls of an example have their rows."""
+    if known is None or task.solve is None:
+        return known is not None and example.id in known
+
+    def reply(call: int, question: Example) -> Decoded:
+        row = known.get(call_key({"id": example.id, "call": call}))
+        if row is None:
+            raise LookupError(call)
+        return task.decode(row["texts"][0] if "texts" in row else "", question, labels)
+
+    try:
+        drive(task.solving(example), reply)
+    except LookupError:
+        return False
+    return True
+
+
+def append(
+    path: Path, finished: Iterator[dict[str, Any]], calls: Calls, done: int, total: int
+) -> None:
+    """Append every finished row at once, showing how many examples of `total` are there."""
+    console = Console(soft_wrap=True)
+    in_flight = 0
+    with stream(path) as out, meter(console, total, done) as shown:
         for row in finished:
             out.write(dump(row) + "\n")
             out.flush()
-            shown.to(shown.done + 1, f"{shown.rate:.2f} cases/s")
-
-
-def rows(  # noqa: PLR0913  # each is used by somebody
-    llm: LLM,
-    asker: Asker,
-    examples: Iterator[Example],
-    in_flight: int,
-    turns: Sequence[Sampling] = ({"logprobs": 2},),
-    adapter: Path | None = None,
-    *,
-    check: Callable[[], None] = lambda: None,
-) -> Iterator[dict[str, Any]]:
-    """Yield one row of `completions.jsonl` per example, in the order they finish.
-
-    `check` is called between the engine's steps, and may end it all.
-    """
-    lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
-    refused: list[dict[str, Any]] = []
-    waiting: dict[str, list[tuple[Request, RequestOutput]]] = {}
-
-    def asked() -> Iterator[Request]:
-        for example in examples:
-            try:
-                yield from requests(example.id, asker.question(example), turns)
-            except Refusal as refusal:
-                refused.append({"id": example.id, "refused": str(refusal)})
-
-    for finished in complete(llm, asked(), in_flight, lora, check):
-        key = str(finished[0].id)
-        answered = waiting.setdefault(key, [])
-        answered.append(finished)
-        if len(answered) == len(turns):
-            yield row(sorted(waiting.pop(key), key=lambda turn: turn[0].turn), asker.tokenizer)
-    yield from refused
-
-
-def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> dict[str, Any]:
-    """Return the row of one example from its requests, the first reply first."""
-    request, first = turns[0]
-    replies = [reply for _, output in turns for reply in output.outputs]
-    greedy = request.params.temperature == 0
-    return {
-        "id": request.id,
-        "texts": [reply.text for reply in replies],
-        "finish": [reply.finish_reason for reply in replies],
-        "forks": [_forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
-        "prompt_tokens": sum(len(request.question.prompt) for request, _ in turns),
-        "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
-        "completion_tokens": sum(len(reply.token_ids) for reply in replies),
-        "dropped_sentences": request.question.dropped,
-        "loosened_schema": request.question.loosened,
-        "near_ties": near_ties(first.outputs[0]) if greedy else [],
-    }
-
-
-def _forks(reply: CompletionOutput, tokenizer: Any) -> list[Any]:
-    options = [{token: o.logprob for token, o in here.items()} for here in reply.logprobs or ()]
-    return forks(list(reply.token_ids), options, tokenizer)
-
-
-def near_ties(reply: CompletionOutput) -> list[int]:
-    """Return the positions of a greedy reply where the two best tokens lie within `NEAR_TIE`.
-
-    There, and only there, may another batch or machine continue differently: sums of floats
-    depend on their order.
-    """
-    best_two = (
-        sorted(t.logprob for t in options.values())[-2:] for options in reply.logprobs or ()
-    )
-    return [i for i, two in enumerate(best_two) if len(two) == 2 and two[1] - two[0] < NEAR_TIE]
+            in_flight += calls.in_flight
+            flow = f"{calls.tokens / shown.seconds:,.0f} tokens/s"
+            many = f", {calls.made} calls, {calls.in_flight} in flight" if "call" in row else ""
+            shown.to(done + calls.solved, f"{shown.rate:.2f} cases/s, {flow}{many}")
+    if calls.made > calls.solved:
+        mean = in_flight / calls.made
+        console.print(
+            f"{calls.made} calls, {mean:.1f} in flight on average, {flow}", highlight=False
+        )

@@ -86,6 +86,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
     }
     assert counts == {
         "examples": 6,
+        "calls": 6,
         "valid": 1,
         "repaired": 3,
         "unreadable": 1,

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import whole_file
 from panjue.prompts.handin import JSON_LINES, JSON_LIST, HandIn, csv_table
 
 CSV = csv_table("id", "ret")

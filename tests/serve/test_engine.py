@@ -16,8 +16,8 @@ from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal
 from panjue.serve.engine import LLM, Request, complete, requests
 from panjue.serve.forks import WAYS
-from panjue.serve.generate import rows
 from panjue.serve.merge import merge
+from panjue.serve.rows import rows
 
 TASK = load_task("judgment")
 

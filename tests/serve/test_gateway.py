@@ -23,7 +23,7 @@ from panjue.serve import gateway
 from panjue.serve.ask import Asker
 from panjue.serve.engine import LLM
 from panjue.serve.gateway import LARGEST_BODY
-from panjue.serve.generate import rows
+from panjue.serve.rows import rows
 
 TASK = load_task("judgment")
 Running = Any

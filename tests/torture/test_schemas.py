@@ -12,7 +12,7 @@ import pytest
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal, loosened
-from panjue.serve.generate import rows
+from panjue.serve.rows import rows
 
 TASK = load_task("judgment")
 

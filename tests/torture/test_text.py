@@ -10,7 +10,7 @@ import pytest
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, load_task
 from panjue.prompts.tasks.judgment import by_hand
-from panjue.serve.generate import rows
+from panjue.serve.rows import rows
 
 TASK = load_task("judgment")
 PLAIN = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"

@@ -1,0 +1,112 @@
+"""Which texts mean the same, for metrics that compare by meaning: cosines and a judge."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import httpx
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.similarity import BUILT_IN, Similarity, similarity
+from panjue.prompts.task import Task
+
+Judge = Callable[[str, str], bool]
+"""Gold event, found event -> whether they are one."""
+
+AGREE = "agree"
+"""The built-in judge: it agrees with every pair it is asked about."""
+
+KEY = "PANJUE_JUDGE_KEY"
+"""Environment variable with the key that a judge's endpoint wants."""
+
+QUESTION = "下面两个名称说的是同一件事吗？只回答“是”或“否”。\n一：{gold}\n二：{found}"
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What decides whether two texts mean the same.
+
+    Attributes:
+        name: Which it is, for the tables: numbers under different ones cannot be compared.
+        similar: Cosines of texts.
+        judge: Asked about two events whose names are alike enough.
+    """
+
+    name: str
+    similar: Similarity
+    judge: Judge
+
+
+def make_matching(embeddings: str = BUILT_IN, judge: str = AGREE) -> Matching:
+    """Return what these names say.
+
+    Args:
+        embeddings: As for `panjue.prompts.similarity.similarity`.
+        judge: `agree`, or `URL#MODEL` of an OpenAI-compatible endpoint.
+
+    Raises:
+        UserError: A name means nothing.
+    """
+    cosines = "character 1-2-grams" if embeddings == BUILT_IN else embeddings
+    built_in = " (built in)" if (embeddings, judge) == (BUILT_IN, AGREE) else ""
+    asked: Judge = (lambda _gold, _found: True) if judge == AGREE else _endpoint(judge)
+    name = f"cosine: {cosines}, judge: {judge}{built_in}"
+    return Matching(name, similarity(embeddings), asked)
+
+
+_CURRENT: ContextVar[Matching | None] = ContextVar("matching", default=None)
+
+
+@contextmanager
+def matching_by(matching: Matching) -> Iterator[None]:
+    """Let the metrics that compare texts use `matching` while the block runs."""
+    before = _CURRENT.set(matching)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(before)
+
+
+@lru_cache(maxsize=1)
+def _built_in() -> Matching:
+    return make_matching()
+
+
+def current() -> Matching:
+    """Return what metrics compare by: the built-in pair unless `matching_by` says otherwise."""
+    return _CURRENT.get() or _built_in()
+
+
+def compared_by(task: Task) -> str | None:
+    """Return what a task's metrics compare texts by, for its tables; None where they do not."""
+    return current().name if task.compares else None
+
+
+def _endpoint(name: str) -> Judge:
+    url, _, model = name.partition("#")
+    if not url.startswith(("http://", "https://")) or not model:
+        raise UserError(f"judge: {name!r} is neither {AGREE} nor URL#MODEL")
+    key = os.environ.get(KEY, "")
+    client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=120)
+
+    @cache
+    def judge(gold: str, found: str) -> bool:
+        content = QUESTION.format(gold=gold, found=found)
+        asked = {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": 8,
+        }
+        try:
+            reply = client.post(f"{url}/chat/completions", json=asked)
+            reply.raise_for_status()
+            text = str(reply.json()["choices"][0]["message"]["content"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{url}/chat/completions: {error or type(error).__name__}") from None
+        return text.strip().startswith(("是", "Yes", "yes"))
+
+    return judge

@@ -1,0 +1,165 @@
+"""How alike two texts are: cosines of character n-grams, or of vectors that a model makes."""
+
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
+
+from panjue.prompts.errors import UserError
+
+Numbers = NDArray[np.float64]
+
+Similarity = Callable[[Sequence[str], Sequence[str]], Numbers]
+"""Texts, other texts -> cosines, [texts, others]. Two empty texts are alike, one and none are not.
+"""
+
+BUILT_IN = "ngrams"
+KEY = "PANJUE_EMBEDDINGS_KEY"
+"""Environment variable with the key that an embeddings endpoint wants."""
+
+AT_ONCE = 64
+"""Texts of one request."""
+
+
+def ngrams(texts: Sequence[str], others: Sequence[str]) -> Numbers:
+    """Return cosines of the counts of characters and pairs of characters; needs no model."""
+    columns: dict[str, int] = {}
+    first, second = (_counts(side, columns) for side in (texts, others))
+    for side in (first, second):
+        side.resize((side.shape[0], len(columns)))
+    return _both_empty(np.asarray((first @ second.T).todense()), texts, others)
+
+
+def _counts(texts: Sequence[str], columns: dict[str, int]) -> csr_array:
+    """Return rows of length one; unseen n-grams become new `columns`."""
+    counted = [Counter(chain(text, map("".join, pairwise(text)))) for text in texts]
+    for gram in chain.from_iterable(counted):
+        columns.setdefault(gram, len(columns))
+    ends = np.cumsum([0, *map(len, counted)])
+    values = np.fromiter(chain.from_iterable(c.values() for c in counted), np.float64)
+    places = np.fromiter((columns[gram] for gram in chain.from_iterable(counted)), np.int32)
+    norms = np.array([max(np.sqrt(sum(n * n for n in c.values())), 1e-12) for c in counted])
+    values /= np.repeat(norms, np.diff(ends))
+    return csr_array((values, places, ends), shape=(len(texts), len(columns)))
+
+
+def _both_empty(cosines: Numbers, texts: Sequence[str], others: Sequence[str]) -> Numbers:
+    empty, also = (np.array([not text for text in side], dtype=bool) for side in (texts, others))
+    cosines[empty, :] = cosines[:, also] = 0.0
+    cosines[np.ix_(empty, also)] = 1.0
+    return cosines
+
+
+class Embedded:
+    """Cosines of a model's vectors, each text embedded once; they are kept in a file if wished."""
+
+    def __init__(self, embed: Callable[[list[str]], Numbers], kept: Path | None, name: str) -> None:
+        """Take what embeds texts, [texts, size]; `name` says which model, in the file too."""
+        self._embed, self._name = embed, name
+        self._kept = sqlite3.connect(kept or ":memory:", check_same_thread=False)
+        self._kept.execute(
+            "CREATE TABLE IF NOT EXISTS vectors (name, text, vector, PRIMARY KEY (name, text))"
+        )
+
+    def __call__(self, texts: Sequence[str], others: Sequence[str]) -> Numbers:
+        """Return cosines, [texts, others]."""
+        vectors = self._vectors([*texts, *others])
+        cosines = vectors[: len(texts)] @ vectors[len(texts) :].T
+        return _both_empty(cosines, texts, others)
+
+    def _vectors(self, texts: list[str]) -> Numbers:
+        wanted = [text for text in dict.fromkeys(texts) if text and self._known(text) is None]
+        for start in range(0, len(wanted), AT_ONCE):
+            batch = wanted[start : start + AT_ONCE]
+            for text, vector in zip(batch, self._embed(batch), strict=True):
+                row = (self._name, text, np.asarray(vector, np.float32).tobytes())
+                self._kept.execute("INSERT INTO vectors VALUES (?, ?, ?)", row)
+            self._kept.commit()
+        found = {
+            text: known for text in dict.fromkeys(texts) if (known := self._known(text)) is not None
+        }
+        size = len(next(iter(found.values()), np.zeros(1)))
+        made = np.array([found.get(text, np.zeros(size)) for text in texts]).reshape(
+            len(texts), size
+        )
+        lengths = np.linalg.norm(made, axis=1, keepdims=True)
+        return np.asarray(made / np.maximum(lengths, 1e-12))
+
+    def _known(self, text: str) -> Numbers | None:
+        query = "SELECT vector FROM vectors WHERE name = ? AND text = ?"
+        row = self._kept.execute(query, (self._name, text)).fetchone()
+        return np.frombuffer(row[0], np.float32).astype(np.float64) if row else None
+
+
+@lru_cache(maxsize=8)
+def similarity(name: str = BUILT_IN, kept: Path | None = None) -> Similarity:
+    """Return what `name` says.
+
+    Args:
+        name: `ngrams`; a folder with a sentence-transformers model; or `URL#MODEL` of an
+            OpenAI-compatible endpoint, such as `http://127.0.0.1:8001/v1#bge`.
+        kept: Where vectors are kept, so that none is made twice.
+
+    Raises:
+        UserError: It is none of these, or the package for it is missing.
+    """
+    if name == BUILT_IN:
+        return ngrams
+    if name.startswith(("http://", "https://")):
+        return Embedded(_endpoint(name), kept, name)
+    if Path(name).is_dir():
+        return Embedded(_local(Path(name)), kept, name)
+    raise UserError(f"similarity: {name!r} is neither {BUILT_IN}, nor a folder, nor URL#MODEL")
+
+
+def _endpoint(name: str) -> Callable[[list[str]], Numbers]:
+    url, _, model = name.partition("#")
+    if not model:
+        raise UserError(f"similarity: say which model: {url}#MODEL")
+    key = os.environ.get(KEY, "")
+    client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=120)
+
+    def embed(texts: list[str]) -> Numbers:
+        try:
+            reply = client.post(f"{url}/embeddings", json={"model": model, "input": texts})
+            reply.raise_for_status()
+            rows = sorted(reply.json()["data"], key=lambda row: row["index"])
+            return np.array([row["embedding"] for row in rows], dtype=np.float64)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{url}/embeddings: {error or type(error).__name__}") from None
+
+    return embed
+
+
+def _local(folder: Path) -> Callable[[list[str]], Numbers]:
+    try:
+        # Brings torch: only for whoever asks for it.
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+    except ImportError:
+        raise UserError(
+            "similarity: a local model needs `pip install panjue[embeddings]`"
+        ) from None
+    model: Any = SentenceTransformer(
+        str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
+    )
+
+    def embed(texts: list[str]) -> Numbers:
+        return np.asarray(model.encode(texts, show_progress_bar=False), dtype=np.float64)
+
+    return embed
+
+
+def best_pairs(points: Numbers) -> Iterator[tuple[int, int]]:
+    """Yield the pairs (row, column) of the one-to-one matching with the most points together."""
+    rows, columns = linear_sum_assignment(points, maximize=True)
+    yield from zip(rows.tolist(), columns.tolist(), strict=True)

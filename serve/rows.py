@@ -1,0 +1,218 @@
+"""Examples -> rows of `completions.jsonl`: whatever each example's way to its answer asks."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.task import Decoded, Example, Solving
+from panjue.serve.ask import Asker, PlainAsker, Refusal
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import (
+    LLM,
+    CompletionOutput,
+    LoRARequest,
+    Request,
+    RequestOutput,
+    Sampling,
+    complete,
+    requests,
+)
+from panjue.serve.forks import forks
+
+NEAR_TIE = 1e-4
+"""Difference in log-probability under which two tokens count as equally likely (float32)."""
+
+Row = dict[str, Any]
+Known = Callable[[str], Row | None]
+"""Key of a call, as `prompts.task.call_key` makes it -> its row of an earlier run."""
+
+
+@dataclass
+class Way:
+    """One example on the way to its answer.
+
+    Attributes:
+        first: Number of the first of the calls it waits for.
+        replies: The replies to them, as far as they are there.
+    """
+
+    example: Example
+    solving: Solving
+    first: int = 0
+    replies: list[Decoded | None] = field(default_factory=list)
+
+
+class Calls:
+    """The calls of all examples, side by side.
+
+    Attributes:
+        solved: Examples whose way has come to its end.
+        made: Calls whose rows were made, the refused ones among them.
+        tokens: Of their replies.
+    """
+
+    def __init__(
+        self,
+        asker: Asker | PlainAsker,
+        examples: Iterator[Example],
+        turns: Sequence[Sampling] = ({"logprobs": 2},),
+        known: Known = lambda _: None,
+    ) -> None:
+        """Take the examples one by one; `turns` are the requests that make one call."""
+        self.solved = self.made = self.tokens = 0
+        self._asker, self._examples, self._turns, self._known = asker, examples, turns, known
+        self._ready: deque[Request] = deque()
+        self._rows: deque[Row] = deque()
+        self._open: dict[str, tuple[Way, int, Example]] = {}
+        self._answered: dict[str, list[tuple[Request, RequestOutput]]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Return the calls that were asked and are not answered."""
+        return len(self._open) - len(self._ready) // len(self._turns)
+
+    def requests(self) -> Iterator[Request | None]:
+        """Yield what to ask next; None where that depends on a reply that is still to come."""
+        while True:
+            if self._ready:
+                yield self._ready.popleft()
+            elif (example := next(self._examples, None)) is not None:
+                self._go_on(Way(example, self._asker.task.solving(example)))
+            elif self._open:
+                yield None
+            else:
+                return
+
+    def take(self, request: Request, output: RequestOutput) -> None:
+        """Take a finished request; with the last of its call the example goes on its way."""
+        key = str(request.id)
+        answered = self._answered.setdefault(key, [])
+        answered.append((request, output))
+        if len(answered) < len(self._turns):
+            return
+        way, call, question = self._open.pop(key)
+        in_order = sorted(self._answered.pop(key), key=lambda turn: turn[0].turn)
+        made = {**self._names(way, call, question), **row(in_order, self._asker.tokenizer)}
+        self.tokens += made["completion_tokens"]
+        self._put(way, call, question, made)
+        if None not in way.replies:
+            self._go_on(way)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows that were made since."""
+        while self._rows:
+            yield self._rows.popleft()
+
+    def _go_on(self, way: Way) -> None:
+        """Hand the replies over and ask what is asked next, until something must be waited for."""
+        while None not in way.replies:
+            replies = [reply for reply in way.replies if reply]
+            way.first += len(replies)
+            try:
+                questions = way.solving.send(replies if way.first else None)  # type: ignore[arg-type]
+            except StopIteration:
+                self.solved += 1
+                return
+            way.replies = [None] * len(questions)
+            for call, question in enumerate(questions, start=way.first):
+                self._ask(way, call, question)
+
+    def _ask(self, way: Way, call: int, question: Example) -> None:
+        names = self._names(way, call, question)
+        before = self._known(" ".join(map(str, list(names.values())[:2])))
+        if before is not None:
+            if before.get("question") != names.get("question"):
+                raise UserError(
+                    f"id {way.example.id}: call {call} was {before.get('question')!r}, now it is "
+                    f"{names.get('question')!r}; choose another run=FOLDER"
+                )
+            self._reply(way, call, question, before)
+            return
+        try:
+            asked = requests(question.id, self._asker.question(question), self._turns)
+        except Refusal as refusal:
+            self._put(way, call, question, {**names, "refused": str(refusal)})
+            return
+        self._ready.extend(asked)
+        self._open[str(question.id)] = (way, call, question)
+
+    def _names(self, way: Way, call: int, question: Example) -> Row:
+        if self._asker.task.solve is None:
+            return {"id": way.example.id}
+        return {"id": way.example.id, "call": call, "question": str(question.id)}
+
+    def _put(self, way: Way, call: int, question: Example, made: Row) -> None:
+        self.made += 1
+        self._rows.append(made)
+        self._reply(way, call, question, made)
+
+    def _reply(self, way: Way, call: int, question: Example, made: Row) -> None:
+        text = made["texts"][0] if "texts" in made else ""
+        decoded = self._asker.task.decode(text, question, self._asker.labels)
+        way.replies[call - way.first] = decoded
+
+
+def rows(  # noqa: PLR0913  # each is used by somebody
+    llm: LLM | Endpoint,
+    asker: Asker | PlainAsker,
+    examples: Iterator[Example],
+    in_flight: int,
+    turns: Sequence[Sampling] = ({"logprobs": 2},),
+    adapter: Path | None = None,
+    *,
+    check: Callable[[], None] = lambda: None,
+    calls: Calls | None = None,
+) -> Iterator[Row]:
+    """Yield one row of `completions.jsonl` per call, in the order they finish.
+
+    `check` is called between the engine's steps, and may end it all. Whoever brings the `calls`
+    can see how they stand.
+    """
+    calls = calls or Calls(asker, examples, turns)
+    if isinstance(llm, Endpoint):
+        finished = llm.complete(calls.requests(), in_flight, check)
+    else:
+        lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
+        finished = complete(llm, calls.requests(), in_flight, lora, check)
+    for request, output in finished:
+        calls.take(request, output)
+        yield from calls.rows()
+    yield from calls.rows()
+
+
+def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> Row:
+    """Return what the requests of one call say, the first reply first."""
+    request, first = turns[0]
+    replies = [reply for _, output in turns for reply in output.outputs]
+    greedy = request.params.temperature == 0
+    return {
+        "texts": [reply.text for reply in replies],
+        "finish": [reply.finish_reason for reply in replies],
+        "forks": [_forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
+        "prompt_tokens": sum(len(request.question.prompt) for request, _ in turns),
+        "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
+        "completion_tokens": sum(len(reply.token_ids) for reply in replies),
+        "dropped_sentences": request.question.dropped,
+        "loosened_schema": request.question.loosened,
+        "near_ties": near_ties(first.outputs[0]) if greedy else [],
+    }
+
+
+def _forks(reply: CompletionOutput, tokenizer: Any) -> list[Any]:
+    options = [{token: o.logprob for token, o in here.items()} for here in reply.logprobs or ()]
+    return forks(list(reply.token_ids), options, tokenizer)
+
+
+def near_ties(reply: CompletionOutput) -> list[int]:
+    """Return the positions of a greedy reply where the two best tokens lie within `NEAR_TIE`.
+
+    There, and only there, may another batch or machine continue differently: sums of floats
+    depend on their order.
+    """
+    best_two = (
+        sorted(t.logprob for t in options.values())[-2:] for options in reply.logprobs or ()
+    )
+    return [i for i, two in enumerate(best_two) if len(two) == 2 and two[1] - two[0] < NEAR_TIE]
