@@ -10,7 +10,6 @@ from panjue.eval.means import Numbers, Pooled
 from panjue.prompts.similarity import best_pairs
 from panjue.prompts.task import Row
 
-FIELDS = ("target", "aspect", "opinion", "sentiment", "rationale")
 ALIKE = ("opinion", "rationale", "aspect")
 """Fields that are right where they are alike enough."""
 
