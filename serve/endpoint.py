@@ -41,11 +41,12 @@ class Endpoint:
     """Asks `URL#MODEL`: chat completions, with the schema as the format of the response.
 
     What the endpoint refuses (a prompt that is too long, say) costs that request only, whose reply
-    is empty. An endpoint that is gone, or fails again and again, ends the run.
+    is empty. An endpoint that is gone, or fails again and again, ends the run. Panjue's own server
+    takes no schema from a client: there, and wherever else, `constrained=false` sends none.
     """
 
-    def __init__(self, name: str) -> None:
-        """Take the address and the model's name there.
+    def __init__(self, name: str, transport: httpx.BaseTransport | None = None) -> None:
+        """Take the address and the model's name there; `transport` where it is no plain HTTP.
 
         Raises:
             UserError: It is not of that form.
@@ -57,7 +58,8 @@ class Endpoint:
             )
         key = os.environ.get(KEY, "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(600, connect=10))
+        timeout = httpx.Timeout(600, connect=10)
+        self._client = httpx.Client(headers=headers, timeout=timeout, transport=transport)
 
     def complete(
         self, requests: Iterable[Request | None], in_flight: int, check: Callable[[], None]
@@ -66,7 +68,7 @@ class Endpoint:
         source, end = iter(requests), object()
         running: dict[Future[Told], Request] = {}
         exhausted = False
-        with ThreadPoolExecutor(in_flight) as pool:
+        with self._client, ThreadPoolExecutor(in_flight) as pool:
             try:
                 while running or not exhausted:
                     check()
@@ -106,8 +108,9 @@ class Endpoint:
             "model": self._model,
             "messages": question.messages,
             "temperature": params.temperature,
-            "n": params.n,
         }
+        if params.n > 1:
+            body["n"] = params.n
         if question.room:
             body["max_tokens"] = question.room
         if question.schema:

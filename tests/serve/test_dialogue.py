@@ -1,0 +1,154 @@
+"""Dialogues through the real engine: many calls for one answer, side by side, gone on with."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import (
+    Answer,
+    Decoded,
+    Example,
+    Task,
+    call_key,
+    configured,
+    drive,
+    load_task,
+)
+from panjue.serve.ask import Asker, PlainAsker
+from panjue.serve.endpoint import KEY, Endpoint
+from panjue.serve.engine import LLM, engine
+from panjue.serve.rows import Calls, rows
+
+TASK = load_task("dialogue")
+SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
+ROOM = 16384
+SHORT = ({"logprobs": 2, "max_tokens": 1200},)
+"""Replies of a model that has not learnt to stop: cut, and read as far as they go."""
+
+
+def dialogue(turns: int, key: str = "1") -> Example:
+    chat = [{"Holder": "甲乙"[i % 2], "sentence": f"好{i}。"} for i in range(1, turns + 1)]
+    return TASK.from_row({"id": key, "chat": chat})
+
+
+@pytest.fixture(scope="module")
+def roomy(merged: Path, small: dict[str, Any]) -> Iterator[LLM]:
+    """Start an engine with room for a whole dialogue of a hundred turns."""
+    with engine(merged, small["engine"], ROOM, seed=0) as started:
+        yield started
+
+
+def asker_of(task: Task, merged: Path, room: int = ROOM) -> Asker:
+    return Asker(task, Labels(), merged, room)
+
+
+def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answer:
+    by_key = {call_key(row): row for row in made}
+    assert len(by_key) == len(made)
+
+    def reply(call: int, question: Example) -> Decoded:
+        row = by_key[f"{example.id} {call}"]
+        assert row["question"] == question.id
+        return task.decode(row["texts"][0] if "texts" in row else "", question, Labels())
+
+    return drive(task.solving(example), reply)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["whole", "retrieval", "window"])
+def test_a_hundred_turns_come_through_whole(way: str, roomy: LLM, merged: Path) -> None:
+    task, example = configured(TASK, {"way": way}), dialogue(100)
+    asker = asker_of(task, merged)
+    calls = Calls(asker, iter([example]), SHORT)
+    made = list(rows(roomy, asker, iter(()), in_flight=64, calls=calls))
+    assert not any("refused" in row for row in made)
+    assert (calls.solved, calls.in_flight) == (1, 0)
+    # 17 windows, 100 sextuples, emotions of 30 and seven times 10; or no windows; or one call.
+    assert calls.made == len(made) == {"whole": 1, "retrieval": 108, "window": 125}[way]
+    answer = answer_of(task, example, made)
+    assert [one["id"] for one in answer["sentences"]] == list(range(1, 101))
+    assert list(task.faults(example, task.submission(example, answer), None)) == []
+
+
+@pytest.mark.slow
+def test_a_dialogue_is_gone_on_with_where_it_stopped(roomy: LLM, merged: Path) -> None:
+    task = configured(TASK, {"window": 4, "step": 2, "emotion_window": 8, "emotion_step": 4})
+    both = [dialogue(12, "1"), dialogue(9, "2")]
+    asker = asker_of(task, merged)
+    made = list(rows(roomy, asker, iter(both), in_flight=8, turns=SHORT))
+    kept = {call_key(row): row for row in made[: len(made) // 2]}
+    calls = Calls(asker, iter(both), SHORT, kept.get)
+    more = list(rows(roomy, asker, iter(()), in_flight=8, calls=calls))
+    assert {call_key(row) for row in more} == {call_key(row) for row in made} - set(kept)
+    for example in both:
+        assert answer_of(
+            task, example, [r for r in [*kept.values(), *more] if r["id"] == example.id]
+        )
+    changed = {key: {**row, "question": "another"} for key, row in kept.items()}
+    with pytest.raises(UserError, match="call 0 was 'another', now it is '1/window 0'"):
+        list(
+            rows(
+                roomy,
+                asker,
+                iter(()),
+                in_flight=8,
+                calls=Calls(asker, iter(both), SHORT, changed.get),
+            )
+        )
+
+
+def test_what_cannot_be_asked_costs_its_call_only(llm: LLM, merged: Path, small: Any) -> None:
+    task = configured(TASK, {"window": 2, "step": 1})
+    turns = dialogue(3).turns
+    long = turns[1]._replace(sentence="长" * small["max_tokens"])
+    example = replace(dialogue(3), turns=(turns[0], long, turns[2]))
+    asker = asker_of(task, merged, small["max_tokens"])
+    made = list(rows(llm, asker, iter([example]), in_flight=4, turns=SHORT))
+    refused = [row["question"] for row in made if "refused" in row]
+    assert refused == ["1/window 0", "1/sextuple 2"]
+    assert [one["id"] for one in answer_of(task, example, made)["sentences"]] == [1, 2, 3]
+
+
+def test_any_openai_endpoint_does_as_well(
+    server: Any, llm: LLM, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = server.service.engine.backend
+    monkeypatch.setenv(KEY, backend.key)
+    vllm = Endpoint("http://engine/v1#panjue", httpx.HTTPTransport(uds=str(backend.place)))
+    examples = list(TASK.read(SAMPLE))
+    asker = asker_of(TASK, merged, small["max_tokens"])
+    offline = {call_key(row): row for row in rows(llm, asker, iter(examples), 16)}
+    made = list(rows(vllm, asker, iter(examples), in_flight=16))
+    assert {call_key(row) for row in made} == set(offline)
+    same = [row["texts"] == offline[call_key(row)]["texts"] for row in made]
+    assert sum(same) > 0.8 * len(same)  # the others hang on a near tie, or on a reply that did
+    assert all(row["completion_tokens"] > 0 for row in made)
+    for example in examples:
+        assert answer_of(TASK, example, [row for row in made if row["id"] == example.id])
+
+
+def test_our_own_server_answers_without_a_schema(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, server.key)
+    plain = PlainAsker(TASK, Labels(), 40, constrained=False)
+    example = list(TASK.read(SAMPLE))[1]
+    made = list(rows(Endpoint(f"{server.url}/v1#panjue"), plain, iter([example]), in_flight=4))
+    assert [row["finish"] for row in made] == [["length"]] * len(made)
+    assert answer_of(TASK, example, made)
+
+
+def test_an_endpoint_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("panjue.serve.endpoint.PATIENCE_S", ())
+    plain = PlainAsker(TASK, Labels(), 400, constrained=True)
+    endpoint = Endpoint("http://127.0.0.1:9/v1#x")
+    with pytest.raises(UserError, match="what is answered is kept"):
+        list(rows(endpoint, plain, iter([dialogue(1)]), in_flight=1))
+    with pytest.raises(UserError, match="is not URL#MODEL"):
+        Endpoint("127.0.0.1:9")
