@@ -1,18 +1,25 @@
 """Two submissions on the same gold: the difference, and how sure it is."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from panjue.eval.means import Columns, gold_rows, metric_values, pooled, resampled
+from panjue.eval.matching import compared_by
+from panjue.eval.means import Columns, Numbers, gold_rows, metric_values, pooled, resampled
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
-from panjue.prompts.task import Task
+from panjue.prompts.task import Example, Row, Task
 
 RESAMPLES = 10_000
+
+SHOWN = 10
+"""Values of an attribute that are shown: those with most of the change."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,106 @@ class Difference:
     better: float
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some of the examples: how the headline metric changed there.
+
+    Attributes:
+        won, lost: Examples on which the second is better, or worse, than the first.
+        mean: Second less first, over all of these examples alike.
+    """
+
+    examples: int
+    won: int
+    lost: int
+    mean: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that `panjue compare` prints.
+
+    Attributes:
+        metric: The task's headline metric, by which examples are won and lost.
+        first, second: Metric -> its value.
+        differences: Metric -> second less first.
+        all: The headline over all examples, each counting alike.
+        where: Attribute -> its value -> the examples that have it; the most changed first.
+        compared_by: What texts were compared by, where the metrics compare any.
+    """
+
+    metric: str
+    first: dict[str, float]
+    second: dict[str, float]
+    differences: dict[str, Difference]
+    all: Part
+    where: dict[str, dict[str, Part]]
+    compared_by: str | None = None
+
+    @property
+    def is_worse(self) -> bool:
+        """Say whether the second has the lower headline."""
+        return self.differences[self.metric].mean < 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Comparison:
+    """Compare two submissions: metrics, examples won and lost, and where.
+
+    Raises:
+        UserError: As for `compare`; or one answers examples that the other does not.
+    """
+    rows = _both(task, first, second)
+    columns = [_columns(task, gold, of_one) for of_one in rows]
+    # Of a metric that is of all examples together, an example's value is that of it alone.
+    alone = [pooled(task, np.array(c.values), np.ones(len(c.values)))[:, -1] for c in columns]
+    changes = alone[1] - alone[0]
+    found: dict[str, dict[str, list[int]]] = {}
+    for place, (example, right) in enumerate(gold_rows(task, gold)):
+        for attribute, value in _attributes(task, example, right):
+            found.setdefault(attribute, {}).setdefault(value, []).append(place)
+    where = {
+        attribute: {value: _part(changes[places]) for value, places in values.items()}
+        for attribute, values in found.items()
+    }
+    weights = np.array(columns[0].weights)
+    weights = weights if weights.any() else np.ones_like(weights)
+    means = [pooled(task, weights @ np.array(c.values), weights.sum()).tolist() for c in columns]
+    return Comparison(
+        metric=task.scores[-1],
+        first=dict(zip(task.scores, means[0], strict=True)),
+        second=dict(zip(task.scores, means[1], strict=True)),
+        differences=_differences(task, columns[1], columns[0]),
+        all=_part(changes),
+        where={attribute: _most_changed(parts) for attribute, parts in where.items()},
+        compared_by=compared_by(task),
+    )
+
+
+def _attributes(task: Task, example: Example, right: Row) -> Iterator[tuple[str, str]]:
+    """Yield what an example is reported by: its groups, its classes, what is decided by class."""
+    yield from example.groups.items()
+    if task.classes:
+        yield from (("class", str(name)) for name in dict.fromkeys(task.classes(right)))
+    for field in task.decides.classes if task.decides else ():
+        assert task.decides
+        values = [str(item[field]) for item in right[task.decides.items]]
+        yield from ((field, value) for value in dict.fromkeys(values))
+
+
+def _part(changes: Numbers) -> Part:
+    won, lost = int((changes > 0).sum()), int((changes < 0).sum())
+    return Part(len(changes), won, lost, float(changes.mean()))
+
+
+def _most_changed(parts: dict[str, Part]) -> dict[str, Part]:
+    order = sorted(parts, key=lambda name: -abs(parts[name].mean) * parts[name].examples)
+    return {name: parts[name] for name in order}
+
+
 def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Difference]:
     """Return metric -> difference between `first` and `second`, by a paired bootstrap (seed 0).
 
@@ -41,10 +148,26 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
             none of an example that `first` answers: a part of a file is no peer.
     """
     rows = [task.handin.index(task.handin.find(path)) for path in (first, second)]
-    if lost := sorted(rows[0].ids() - rows[1].ids()):
-        raise UserError(f"{second}: has no row for id {lost[0]} ({len(lost)} in all); no fair peer")
+    _check_peer(rows[0], rows[1], second)
     columns = [_columns(task, gold, of_one) for of_one in rows]
-    weights = np.array(columns[0].weights)
+    return _differences(task, columns[0], columns[1])
+
+
+def _both(task: Task, first: Path, second: Path) -> list[Rows]:
+    rows = [task.handin.index(task.handin.find(path)) for path in (first, second)]
+    _check_peer(rows[0], rows[1], second)
+    _check_peer(rows[1], rows[0], first)
+    return rows
+
+
+def _check_peer(rows: Rows, others: Rows, path: Path) -> None:
+    if lost := sorted(rows.ids() - others.ids()):
+        raise UserError(f"{path}: has no row for id {lost[0]} ({len(lost)} in all); no fair peer")
+
+
+def _differences(task: Task, first: Columns, second: Columns) -> dict[str, Difference]:
+    columns = (first, second)
+    weights = np.array(first.weights)
     if not weights.any():
         weights = np.ones_like(weights)
     values = [np.array(of_one.values) for of_one in columns]
@@ -78,3 +201,34 @@ def show(
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, f"{d.mean:+.4f}", interval, f"{d.better:.1%} of resamples")
     console.print(table)
+
+
+def show_runs(found: Comparison, paths: tuple[Path, Path], console: Console) -> None:
+    """Print the tables of a comparison."""
+    names = [escape(str(path)) for path in paths]
+    table = Table("metric", *names, "difference", "95% interval", title=found.compared_by)
+    for name, d in found.differences.items():
+        style = "bold" if name == found.metric else None
+        each = (f"{found.first[name]:.4f}", f"{found.second[name]:.4f}")
+        interval = f"{d.low:+.4f} - {d.high:+.4f}"
+        table.add_row(name, *each, f"{d.mean:+.4f}", interval, style=style)
+    console.print(table)
+    console.print(
+        f"{found.metric}: {found.all.won} examples won, {found.all.lost} lost, "
+        f"{found.all.examples - found.all.won - found.all.lost} alike",
+        highlight=False,
+    )
+    for attribute, parts in found.where.items():
+        changed = {value: part for value, part in parts.items() if part.won or part.lost}
+        if changed:
+            console.print(_where(attribute, changed, found))
+
+
+def _where(attribute: str, parts: dict[str, Part], found: Comparison) -> Table:
+    more = f", {SHOWN} of {len(parts)} that changed" if len(parts) > SHOWN else ""
+    title = f"{found.metric} by {attribute}{more}"
+    table = Table(attribute, "examples", "won", "lost", "mean difference", title=title)
+    for value, part in list(parts.items())[:SHOWN]:
+        numbers = (str(part.examples), str(part.won), str(part.lost), f"{part.mean:+.4f}")
+        table.add_row(escape(value), *numbers)
+    return table

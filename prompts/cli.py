@@ -194,6 +194,35 @@ def score(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="a run folder")],
+    second: Annotated[Path, typer.Argument(help="another that answered the same cases")],
+    gold: Annotated[Path | None, typer.Option(help="else the file that SECOND answered")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
+    fail_if_worse: Annotated[
+        bool, typer.Option(help="exit code 1 where SECOND has the lower headline metric")
+    ] = False,
+    embeddings: Embeddings = "ngrams",
+    judge: JudgeName = "agree",
+) -> None:
+    """Compare two runs: metrics side by side, SECOND less FIRST, cases won and lost, and where."""
+    from panjue.eval.answers import open_run
+    from panjue.eval.compare import compare_runs, show_runs
+    from panjue.eval.matching import make_matching, matching_by
+
+    run = open_run(second)
+    answered, gold = run.test, gold or run.test
+    task, name = run.task, str(run.made["task"])
+    same = matching_by(make_matching(embeddings, judge))
+    with same, _as_task(name, run.skipped, json, inputs=(first, second, gold, answered)):
+        found = compare_runs(task, gold, first, second)
+    show_runs(found, (first, second), Console())
+    if json:
+        write_json(json, found.to_json())
+    raise typer.Exit(1 if fail_if_worse and found.is_worse else 0)
+
+
+@app.command()
 def fairness(
     gold: Path,
     submission: HandedIn,

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from panjue.eval.matching import KEY as JUDGE_KEY
+from panjue.eval.matching import make_matching
 from panjue.prompts.errors import UserError
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import (
@@ -142,6 +144,15 @@ def test_our_own_server_answers_without_a_schema(
     made = list(rows(Endpoint(f"{server.url}/v1#panjue"), plain, iter([example]), in_flight=4))
     assert [row["finish"] for row in made] == [["length"]] * len(made)
     assert answer_of(TASK, example, made)
+
+
+def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JUDGE_KEY, server.key)
+    matching = make_matching(judge=f"{server.url}/v1#panjue")
+    assert matching.judge("争吵", "吵架") in {True, False}
+    assert "built in" not in matching.name
+    with pytest.raises(UserError, match="404"):
+        make_matching(judge=f"{server.url}/v2#panjue").judge("争吵", "吵架")
 
 
 def test_an_endpoint_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
