@@ -28,6 +28,7 @@ from panjue.finetune.scoring import HeldOutScore
 from panjue.finetune.settings import SftConfig, check_all_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
+from panjue.prompts.card import write_card
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import (
@@ -117,7 +118,7 @@ def train(config: SftConfig) -> None:
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.accelerator.wait_for_everyone()
-    save(trainer, labels, made, trained_folder(config))
+    save(trainer, labels, made, trained_folder(config), len(report.tokens))
     console.print(f"written: {trained_folder(config)}")
 
 
@@ -342,8 +343,13 @@ def write_config(config: SftConfig) -> None:
         out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
 
 
-def save(trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path) -> None:
-    """Write weights, labels and manifest into `folder`, which appears only when all is there."""
+def save(
+    trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path, examples: int
+) -> None:
+    """Write weights, labels, manifest and card into `folder`, which appears when all is there.
+
+    `examples` is how many were trained on.
+    """
     aside = folder.with_name(f".{folder.name}.tmp")
     if trainer.is_world_process_zero():
         shutil.rmtree(aside, ignore_errors=True)
@@ -353,5 +359,7 @@ def save(trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Pa
         return
     (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
     labels.save(aside)
-    write_json(aside / "manifest.json", {**made, "labels_sha256": sha256(aside / "labels.json")})
+    more = {"examples": examples, "labels_sha256": sha256(aside / "labels.json")}
+    write_json(aside / "manifest.json", {**made, **more})
+    write_card(aside)
     whole_folder(aside, folder)
