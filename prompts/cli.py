@@ -223,6 +223,29 @@ def compare(
 
 
 @app.command()
+def report(
+    run: Path,
+    gold: Annotated[Path | None, typer.Option(help="else the file that RUN answered")] = None,
+    html: Annotated[Path | None, typer.Option(help="else RUN/report.html")] = None,
+) -> None:
+    """Write one page on RUN: scores, where it errs, and every case to look at; and its card."""
+    from panjue.eval.answers import open_run
+    from panjue.eval.report import report as gather
+    from panjue.eval.report_page import page
+    from panjue.prompts.card import write_card
+
+    opened, place = open_run(run), html or run / "report.html"
+    with _as_task(str(opened.made["task"]), opened.skipped, html, inputs=(gold, opened.test)):
+        found = gather(run, gold)
+    with whole_file(place) as out:
+        out.write(page(found))
+    print(f"written: {place}")
+    if opened.made["trained"] and opened.trained.is_dir():
+        write_card(opened.trained, found.scores.to_json())
+        print(f"written: {opened.trained / 'README.md'}")
+
+
+@app.command()
 def fairness(
     gold: Path,
     submission: HandedIn,

@@ -110,7 +110,7 @@ def split_sentences(text: str, longest: int | None = None) -> list[str]:
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = "") -> list[int]:
     """Return the indices of the sentences that may go, the first to go first."""
-    naming = [_named(sentence, names) for sentence in sentences]
+    naming = [names_in(sentence, names) for sentence in sentences]
     introducing = {
         next((i for i, named in enumerate(naming) if name in named), -1) for name in names
     }
@@ -128,7 +128,7 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = 
     return [*nameless, *others][: None if introducing else -1]
 
 
-def _named(sentence: str, names: Sequence[str]) -> set[str]:
+def names_in(sentence: str, names: Sequence[str]) -> set[str]:
     """Return those of `names` that stand in `sentence`; 张某甲 does not name 张某."""
     found = set()
     for name in sorted(names, key=len, reverse=True):

@@ -182,11 +182,14 @@ class Decides:
         sets: Fields of an item that are label sets, decided by expected F1. Where there are two,
             `Labels.pairs` says which labels of theirs go together.
         classes: Fields of an item with one label, decided by probability.
+        order: Field -> its labels in their own order; where the hand-in has numbers, these count
+            through them.
     """
 
     items: str
     sets: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def fields(self) -> tuple[str, ...]:

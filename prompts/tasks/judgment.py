@@ -312,7 +312,7 @@ TASK = Task(
     labels=label_sets,
     faults=faults,
     weight=weight,
-    decides=Decides("judgments", sets=FIELDS, classes=("penalty",)),
+    decides=Decides("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
     by_hand=by_hand,
     classes=classes,
     metrics=(

@@ -1,0 +1,136 @@
+"""The report's figures, drawn by matplotlib as SVG that a page can hold; text stays text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from io import StringIO
+from typing import Any
+from warnings import catch_warnings, filterwarnings
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from panjue.eval.calibration import Calibration
+from panjue.eval.report import Report
+from panjue.eval.score import Scores
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # the reader's own fonts: no Chinese font need be at hand here
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "panjue",  # equal reports are equal byte for byte
+}
+BLUE, ORANGE, GREY = "#3a7ca5", "#e07a3f", "#9aa5b1"
+
+
+def drawn(draw: Callable[..., Figure | None]) -> Callable[..., str]:
+    """Let a function that draws a figure return it as SVG; nothing where it drew none."""
+
+    @wraps(draw)
+    def svg(*given: Any) -> str:
+        with mpl.rc_context(STYLE), catch_warnings():
+            filterwarnings("ignore", "Glyph .* missing from")  # the page has the reader's fonts
+            figure = draw(*given)
+            if figure is None:
+                return ""
+            out = StringIO()
+            figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
+        text = out.getvalue()
+        return text[text.index("<svg") :]
+
+    return svg
+
+
+@drawn
+def metrics(scores: Scores) -> Figure:
+    """Draw every metric with its interval, and the peers as lines across."""
+    names = list(scores.total.mean)
+    figure = Figure(figsize=(7, 0.45 * len(names) + 1))
+    axes = figure.subplots()
+    for place, name in enumerate(names):
+        low, high = scores.total.interval[name]
+        axes.barh(place, scores.total.mean[name], color=BLUE, height=0.6)
+        axes.plot([low, high], [place, place], color=ORANGE, linewidth=2)
+    peers = {name: mean for name, mean in scores.peers.items() if mean}
+    for mark, (peer, mean) in zip("|x+*12", peers.items(), strict=False):
+        axes.plot([mean[n] for n in names], range(len(names)), mark, color="black", label=peer)
+    if peers:
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    return figure
+
+
+@drawn
+def by_group(scores: Scores, attribute: str) -> Figure | None:
+    """Draw the headline metric of every group of an attribute."""
+    groups = scores.groups[attribute]
+    if len(groups) < 2:
+        return None
+    last = list(scores.total.mean)[-1]
+    figure = Figure(figsize=(7, 0.3 * len(groups) + 1))
+    axes = figure.subplots()
+    values = [summary.mean[last] for summary in groups.values()]
+    axes.barh(range(len(groups)), values, color=BLUE, height=0.7)
+    axes.axvline(scores.total.mean[last], color=GREY, linestyle="--")
+    told = [f"{name} ({summary.examples})" for name, summary in groups.items()]
+    axes.set_yticks(range(len(groups)), told)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(last)
+    return figure
+
+
+@drawn
+def confusion(found: Report, field: str) -> Figure:
+    """Draw how often each gold value was told as each other, rows by gold, in their order."""
+    order, cells = found.orders[field], found.confusion[field]
+    counts = np.array([[cells[gold, told] for told in order] for gold in order])
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = 0.42 * len(order) + 1.5
+    figure = Figure(figsize=(size, size))
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for i, j in np.argwhere(counts).tolist():
+        colour = "white" if shares[i, j] > 0.5 else "black"
+        axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(len(order)), order, rotation=90)
+    axes.set_yticks(range(len(order)), order)
+    axes.set_xlabel("told / 预测")
+    axes.set_ylabel("gold / 正确")
+    return figure
+
+
+@drawn
+def reliability(fields: Mapping[str, Calibration]) -> Figure:
+    """Draw how often judgments of each confidence are right."""
+    figure = Figure(figsize=(5, 4))
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    for name, found in fields.items():
+        sure = [one.confidence for one in found.bins]
+        right = [one.accuracy for one in found.bins]
+        axes.plot(sure, right, marker="o", label=f"{name}: ECE {found.error:.3f}")
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel("confidence / 置信度")
+    axes.set_ylabel("right / 正确率")
+    return figure
+
+
+@drawn
+def curve(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> Figure | None:
+    """Draw what the training's log has under these names, over steps."""
+    lines = {name: [(r["step"], r[name]) for r in rows if name in r] for name in names}
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
+        return None
+    figure = Figure(figsize=(7, 3))
+    axes = figure.subplots()
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel("step / 步")
+    return figure
