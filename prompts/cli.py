@@ -223,6 +223,27 @@ def compare(
 
 
 @app.command()
+def bundle(
+    run: Annotated[Path | None, typer.Argument(help="a run folder with its submission")] = None,
+    out: Annotated[Path | None, typer.Argument(help="the ZIP")] = None,
+    weights: Annotated[str, typer.Option(help="also pack: none, base or merged")] = "none",
+    verify: Annotated[Path | None, typer.Option(help="a ZIP to try in an empty folder")] = None,
+    cases: Annotated[Path | None, typer.Option(help="with --verify: the run's test file")] = None,
+    base: Annotated[Path | None, typer.Option(help="with --verify: a base not packed")] = None,
+) -> None:
+    """Pack RUN with code, weights and a manual into OUT; or --verify such a ZIP."""
+    if verify and cases:
+        _load("serve.bundle", "verify")(verify, cases, base)
+        print(f"{verify}: runs by itself and answers as it did")
+    elif run and out and weights in {"none", "base", "merged"}:
+        _load("serve.bundle", "main")(run, out, weights)
+    else:
+        raise UserError(
+            "say RUN OUT.zip [--weights none|base|merged], or --verify ZIP --cases TEST"
+        )
+
+
+@app.command()
 def report(
     run: Path,
     gold: Annotated[Path | None, typer.Option(help="else the file that RUN answered")] = None,
@@ -337,3 +358,7 @@ def main() -> None:
     except Stopped as stopped:
         print(f"panjue: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
+
+
+if __name__ == "__main__":
+    main()
