@@ -11,7 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval.matching import compared_by
-from panjue.eval.means import Columns, Numbers, gold_rows, metric_values, pooled, resampled
+from panjue.eval.means import (
+    Columns,
+    Numbers,
+    gold_rows,
+    metric_values,
+    percentiles,
+    plain,
+    pooled,
+    resampled,
+)
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
 from panjue.prompts.task import Example, Row, Task
@@ -81,7 +90,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return asdict(self)
+        found: dict[str, Any] = plain(asdict(self))
+        return found
 
 
 def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Comparison:
@@ -174,7 +184,7 @@ def _differences(task: Task, first: Columns, second: Columns) -> dict[str, Diffe
     # Both with the same seed, so draw for draw on the same examples.
     drawn = [resampled(task, weights, of_one, RESAMPLES) for of_one in values]
     gain = drawn[0] - drawn[1]
-    low, high = np.percentile(gain, [2.5, 97.5], axis=0)
+    low, high = percentiles(gain)
     whole = [pooled(task, weights @ of_one, weights.sum()) for of_one in values]
     mean, better = whole[0] - whole[1], (gain > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)

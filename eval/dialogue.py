@@ -7,6 +7,7 @@ import numpy as np
 
 from panjue.eval.matching import Matching, current
 from panjue.eval.means import Numbers, Pooled
+from panjue.prompts.sextuples import FIELDS, emotion_faults, is_texts
 from panjue.prompts.similarity import best_pairs
 from panjue.prompts.task import Row
 
@@ -18,6 +19,9 @@ SAME_TEXT = 0.8
 
 SAME_EVENT = 0.7
 """Cosine above which the judge is asked whether two events are one."""
+
+AT_ONCE = 64
+"""Pairs of texts that are compared in one table."""
 
 SURE = 1e-9
 """What a cosine may lack by rounding, and what it adds to points so that ties are broken by it."""
@@ -31,7 +35,7 @@ def sextuple(gold: Row, row: Row | None) -> float:
     four. Sentences are the same by their position; of several sextuples the best counts.
     """
     chat: Sequence[Row] = gold["chat"]
-    told: Sequence[Row] = row["chat"][: len(chat)] if row else []
+    told: Sequence[Row] = _sentences(row)[: len(chat)] if row else []
     points = sum(4.0 for want, got in zip(chat, told, strict=False) if _none(want) and _none(got))
     pairs = [
         (i, want["final_model_response"][0], one)
@@ -51,28 +55,45 @@ def sextuple(gold: Row, row: Row | None) -> float:
     return points / (4 * len(chat))
 
 
+def _sentences(row: Row) -> Sequence[Row]:
+    """Return the sentences of a submission row.
+
+    Raises:
+        TypeError: One has no list of sextuples, or a sextuple is no object of texts.
+    """
+    for one in row["chat"]:
+        listed = one["final_model_response"]
+        if not isinstance(listed, list) or not all(is_texts(told, FIELDS) for told in listed):
+            raise TypeError("no list of sextuples")
+    sentences: Sequence[Row] = row["chat"]
+    return sentences
+
+
 def _none(sentence: Row) -> bool:
     return not any(value for one in sentence["final_model_response"] for value in one.values())
 
 
 def _alike(texts: Sequence[str], others: Sequence[str]) -> Numbers:
     """Say of each text whether it means the same as the other one in its place."""
-    table = current().similar(texts, others)
-    return np.asarray(np.diagonal(table) >= SAME_TEXT - SURE, dtype=np.float64)
+    found: list[float] = []
+    for start in range(0, len(texts), AT_ONCE):  # a table of all by all would grow with its square
+        some = slice(start, start + AT_ONCE)
+        found += np.diagonal(current().similar(texts[some], others[some])).tolist()
+    return np.asarray(np.array(found) >= SAME_TEXT - SURE, dtype=np.float64)
 
 
 def _event_counts(gold: Row, row: Row | None) -> list[float]:
-    """Return the points of a dialogue and 1, or nothing where gold could not be read."""
-    if gold["emo"] is None:
+    """Return the points of a dialogue and 1, or nothing where gold has none or none readable."""
+    if not gold["emo"]:
         return [0.0, 0.0]
     told: Mapping[str, Any] = (row["emo"] if row else None) or {}
+    if any(emotion_faults(told)):
+        raise TypeError("no emotions")
     points = [
         holder_points(one["events"], told[name]["events"] if name in told else [], current())
         for name, one in gold["emo"].items()
     ]
-    if row is None or not points:
-        return [0.0, 1.0]
-    return [sum(points) / len(points), 1.0]
+    return [sum(points) / len(points) if row else 0.0, 1.0]
 
 
 def holder_points(gold: Sequence[Row], told: Sequence[Row], matching: Matching) -> float:
@@ -120,9 +141,8 @@ def _matched(points: Numbers, alike: Numbers) -> float:
 
 
 def _mean(sums: Numbers) -> Numbers:
-    return np.divide(
-        sums[..., 0], sums[..., 1], out=np.zeros_like(sums[..., 0]), where=sums[..., 1] > 0
-    )
+    nothing = np.full_like(sums[..., 0], np.nan)  # of no dialogue is there anything to score
+    return np.divide(sums[..., 0], sums[..., 1], out=nothing, where=sums[..., 1] > 0)
 
 
 event = Pooled(2, _event_counts, _mean)

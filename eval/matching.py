@@ -1,6 +1,7 @@
 """Which texts mean the same, for metrics that compare by meaning: cosines and a judge."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +10,7 @@ from functools import cache, lru_cache
 
 import httpx
 
+from panjue.prompts.decode import after_thinking
 from panjue.prompts.errors import UserError
 from panjue.prompts.similarity import BUILT_IN, Similarity, similarity
 from panjue.prompts.task import Task
@@ -80,6 +82,19 @@ def current() -> Matching:
     return _CURRENT.get() or _built_in()
 
 
+def verdict(reply: str, judge: str) -> bool:
+    """Return the last yes or no that a judge's reply says, its thinking left out.
+
+    Raises:
+        UserError: It says neither, or has not come to the end of its thinking; names `judge`.
+    """
+    said = re.findall(r"是否|不是|是|否|\byes\b|\bno\b", after_thinking(reply).lower())
+    told = [word for word in said if word != "是否"]
+    if not told or ("<think>" in reply and "</think>" not in reply):
+        raise UserError(f"{judge}: answers {reply[:80]!r}, neither 是 nor 否; take another judge")
+    return told[-1] in {"是", "yes"}
+
+
 def compared_by(task: Task) -> str | None:
     """Return what a task's metrics compare texts by, for its tables; None where they do not."""
     return current().name if task.compares else None
@@ -99,14 +114,14 @@ def _endpoint(name: str) -> Judge:
             "model": model,
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
-            "max_tokens": 8,
+            "max_tokens": 1024,  # a model that thinks first must come to its end
         }
         try:
             reply = client.post(f"{url}/chat/completions", json=asked)
             reply.raise_for_status()
             text = str(reply.json()["choices"][0]["message"]["content"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError, TypeError) as error:
             raise UserError(f"{url}/chat/completions: {error or type(error).__name__}") from None
-        return text.strip().startswith(("是", "Yes", "yes"))
+        return verdict(text, f"judge {model}")
 
     return judge

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +126,7 @@ def summarize(
     low = high = mean
     if resamples:
         means = resampled(columns.task, weights, values, resamples)
-        low, high = np.percentile(means, [2.5, 97.5], axis=0)
+        low, high = percentiles(means)
     names = columns.task.scores
     return Summary(
         len(weights),
@@ -132,6 +134,25 @@ def summarize(
         {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)},
         unweighted,
     )
+
+
+def percentiles(drawn: Numbers) -> Numbers:
+    """Return the ends of the 95% interval, [2, metrics], of [draws, metrics].
+
+    Draws in which there was nothing to score do not count.
+    """
+    with catch_warnings():
+        filterwarnings("ignore", "All-NaN slice")
+        return np.asarray(np.nanpercentile(drawn, [2.5, 97.5], axis=0))
+
+
+def plain(value: Any) -> Any:
+    """Return numbers as JSON has them: one that there is not is null."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:

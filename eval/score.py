@@ -13,7 +13,7 @@ from rich.table import Table
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.matching import compared_by
-from panjue.eval.means import Columns, Summary, gold_rows, metric_values, summarize
+from panjue.eval.means import Columns, Summary, gold_rows, metric_values, plain, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
@@ -56,6 +56,10 @@ class Scores:
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics at the top level and the rest beside them."""
+        found: dict[str, Any] = plain(self._numbers())
+        return found
+
+    def _numbers(self) -> dict[str, Any]:
         return {
             **self.total.mean,
             **self.reported,

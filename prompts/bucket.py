@@ -64,6 +64,7 @@ class Entry:
 
 
 def _short(sentence: str) -> str:
+    sentence = " ".join(sentence.split())
     return sentence if len(sentence) <= NOTE else sentence[:NOTE] + GAP
 
 
@@ -79,9 +80,10 @@ class Bucket:
     def add(self, turn: Turn, target: str, event: str) -> Entry:
         """Put a sentence into the event that is called so or most like it, or into a new one."""
         assert turn.number not in self._of, f"sentence {turn.number} is there already"
-        entry = self._find(event or OTHER)
+        event = " ".join(event.split()) or OTHER
+        entry = self._find(event)
         if entry is None:
-            entry = Entry(event or OTHER)
+            entry = Entry(event)
             self.entries.append(entry)
         entry.account.append((turn, target))
         self._of[turn.number] = entry

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from panjue.prompts.errors import UserError, did_you_mean
 
@@ -20,6 +20,23 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+
+class SolveSettings(Config):
+    """Base of the settings of a task that takes several calls."""
+
+    _kept_in: Path | None = PrivateAttr(None)
+
+    @property
+    def kept_in(self) -> Path | None:
+        """Return the run folder, where what is dear to find again is kept; None: nowhere."""
+        return self._kept_in
+
+    def in_folder(self, folder: Path | None) -> Self:
+        """Return the same settings for a run in `folder`."""
+        copy = self.model_copy()
+        copy._kept_in = folder
+        return copy
 
 
 def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:

@@ -24,7 +24,8 @@ def dialogues(folder: Path) -> Iterator[Record]:
     """
     chats = (folder / "chat").glob("chat_*.json")
     for path in sorted(chats, key=lambda path: _number(_key(path))):
-        yield f"chat/{path.name}", partial(_dialogue, folder, _key(path))
+        name = path.name.encode("utf-8", "replace").decode("utf-8")
+        yield f"chat/{name}", partial(_dialogue, folder, _key(path))
     if not is_folder_of_dialogues(folder):
         raise UserError(f"{folder}: is no folder with dialogues in it, chat/chat_<id>.json")
 
@@ -43,6 +44,7 @@ def _number(key: str) -> tuple[int, str]:
 
 
 def _dialogue(folder: Path, key: str) -> dict[str, Any]:
+    check_text(key)
     chat = _document(folder / "chat" / f"chat_{key}.json", list)
     place = folder / "emo" / f"emo_{key}.json"
     try:
@@ -53,10 +55,12 @@ def _dialogue(folder: Path, key: str) -> dict[str, Any]:
 
 
 def _document(path: Path, kind: type) -> Any:
-    if path.stat().st_size > LARGEST_LINE:
-        raise UserError(f"larger than {LARGEST_LINE >> 20} MiB; no dialogue is")
     try:
+        if path.stat().st_size > LARGEST_LINE:
+            raise UserError(f"larger than {LARGEST_LINE >> 20} MiB; no dialogue is")
         found = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(str(error.strerror)) from None
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:

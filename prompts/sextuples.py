@@ -183,7 +183,7 @@ def _read_sentences(
 def _read_holders(found: Mapping[str, Any], example: Example) -> list[dict[str, Any]]:
     told: dict[str, list[dict[str, Any]]] = {}
     for one in _dicts(found, "holders"):
-        told.setdefault(str(one.get("holder"))[:200], _dicts(one, "events"))
+        told.setdefault(str(one.get("holder")), _dicts(one, "events"))
     return [
         {"holder": holder, "events": _read_events(told.get(holder, []), events)}
         for holder, events in speakers(example.turns).items()
@@ -232,10 +232,17 @@ def faults(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
         return
     for turn, one in zip(example.turns, chat, strict=True):
         yield from (f"sentence {turn.number}: {fault}" for fault in _sentence_faults(turn, one))
-    if row.get("emo") is None:
-        yield "there are no emotions"
-    else:
-        yield from emotion_faults(row["emo"])
+    wrong = list(emotion_faults(row.get("emo")))
+    yield from wrong
+    if wrong:
+        return
+    for holder in dict.fromkeys(turn.holder for turn in example.turns):
+        if holder not in row["emo"]:
+            yield f"holder {holder!r} is not answered"
+    for holder, one in row["emo"].items():
+        states = {emotion["state"] for event in one["events"] for emotion in event["emotions"]}
+        for state in sorted(states.difference(SENTIMENTS)):
+            yield f"holder {holder!r}: the state {state!r} is none of {', '.join(SENTIMENTS)}"
 
 
 def _sentence_faults(turn: Turn, one: Any) -> Iterator[str]:
@@ -249,13 +256,14 @@ def _sentence_faults(turn: Turn, one: Any) -> Iterator[str]:
     told = one.get("final_model_response")
     if not isinstance(told, list) or len(told) > 1:
         yield "'final_model_response' must list one sextuple or none"
-    elif told and not _is_texts(told[0], FIELDS):
+    elif told and not is_texts(told[0], FIELDS):
         yield f"a sextuple has the texts {', '.join(FIELDS)} and nothing else"
     elif told and told[0]["sentiment"] not in {*SENTIMENTS, ""}:
         yield f"the sentiment {told[0]['sentiment']!r} is none of {', '.join(SENTIMENTS)}"
 
 
-def _is_texts(value: Any, keys: Sequence[str]) -> bool:
+def is_texts(value: Any, keys: Sequence[str]) -> bool:
+    """Say whether a value is an object of texts with these keys and no others."""
     return (
         isinstance(value, dict)
         and set(value) == set(keys)
@@ -277,5 +285,5 @@ def emotion_faults(emo: Any) -> Iterator[str]:
             emotions = event.get("emotions") if isinstance(event, dict) else None
             if not isinstance(emotions, list) or not isinstance(event.get("event"), str):
                 yield f"holder {holder!r}: an event has a name and a list of emotions"
-            elif not all(_is_texts(e, ("state", "reason", "source_id")) for e in emotions):
+            elif not all(is_texts(e, ("state", "reason", "source_id")) for e in emotions):
                 yield f"holder {holder!r}: an emotion has the texts state, reason and source_id"

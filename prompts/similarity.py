@@ -66,10 +66,13 @@ class Embedded:
     def __init__(self, embed: Callable[[list[str]], Numbers], kept: Path | None, name: str) -> None:
         """Take what embeds texts, [texts, size]; `name` says which model, in the file too."""
         self._embed, self._name = embed, name
-        self._kept = sqlite3.connect(kept or ":memory:", check_same_thread=False)
-        self._kept.execute(
-            "CREATE TABLE IF NOT EXISTS vectors (name, text, vector, PRIMARY KEY (name, text))"
-        )
+        try:
+            self._kept = sqlite3.connect(kept or ":memory:", check_same_thread=False)
+            self._kept.execute(
+                "CREATE TABLE IF NOT EXISTS vectors (name, text, vector, PRIMARY KEY (name, text))"
+            )
+        except sqlite3.Error as error:
+            raise UserError(f"{kept}: {error}; delete it, its vectors can be made again") from None
 
     def __call__(self, texts: Sequence[str], others: Sequence[str]) -> Numbers:
         """Return cosines, [texts, others]."""
@@ -83,15 +86,16 @@ class Embedded:
             batch = wanted[start : start + AT_ONCE]
             for text, vector in zip(batch, self._embed(batch), strict=True):
                 row = (self._name, text, np.asarray(vector, np.float32).tobytes())
-                self._kept.execute("INSERT INTO vectors VALUES (?, ?, ?)", row)
+                self._kept.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)", row)
             self._kept.commit()
         found = {
             text: known for text in dict.fromkeys(texts) if (known := self._known(text)) is not None
         }
-        size = len(next(iter(found.values()), np.zeros(1)))
-        made = np.array([found.get(text, np.zeros(size)) for text in texts]).reshape(
-            len(texts), size
-        )
+        sizes = {len(vector) for vector in found.values()} or {1}
+        if len(sizes) > 1:
+            raise UserError(f"{self._name}: its vectors have the sizes {sorted(sizes)}")
+        nothing = np.zeros(sizes.pop())
+        made = np.stack([found.get(text, nothing) for text in texts])
         lengths = np.linalg.norm(made, axis=1, keepdims=True)
         return np.asarray(made / np.maximum(lengths, 1e-12))
 
@@ -113,19 +117,30 @@ def similarity(name: str = BUILT_IN, kept: Path | None = None) -> Similarity:
     Raises:
         UserError: It is none of these, or the package for it is missing.
     """
+    check_similarity(name)
     if name == BUILT_IN:
         return ngrams
     if name.startswith(("http://", "https://")):
         return Embedded(_endpoint(name), kept, name)
-    if Path(name).is_dir():
-        return Embedded(_local(Path(name)), kept, name)
-    raise UserError(f"similarity: {name!r} is neither {BUILT_IN}, nor a folder, nor URL#MODEL")
+    return Embedded(_local(Path(name)), kept, name)
+
+
+def check_similarity(name: str) -> None:
+    """Refuse what `similarity` would, before anything is embedded.
+
+    Raises:
+        UserError: The name means nothing.
+    """
+    url, _, model = name.partition("#")
+    if url.startswith(("http://", "https://")):
+        if not model:
+            raise UserError(f"similarity: say which model: {url}#MODEL")
+    elif name != BUILT_IN and not Path(name).is_dir():
+        raise UserError(f"similarity: {name!r} is neither {BUILT_IN}, nor a folder, nor URL#MODEL")
 
 
 def _endpoint(name: str) -> Callable[[list[str]], Numbers]:
     url, _, model = name.partition("#")
-    if not model:
-        raise UserError(f"similarity: say which model: {url}#MODEL")
     key = os.environ.get(KEY, "")
     client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=120)
 
@@ -134,8 +149,11 @@ def _endpoint(name: str) -> Callable[[list[str]], Numbers]:
             reply = client.post(f"{url}/embeddings", json={"model": model, "input": texts})
             reply.raise_for_status()
             rows = sorted(reply.json()["data"], key=lambda row: row["index"])
-            return np.array([row["embedding"] for row in rows], dtype=np.float64)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            made = np.array([row["embedding"] for row in rows], dtype=np.float64)
+            if made.shape[:1] != (len(texts),) or made.ndim != 2:
+                raise ValueError(f"{len(texts)} texts, vectors of shape {made.shape}")
+            return made
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{url}/embeddings: {error or type(error).__name__}") from None
 
     return embed

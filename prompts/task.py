@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from panjue.prompts import tasks
-from panjue.prompts.config import Config, first_complaint
+from panjue.prompts.config import SolveSettings, first_complaint
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
 from panjue.prompts.files import Record, at, case_lines, lines, parse_case
 from panjue.prompts.handin import JSON_LINES, HandIn
@@ -271,7 +271,7 @@ class Task:
     classes: Callable[[Row], Iterable[str]] | None = None
     solve: Callable[[Example, Any], Solving] | None = None
     right: Callable[[Example], Callable[[Example], Example]] | None = None
-    settings: Config | None = None
+    settings: SolveSettings | None = None
     compares: bool = False
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     bad: Callable[[BadRow], None] = stop
@@ -384,9 +384,9 @@ def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None)
         if given:
             raise UserError("solve: this task takes one call, there is nothing to set")
         return task
-    kept = {"kept_in": folder} if folder else {}
     try:
-        return replace(task, settings=type(task.settings).model_validate({**given, **kept}))
+        settings = type(task.settings).model_validate(dict(given))
+        return replace(task, settings=settings.in_folder(folder))
     except ValidationError as error:
         raise UserError(f"solve: {first_complaint(type(task.settings), error)}") from None
 

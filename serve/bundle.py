@@ -8,7 +8,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from importlib import import_module, metadata
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,9 @@ def bundle(run: Path, out: Path, weights: Weights = "none") -> None:
         folder = Path(place)
         base = _pack_model(folder, trained, weights)
         _pack_code(folder / "code" / "panjue")
-        settings = {name: made[name] for name in SETTINGS} | {"solve": made.get("solve", {})}
+        settings = {name: made[name] for name in SETTINGS if name in made} | {
+            "solve": made.get("solve", {})
+        }
         model = "merged" if weights == "merged" else trained.name
         settings |= {"run": "answers", "test": "test", "trained": model}
         (folder / "generate.yaml").write_text(OmegaConf.to_yaml(settings), "utf-8")
@@ -115,7 +118,9 @@ def _copy_parts(model: Path, folder: Path) -> None:
 def _pack_code(folder: Path) -> None:
     """Copy the code as it is installed."""
     for room in ROOMS:
-        source = Path(str(import_module(f"panjue.{room}").__file__)).parent
+        spec = find_spec(f"panjue.{room}")
+        assert spec
+        source = Path(str(spec.origin)).parent
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
         shutil.copytree(source, folder / room, ignore=ignore)
 

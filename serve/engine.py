@@ -65,7 +65,7 @@ def requests(key: int | str, question: Question, turns: Sequence[Sampling]) -> l
             key,
             question,
             SamplingParams(
-                **{"temperature": 0.0, "max_tokens": question.room, **turn},
+                **{"temperature": 0.0, "max_tokens": question.room or None, **turn},
                 structured_outputs=schema,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             ),

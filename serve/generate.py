@@ -165,16 +165,20 @@ def started(
     if source.folder is None:
         assert config.endpoint
         asker = PlainAsker(task, source.labels, source.max_tokens, constrained=constrained)
-        yield Endpoint(config.endpoint), asker, None
+        yield Endpoint(config.endpoint, config.sampling), asker, None
         return
     served = served_model(source.folder, "none" if config.endpoint else config.adapter)
     ours = Asker(task, source.labels, served.model, source.max_tokens, constrained=constrained)
     if config.endpoint:
-        yield Endpoint(config.endpoint), ours, None
+        yield Endpoint(config.endpoint, config.sampling), ours, None
         return
     rank = served.lora_rank
     with engine(served.model, config.engine, source.max_tokens, config.seed, rank) as llm:
         yield llm, ours, served.adapter
+
+
+class Unanswered(Exception):
+    """A call has no row yet."""
 
 
 class StopSignals:
@@ -308,12 +312,12 @@ def is_answered(task: Task, example: Example, labels: Labels, known: Rows | None
     def reply(call: int, question: Example) -> Decoded:
         row = known.get(call_key({"id": example.id, "call": call}))
         if row is None:
-            raise LookupError(call)
+            raise Unanswered
         return task.decode(row["texts"][0] if "texts" in row else "", question, labels)
 
     try:
         drive(task.solving(example), reply)
-    except LookupError:
+    except Unanswered:
         return False
     return True
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.task import Decoded, Example, Solving
+from panjue.prompts.task import Decoded, Example, Solving, call_key
 from panjue.serve.ask import Asker, PlainAsker, Refusal
-from panjue.serve.endpoint import Endpoint
+from panjue.serve.endpoint import Endpoint, Told
 from panjue.serve.engine import (
     LLM,
     CompletionOutput,
@@ -43,6 +43,7 @@ class Way:
     solving: Solving
     first: int = 0
     replies: list[Decoded | None] = field(default_factory=list)
+    begun: bool = False
 
 
 class Calls:
@@ -67,7 +68,7 @@ class Calls:
         self._ready: deque[Request] = deque()
         self._rows: deque[Row] = deque()
         self._open: dict[str, tuple[Way, int, Example]] = {}
-        self._answered: dict[str, list[tuple[Request, RequestOutput]]] = {}
+        self._answered: dict[str, list[tuple[Request, RequestOutput | Told]]] = {}
 
     @property
     def in_flight(self) -> int:
@@ -86,7 +87,7 @@ class Calls:
             else:
                 return
 
-    def take(self, request: Request, output: RequestOutput) -> None:
+    def take(self, request: Request, output: RequestOutput | Told) -> None:
         """Take a finished request; with the last of its call the example goes on its way."""
         key = str(request.id)
         answered = self._answered.setdefault(key, [])
@@ -96,7 +97,7 @@ class Calls:
         way, call, question = self._open.pop(key)
         in_order = sorted(self._answered.pop(key), key=lambda turn: turn[0].turn)
         made = {**self._names(way, call, question), **row(in_order, self._asker.tokenizer)}
-        self.tokens += made["completion_tokens"]
+        self.tokens += made.get("completion_tokens", 0)
         self._put(way, call, question, made)
         if None not in way.replies:
             self._go_on(way)
@@ -112,17 +113,17 @@ class Calls:
             replies = [reply for reply in way.replies if reply]
             way.first += len(replies)
             try:
-                questions = way.solving.send(replies if way.first else None)  # type: ignore[arg-type]
+                questions = way.solving.send(replies if way.begun else None)  # type: ignore[arg-type]
             except StopIteration:
                 self.solved += 1
                 return
-            way.replies = [None] * len(questions)
+            way.begun, way.replies = True, [None] * len(questions)
             for call, question in enumerate(questions, start=way.first):
                 self._ask(way, call, question)
 
     def _ask(self, way: Way, call: int, question: Example) -> None:
         names = self._names(way, call, question)
-        before = self._known(" ".join(map(str, list(names.values())[:2])))
+        before = self._known(call_key(names))
         if before is not None:
             if before.get("question") != names.get("question"):
                 raise UserError(
@@ -183,22 +184,29 @@ def rows(  # noqa: PLR0913  # each is used by somebody
     yield from calls.rows()
 
 
-def row(turns: Sequence[tuple[Request, RequestOutput]], tokenizer: Any) -> Row:
+def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -> Row:
     """Return what the requests of one call say, the first reply first."""
     request, first = turns[0]
+    refused = next((output.refused for _, output in turns if isinstance(output, Told)), "")
+    if refused:
+        return {"refused": refused}
     replies = [reply for _, output in turns for reply in output.outputs]
     greedy = request.params.temperature == 0
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
         "forks": [_forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
-        "prompt_tokens": sum(len(request.question.prompt) for request, _ in turns),
+        "prompt_tokens": sum(_prompt_tokens(*turn) for turn in turns),
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
         "dropped_sentences": request.question.dropped,
         "loosened_schema": request.question.loosened,
         "near_ties": near_ties(first.outputs[0]) if greedy else [],
     }
+
+
+def _prompt_tokens(request: Request, output: RequestOutput | Told) -> int:
+    return output.prompt_tokens if isinstance(output, Told) else len(request.question.prompt)
 
 
 def _forks(reply: CompletionOutput, tokenizer: Any) -> list[Any]:

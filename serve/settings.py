@@ -78,7 +78,8 @@ class EngineConfig(Config):
     adapter: Literal["merge", "lora", "none"] = "merge"
     """Serve the adapter folded into a cached copy of its base, as it is, or the base alone."""
     max_tokens: int | None = Field(None, ge=64)
-    """Prompt plus reply; by default what training had, so that cases are shortened alike."""
+    """Prompt plus reply; by default what training had, so that cases are shortened alike. Of an
+    endpoint without `trained`, the reply alone; by default as long as the endpoint lets it be."""
     seed: int = 0
     """Of the engine."""
     in_flight: int = Field(256, ge=1)

@@ -5,14 +5,13 @@ An example takes several calls (`solve`), in one of three ways.
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from panjue.prompts.bucket import OTHER, Bucket, windows
-from panjue.prompts.config import Config
+from panjue.prompts.config import SolveSettings
 from panjue.prompts.dialogues import DIALOGUES, dialogues
 from panjue.prompts.errors import UserError
 from panjue.prompts.render import render
@@ -27,7 +26,13 @@ from panjue.prompts.sextuples import (
     speakers,
     target,
 )
-from panjue.prompts.similarity import BUILT_IN, best_pairs, ngrams, similarity
+from panjue.prompts.similarity import (
+    BUILT_IN,
+    best_pairs,
+    check_similarity,
+    ngrams,
+    similarity,
+)
 from panjue.prompts.task import (
     Answer,
     Decoded,
@@ -40,7 +45,7 @@ from panjue.prompts.task import (
 )
 
 
-class Settings(Config):
+class Settings(SolveSettings):
     """How a dialogue is solved; each key may be changed alone, to see what it is worth."""
 
     way: Literal["window", "retrieval", "whole"] = "window"
@@ -65,8 +70,12 @@ class Settings(Config):
     """Whether neighbouring equal states of a chain become one."""
     similarity: str = BUILT_IN
     """`ngrams`, a folder with a sentence-transformers model, or URL#MODEL of an endpoint."""
-    kept_in: Path | None = Field(None, exclude=True)
-    """The run folder, where a model's vectors are kept; not for you to set."""
+
+    @field_validator("similarity")
+    @classmethod
+    def _is_similarity(cls, name: str) -> str:
+        check_similarity(name)
+        return name
 
     @model_validator(mode="after")
     def _steps_fit(self) -> "Settings":
@@ -92,6 +101,8 @@ def from_row(row: Mapping[str, Any]) -> Example:
     sextuples = [_gold_sextuple(number, one) for number, one in enumerate(chat, start=1)]
     holders, problem = _emotions(row)
     notes = [problem] if problem else []
+    if any(told) and row.get("emo") is None and not problem:
+        notes.append(f"emo/emo_{row['id']}.json is missing: no events are scored")
     if any(told):
         notes += _odd(sextuples, holders or [])
     return Example(
@@ -167,7 +178,8 @@ def solve(dialogue: Example, settings: Settings) -> Solving:
     """Find the answer of a dialogue in the way that the settings say."""
     if settings.way == "whole":
         [whole] = yield [dialogue]
-        return whole.answer
+        holders = joined(dialogue.turns, [whole], merge=settings.merge)
+        return {"sentences": whole.answer["sentences"], "holders": holders}
     turns, bucket = dialogue.turns, None
     if settings.way == "window":
         bucket = yield from first_pass(dialogue, settings)
@@ -306,9 +318,9 @@ def merged(chain: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     for emotion in chain:
         if found and found[-1]["state"] == emotion["state"]:
             last = found[-1]
-            for key, mark in (("reason", "；"), ("source_id", ",")):
-                parts = [*last[key].split(mark), *emotion[key].split(mark)]
-                last[key] = mark.join(dict.fromkeys(part for part in parts if part))
+            last["reason"] = "；".join(part for part in (last["reason"], emotion["reason"]) if part)
+            sources = [*last["source_id"].split(","), *emotion["source_id"].split(",")]
+            last["source_id"] = ",".join(dict.fromkeys(source for source in sources if source))
         else:
             found.append(dict(emotion))
     return found

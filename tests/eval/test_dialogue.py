@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from panjue.eval.check import check
 from panjue.eval.dialogue import chain_points, holder_points, sextuple
-from panjue.eval.matching import Matching, current, make_matching, matching_by
+from panjue.eval.matching import Matching, current, make_matching, matching_by, verdict
 from panjue.eval.score import score
 from panjue.prompts.errors import UserError
 from panjue.prompts.sextuples import FIELDS
@@ -82,8 +83,15 @@ def test_where_gold_is_empty_only_an_empty_answer_counts() -> None:
 
 def test_of_several_sextuples_the_best_counts() -> None:
     worse = sentence("它", "价格", "不好", "neutral", "用过")["final_model_response"]
-    both = {**GOLD, "final_model_response": worse + GOLD["final_model_response"]}
-    assert sextuple({"chat": [GOLD]}, {"chat": [both]}) == 1.0
+    for told in (worse + GOLD["final_model_response"], GOLD["final_model_response"] + worse):
+        both = {**GOLD, "final_model_response": told}
+        assert sextuple({"chat": [GOLD]}, {"chat": [both]}) == 1.0
+        assert sextuple({"chat": [GOLD] * 2}, {"chat": [both, GOLD]}) == 1.0
+
+
+def test_many_sextuples_cost_no_square_of_memory() -> None:
+    many = {**GOLD, "final_model_response": GOLD["final_model_response"] * 8000}
+    assert sextuple({"chat": [GOLD]}, {"chat": [many]}) == 1.0  # a table of all would take 0.5 GB
 
 
 def test_the_authors_example() -> None:
@@ -119,6 +127,14 @@ def test_emotions_are_matched_so_that_the_points_are_most() -> None:
     assert chain_points(gold, told, given(alike)) == 1.0
     assert chain_points(gold, told[:1], given(alike)) == 0.5
     assert chain_points(gold, [told[0], told[0]], given(alike)) == pytest.approx(3 / 4)
+
+
+def test_of_matchings_with_equal_points_the_more_alike_is_taken() -> None:
+    gold = [emotion("negative", "甲"), emotion("negative", "乙")]
+    told = [emotion("negative", "丙"), emotion("doubt", "丁", "9")]
+    # 丙 gives two points wherever it goes, 丁 none: no emotion may be counted twice.
+    alike = {(a, b): 0.9 for a in "甲乙" for b in "丙丁"}
+    assert chain_points(gold, told, given(alike)) == 0.5
 
 
 def test_events_are_matched_one_to_one() -> None:
@@ -173,6 +189,52 @@ def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> 
     assert scores.total.mean == {"sextuple": pytest.approx(1 / 3), "event": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("chat/chat_1.json", lambda chat: chat[0]["final_model_response"][0].update(aspect=["质"])),
+        ("chat/chat_1.json", lambda chat: chat[0].update(final_model_response={})),
+        ("chat/chat_1.json", lambda chat: chat[0].update(final_model_response=None)),
+        ("emo/emo_1.json", lambda emo: emo["甲"].update(events=None)),
+        ("emo/emo_1.json", lambda emo: emo.update(甲=None)),
+        ("emo/emo_1.json", lambda emo: emo["甲"]["events"][0].pop("emotions")),
+    ],
+)
+def test_what_is_not_in_the_form_is_no_score(place: str, change: Any, tmp_path: Path) -> None:
+    told = damaged(folder_of(tmp_path), place, change)
+    with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
+        score(TASK, SAMPLE, told)
+    assert list(check(TASK, told, SAMPLE))
+
+
+def test_the_check_wants_every_speaker_and_known_states(tmp_path: Path) -> None:
+    told = damaged(folder_of(tmp_path), "emo/emo_1.json", lambda emo: emo.pop("乙"))
+    assert [fault.split(": ", 2)[2] for fault in check(TASK, told, SAMPLE)] == [
+        "holder '乙' is not answered"
+    ]
+    told = damaged(
+        folder_of(tmp_path),
+        "emo/emo_1.json",
+        lambda emo: emo["乙"]["events"][0]["emotions"][0].update(state="XX"),
+    )
+    [fault] = check(TASK, told, SAMPLE)
+    assert "the state 'XX' is none of positive" in fault
+
+
+def test_without_any_events_to_score_there_is_no_event_score(tmp_path: Path) -> None:
+    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
+    (gold / "emo/emo_1.json").unlink()
+    scores = score(TASK, gold, folder_of(tmp_path))
+    assert scores.total.mean["event"] == 1.0
+    assert scores.total.interval["event"] == (1.0, 1.0)  # draws without the other do not count
+    assert scores.notes == ["1: emo/emo_1.json is missing: no events are scored"]
+    (gold / "emo/emo_2.json").write_text("{}", "utf-8")  # nobody to score
+    found = score(TASK, gold, folder_of(tmp_path)).to_json()
+    assert found["event"] is None
+    assert found["interval"]["event"] == [None, None]
+    assert found["sextuple"] == 1.0
+
+
 def test_emotions_that_cannot_be_read_leave_the_mean(tmp_path: Path) -> None:
     gold = shutil.copytree(SAMPLE, tmp_path / "gold")
     (gold / "emo/emo_1.json").write_text("{", "utf-8")
@@ -201,6 +263,29 @@ def test_the_command_says_what_texts_were_compared_by(tmp_path: Path) -> None:
     torn = subprocess.run(check, capture_output=True, text=True, check=False)
     assert torn.returncode == 1
     assert "chat/chat_2.json: id 2: sentence 1: is not what the dialogue has there" in torn.stdout
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("是", True),
+        ("否。", False),
+        ("“是”", True),
+        ("**Yes**", True),
+        ("NO", False),
+        ("是否为同一件事：否", False),
+        ("不是", False),
+        ("<think>是不是呢</think>\n是", True),
+    ],
+)
+def test_what_a_judge_says(reply: str, said: bool) -> None:
+    assert verdict(reply, "judge") is said
+
+
+@pytest.mark.parametrize("reply", ["", "也许", "<think>是", "nothing"])
+def test_a_judge_must_say_something(reply: str) -> None:
+    with pytest.raises(UserError, match=r"judge x: answers .* take another judge"):
+        verdict(reply, "judge x")
 
 
 def test_metrics_compare_by_what_they_are_given() -> None:

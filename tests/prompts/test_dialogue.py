@@ -1,6 +1,8 @@
 """Long dialogues: every sentence once, nothing looks ahead, and training sees what use sees."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from panjue.prompts.bucket import NOTE, OTHER, Bucket, windows
-from panjue.prompts.errors import UserError
+from panjue.prompts.errors import BadRow, UserError
+from panjue.prompts.files import LARGEST_LINE
 from panjue.prompts.fit import GAP
 from panjue.prompts.labels import Labels
-from panjue.prompts.sextuples import FIELDS, emotion_faults
+from panjue.prompts.sextuples import FIELDS, MOST_EVENTS, emotion_faults
 from panjue.prompts.similarity import ngrams
 from panjue.prompts.task import (
     Decoded,
@@ -175,6 +178,74 @@ def test_a_sentence_is_read_without_what_comes_after_it(way: dict[str, Any]) -> 
             assert task.prompt(same)[0] == task.prompt(question)[0]
 
 
+def test_what_each_step_is_shown() -> None:
+    """The second window of two, the last sentence, and the emotions of the last window."""
+    task = configured(
+        TASK, {"window": 3, "step": 2, "emotion_window": 3, "emotion_step": 2, "same_event": 1}
+    )
+    questions, _ = asked(task, dialogue(5, "甲乙"))
+    shown = {q.id: task.prompt(q)[0]["content"].split("\n\n", 1)[1].rstrip("\n") for q in questions}
+    assert [key for key in shown if "sextuple" not in str(key)] == [
+        "1/window 0", "1/window 1", "1/emotions 0", "1/emotions 1",
+    ]  # fmt: skip
+    # topic: 1 油田, 2 油田 … by the number alone; the window has seen 3 and brings 4 and 5.
+    assert shown["1/window 0"].splitlines()[-2:] == ["已有事件：（无）", "需要回答的句子：1、2、3"]
+    assert shown["1/window 1"].splitlines() == [
+        "对话片段：",
+        "[3] 乙：这是第3句。",
+        "[4] 甲：这是第4句。",
+        "[5] 乙：这是第5句。",
+        "",
+        f"已有事件：{'；'.join(dict.fromkeys(topic(n) or OTHER for n in (1, 2, 3)))}",
+        "需要回答的句子：4、5",
+    ]
+    event = topic(5) or OTHER
+    mine = [n for n in range(1, 6) if (topic(n) or OTHER) == event]
+    assert shown["1/sextuple 5"].splitlines() == [
+        f"事件：{event}",
+        f"参与者：{'、'.join(dict.fromkeys('甲乙'[n % 2] for n in mine))}",
+        "经过：",
+        *(f"[{n}] {'甲乙'[n % 2]}谈它：这是第{n}句。" for n in mine),
+        "",
+        "这句话：[5] 乙：这是第5句。",
+    ]
+    assert shown["1/emotions 1"].splitlines() == [
+        *(
+            f"[{n}] {'甲乙'[n % 2]}：【{topic(n) or OTHER}】"
+            f"target{n}｜aspect{n}｜opinion{n}｜sentiment{n}｜rationale{n}"
+            for n in (3, 4, 5)
+        ),
+        "",
+        "需要回答的句子：4、5",
+    ]
+
+
+def test_the_switches_do_what_they_say() -> None:
+    long = dialogue(12)
+    for keys, steps in (
+        ({"window": 4, "step": 4}, (3, 12, 1)),
+        ({"window": None}, (1, 12, 1)),
+        ({"emotions": "whole", "emotion_window": 3, "emotion_step": 1}, (1, 12, 1)),
+        ({"emotion_window": 4, "emotion_step": 2}, (1, 12, 5)),
+        ({"way": "retrieval", "emotion_window": 4, "emotion_step": 4}, (0, 12, 3)),
+    ):
+        questions, _ = asked(configured(TASK, keys), long)
+        names = [question.inputs["step"] for question in questions]
+        assert tuple(map(names.count, ("window", "sextuple", "emotions"))) == steps, keys
+    just_before, _ = asked(configured(TASK, {"bucket": False, "window": 3, "step": 1}), long)
+    last = next(q for q in just_before if q.id == "1/sextuple 12")
+    assert [line[: line.index("]")] for line in last.text.splitlines()] == ["[9", "[10", "[11"]
+
+
+def test_retrieval_shows_the_nearest_in_their_order() -> None:
+    said = ["苹果很甜", "天气不错", "苹果很贵", "他走了", "苹果很甜很贵"]
+    chat = [{"Holder": "甲", "sentence": sentence} for sentence in said]
+    task = configured(TASK, {"way": "retrieval", "nearest": 2})
+    questions, _ = asked(task, TASK.from_row({"id": "1", "chat": chat}))
+    last = next(q for q in questions if q.id == "1/sextuple 5")
+    assert last.text == "[1] 甲：苹果很甜\n[3] 甲：苹果很贵\n"
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_replies_lead_to_the_same_questions(way: dict[str, Any]) -> None:
     task, example = configured(TASK, way), dialogue(25)
@@ -225,7 +296,7 @@ def reasons(holders: Any) -> dict[str, list[str]]:
 STATES = st.sampled_from(["positive", "negative", "doubt"])
 CHAINS = st.lists(
     st.fixed_dictionaries(
-        {"state": STATES, "reason": st.text("甲乙丙", min_size=1), "source_id": STATES}
+        {"state": STATES, "reason": st.text("甲乙；，", min_size=1), "source_id": STATES}
     )
 )
 
@@ -235,8 +306,17 @@ def test_a_merged_chain_has_no_equal_neighbours_and_loses_nothing(chain: list[An
     found = merged(chain)
     states = [one["state"] for one in found]
     assert all(a != b for a, b in pairwise(states))
-    assert {r for one in found for r in one["reason"].split("；")} == {o["reason"] for o in chain}
+    assert "；".join(o["reason"] for o in found) == "；".join(o["reason"] for o in chain)
     assert merged(found) == found
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_every_way_merges_if_it_is_to(merge: bool) -> None:
+    task, example = configured(TASK, {"way": "whole", "merge": merge}), next(TASK.read(SAMPLE))
+    reply = TASK.target(example)  # 甲 is negative twice about 饮酒之争
+    answer = drive(task.solving(example), lambda _, question: task.decode(reply, question, NONE))
+    chains = [len(event["emotions"]) for event in answer["holders"][0]["events"]]
+    assert chains == ([1, 1] if merge else [2, 1])
 
 
 def test_merging_by_hand() -> None:
@@ -320,6 +400,8 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"similarity": "words"}, "neither ngrams, nor a folder, nor URL#MODEL"),
+        ({"kept_in": "/tmp"}, "no setting 'kept_in'"),
         ({"way": "windows"}, "solve: way: Input should be"),
         ({"windw": 3}, "no setting 'windw'; did you mean 'window'"),
         ({"window": 4, "step": 5}, "step must not exceed its window, 4"),
@@ -327,7 +409,7 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
     ],
 )
 def test_wrong_settings_are_named(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match="solve: ") as error:
+    with pytest.raises(UserError, match=r"solve: |similarity: ") as error:
         configured(TASK, given)
     assert told in str(error.value)
     with pytest.raises(UserError, match="takes one call"):
@@ -372,6 +454,43 @@ def test_a_folder_without_dialogues_is_named(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "absent"):
         with pytest.raises(UserError, match="no folder with dialogues"):
             list(TASK.read(place))
+
+
+def test_what_is_no_file_is_a_bad_row(tmp_path: Path) -> None:
+    for kind in ("chat", "emo"):
+        shutil.copytree(SAMPLE / kind, tmp_path / kind)
+    (tmp_path / "chat/chat_8.json").mkdir()
+    (tmp_path / "chat/chat_9.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "chat/chat_10.json").write_text('[{"Holder": "\\ud800", "sentence": ""}]', "utf-8")
+    Path(os.fsdecode(bytes(tmp_path) + b"/chat/chat_\xff.json")).write_text("[]", "utf-8")
+    (tmp_path / "chat/chat_11.json").write_bytes(b"[" + b" " * (LARGEST_LINE + 1) + b"]")
+    (tmp_path / "emo/emo_2.json").unlink()
+    (tmp_path / "emo/emo_2.json").mkdir()
+    bad: list[BadRow] = []
+    read = list(replace(TASK, bad=bad.append).read(tmp_path))
+    assert [example.id for example in read] == ["1", "2"]
+    assert read[1].notes == ("emo/emo_2.json: Is a directory",)
+    reasons = {str(one.place): one.reason for one in bad}
+    assert reasons["chat/chat_8.json"] == "Is a directory"
+    assert "No such file" in reasons["chat/chat_9.json"]
+    assert "escape stands alone" in reasons["chat/chat_10.json"]
+    assert "larger than 16 MiB" in reasons["chat/chat_11.json"]
+    assert len(reasons) == 5
+    for one in bad:
+        str(one).encode("utf-8")
+
+
+def test_texts_are_cut_to_what_the_schema_allows() -> None:
+    example = next(TASK.read(SAMPLE))
+    question = next(q for q in TASK.taught(example) if q.inputs["step"] == "sextuple")
+    long = json.dumps(dict.fromkeys(FIELDS, "长" * 500))
+    decoded = TASK.decode(long, question, NONE)
+    assert {field: len(decoded.answer[field]) for field in FIELDS} == {
+        "target": 60, "aspect": 60, "opinion": 80, "sentiment": 0, "rationale": 120,
+    }  # fmt: skip
+    events = [{"event": f"事{i}", "emotions": []} for i in range(MOST_EVENTS + 3)]
+    reply = json.dumps({"holders": [{"holder": "甲", "events": events}]})
+    assert len(TASK.decode(reply, example, NONE).answer["holders"][0]["events"]) == MOST_EVENTS
 
 
 def test_all_real_dialogues_are_read(shared: Path) -> None:

@@ -1,0 +1,283 @@
+"""Any OpenAI-compatible endpoint: a server that does as it is told, and all that goes wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_lines, sha256
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Example, call_key, load_task
+from panjue.serve.ask import PlainAsker
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.rows import Calls, rows
+
+TASK = load_task("dialogue")
+SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
+PANJUE = str(Path(sys.executable).with_name("panjue"))
+LONGEST_S = 120
+
+
+Behave = Callable[[dict[str, Any]], tuple[int, dict[str, str], Any] | None]
+
+
+def instance(schema: dict[str, Any]) -> Any:
+    """Return a value that a schema allows."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema["type"] == "object":
+        return {name: instance(of) for name, of in schema["properties"].items()}
+    if schema["type"] == "array":
+        return [instance(of) for of in schema.get("prefixItems", [])]
+    return "某"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers chat completions; `behave` may answer (status, headers, body) in their place."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behave: Behave = lambda _: None
+        self.asked: list[dict[str, Any]] = []
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that hang up."""
+
+    @property
+    def name(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1#m"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Server)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        status, headers, content = self.server.behave(body) or (200, {}, said(body))
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(json.dumps(content, ensure_ascii=False).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def said(body: dict[str, Any]) -> dict[str, Any]:
+    form = body.get("response_format")
+    text = json.dumps(instance(form["json_schema"]["schema"])) if form else "无"
+    choices = [{"message": {"content": text}, "finish_reason": "stop"}] * body.get("n", 1)
+    return {"choices": choices, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def dialogue(turns: int) -> Example:
+    chat = [{"Holder": "甲乙"[i % 2], "sentence": f"第{i}句。"} for i in range(1, turns + 1)]
+    return TASK.from_row({"id": "1", "chat": chat})
+
+
+def ask(
+    server: Server,
+    turns: int = 6,
+    in_flight: int = 8,
+    check: Callable[[], None] = lambda: None,
+    sampling: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    asker = PlainAsker(TASK, Labels(), 0, constrained=True)
+    calls = Calls(asker, iter([dialogue(turns)]), [sampling or {}])
+    endpoint = Endpoint(server.name, sampling)
+    made: list[dict[str, Any]] = []
+    for row in rows(endpoint, asker, iter(()), in_flight, check=check, calls=calls):
+        made.append(row)
+        server.made = made  # type: ignore[attr-defined]  # what was there when it failed
+    return made
+
+
+def test_it_is_asked_as_openai_is(server: Server) -> None:
+    made = ask(server, sampling={"top_p": 0.5, "stop": ["。"], "max_tokens": 9})
+    assert len(made) == len(server.asked) == 1 + 6 + 1
+    first = server.asked[0]
+    assert {key: first[key] for key in ("model", "temperature", "top_p", "stop", "max_tokens")} == {
+        "model": "m", "temperature": 0.0, "top_p": 0.5, "stop": ["。"], "max_tokens": 9,
+    }  # fmt: skip
+    assert "第1句" in first["messages"][0]["content"]
+    assert first["response_format"]["json_schema"]["strict"] is True
+    assert all((row["prompt_tokens"], row["completion_tokens"]) == (7, 3) for row in made)
+    with pytest.raises(UserError, match="sampling: no setting 'top_k'"):
+        Endpoint(server.name, {"top_k": 3})
+
+
+def test_what_it_refuses_costs_its_call_only(server: Server) -> None:
+    def behave(body: dict[str, Any]) -> Any:
+        return (400, {}, "too long") if "第3句" in body["messages"][0]["content"][-20:] else None
+
+    server.behave = behave
+    made = ask(server)
+    assert [row["question"] for row in made if "refused" in row] == ["1/sextuple 3"]
+    assert made[0].keys() >= {"texts", "finish"}
+
+
+def test_an_endpoint_that_refuses_all_is_named_and_nothing_is_kept(server: Server) -> None:
+    server.behave = lambda _: (400, {}, "unknown field: response_format")
+    with pytest.raises(UserError, match=r"400: .*response_format.*constrained=false"):
+        ask(server)
+    assert not hasattr(server, "made")
+
+
+def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
+    def behave(body: dict[str, Any]) -> Any:
+        content = body["messages"][0]["content"]
+        if "这句话" not in content:
+            return None
+        if "第2句" in content[-20:]:
+            return 404, {}, "gone"
+        time.sleep(0.3)
+        return None
+
+    server.behave = behave
+    with pytest.raises(UserError, match=r"404.*what is answered is kept"):
+        ask(server)
+    kept = {row["question"] for row in server.made}  # type: ignore[attr-defined]
+    assert kept == {"1/window 0", *(f"1/sextuple {n}" for n in (1, 3, 4, 5, 6))}
+
+
+def test_a_stop_waits_for_nobody(server: Server) -> None:
+    release, asked = threading.Event(), threading.Event()
+
+    def behave(_: dict[str, Any]) -> Any:
+        asked.set()
+        release.wait(LONGEST_S)  # longer than anybody would wait
+        return 500, {}, "late"
+
+    def check() -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    server.behave = behave
+    with pytest.raises(KeyboardInterrupt):
+        ask(server, check=check)
+    assert not release.is_set()
+    release.set()
+
+
+def test_as_many_are_in_flight_as_is_said(server: Server) -> None:
+    together = threading.Barrier(150)
+
+    def behave(body: dict[str, Any]) -> Any:
+        if "这句话" in body["messages"][0]["content"]:
+            together.wait(LONGEST_S)  # breaks where fewer come
+        return None
+
+    server.behave = behave
+    assert len(ask(server, turns=150, in_flight=200)) > 150
+
+
+def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
+    times = iter(range(100))
+    server.behave = lambda _: (503, {"Retry-After": "0.1"}, "busy") if next(times) < 6 else None
+    assert len(ask(server)) == 8
+
+
+@pytest.mark.parametrize("reply", [[], {"choices": []}, {"choices": [{}]}, {"choices": "no"}, 3])
+def test_a_reply_in_no_form_ends_the_run(
+    reply: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("panjue.serve.endpoint.PAUSES_S", (0,))
+    server.behave = lambda _: (200, {}, reply)
+    with pytest.raises(UserError, match="goes on from there"):
+        ask(server)
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:9", "http://x/v1", "http://[::1/v1#m", "#m", ""])
+def test_what_is_no_endpoint_is_named(name: str) -> None:
+    with pytest.raises(UserError, match="is not URL#MODEL"):
+        Endpoint(name)
+
+
+def config_of(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "empty.yaml").write_text(f"task: dialogue\nrun: {folder}/run\n", "utf-8")
+    return folder / "empty.yaml"
+
+
+def command(server: Server, folder: Path, *words: str) -> list[str]:
+    start = [PANJUE, "generate", str(config_of(folder)), f"test={SAMPLE}"]
+    return [*start, f"endpoint={server.name}", "solve.window=2", "solve.step=1", *words]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path: Path) -> None:
+    whole = subprocess.run(
+        command(server, tmp_path / "whole"), capture_output=True, text=True, check=False
+    )
+    assert whole.returncode == 0, whole.stderr
+    assert "2 examples in 16 calls: 16 first replies valid as they came" in whole.stdout
+    asked = len(server.asked)
+    assert asked == 16
+
+    def slowly(_: dict[str, Any]) -> None:
+        time.sleep(0.2)
+
+    server.behave = slowly
+    words = command(server, tmp_path / "killed", "in_flight=1")
+    completions = tmp_path / "killed/run/completions.jsonl"
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        began = time.monotonic()
+        while not completions.exists() or completions.read_bytes().count(b"\n") < 3:
+            assert time.monotonic() - began < LONGEST_S
+            time.sleep(0.01)
+        running.send_signal(signal.SIGKILL)
+    kept = completions.read_bytes()
+    assert 3 <= kept.count(b"\n") < 16
+    server.behave = lambda _: None
+    again = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "continuing: 0 of 2 are answered already" in again.stdout
+    made = completions.read_bytes()
+    assert made.startswith(kept[: kept.rfind(b"\n") + 1])
+    keys = [call_key(row) for _, row in read_lines(completions)]
+    assert len(keys) == len(set(keys)) == 16
+    assert sha256(tmp_path / "killed/run/submission") == sha256(tmp_path / "whole/run/submission")
+    third = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "all 2 are answered already" in third.stdout
+    other = subprocess.run(
+        [*words, "solve.bucket=false"], capture_output=True, text=True, check=False
+    )
+    assert other.returncode == 2
+    assert "was made otherwise (solve:" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_task_with_labels_needs_a_training(server: Server, tmp_path: Path) -> None:
+    words = [*command(server, tmp_path)[:4], f"endpoint={server.name}", "task=judgment"]
+    (tmp_path / "cases.jsonl").write_text(
+        '{"id": 1, "fact": "被告人甲盗窃。", "defendants": ["甲"]}\n', "utf-8"
+    )
+    words[3] = f"test={tmp_path / 'cases.jsonl'}"
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'judgment' has labels, which training collects; set trained=FOLDER" in done.stderr
