@@ -19,6 +19,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.task import Decoded, Example, Task, configured, drive, load_task
 
 WAYS = (
+    {"way": "whole", "merge": False},
     {"way": "whole"},
     {"way": "retrieval", "emotions": "whole", "merge": False},
     {"way": "retrieval", "emotions": "whole"},
