@@ -12,12 +12,15 @@ from panjue.prompts.render import TEMPLATES
 CARD = Path(__file__).parent / "card.md"
 
 
-def write_card(folder: Path, scores: Mapping[str, Any] | None = None) -> None:
+def write_card(
+    folder: Path, scores: Mapping[str, Any] | None = None, name: str | None = None
+) -> None:
     """Write `README.md` and `prompt.md` into the folder of an adapter or a model.
 
     Args:
         folder: Has the training's manifest.json and labels.json.
         scores: What `panjue score --json` wrote of it, if it has been scored.
+        name: Of the run; by default that of its folder.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -35,7 +38,7 @@ def write_card(folder: Path, scores: Mapping[str, Any] | None = None) -> None:
     counts = load_labels(folder / "labels.json").counts
     labels = ", ".join(f"{len(of)} {kind}" for kind, of in counts.items())
     text = CARD.read_text("utf-8").format(
-        name=f"{made['task']}-{folder.parent.name}",
+        name=f"{made['task']}-{name or folder.parent.name}",
         kind="A LoRA adapter" if is_adapter else "A model, all its weights fine-tuned,",
         task=made["task"],
         base=made["base"],

@@ -106,4 +106,6 @@ def first_complaint(cls: type[Config], error: ValidationError) -> str:
     if first["type"] == "missing":
         known = cls.model_fields.get(key)  # None for a key inside a section
         return f"set {key!r}: {(known and known.description) or 'it has no default'}"
+    if not key:  # of several settings together
+        return str(first["msg"]).removeprefix("Value error, ")
     return f"{key}: {first['msg']}, got {first['input']!r}"

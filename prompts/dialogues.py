@@ -78,8 +78,9 @@ def _handed_in(folder: Path) -> Iterator[Record]:
 
 def _whole(load: Any) -> dict[str, Any]:
     row: dict[str, Any] = load()
-    if row["emo_problem"]:
-        raise UserError(row["emo_problem"])
+    problem = row.pop("emo_problem")
+    if problem:
+        raise UserError(problem)
     return row
 
 

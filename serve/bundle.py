@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from panjue.prompts.card import write_card
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256, sync_names, write_json
-from panjue.prompts.model import PARTS, model_folder
+from panjue.prompts.model import PARTS, model_folder, model_sha256
 from panjue.prompts.task import load_task
 from panjue.serve.merge import merge
 
@@ -89,8 +89,10 @@ def _pack_model(folder: Path, trained: Path, weights: Weights) -> str:
     base = "base" if weights == "base" or Path(name).is_dir() else name
     copied = folder / trained.name
     shutil.copytree(trained, copied, ignore=shutil.ignore_patterns("training_args.bin"))
+    digest = made["base_sha256"]
     if weights == "base":
         _copy_parts(model_folder(name), folder / "base")
+        digest = model_sha256(folder / "base")
     if weights == "merged":
         whole = merge(trained, trained.with_name("merged"))
         shutil.copytree(whole, folder / "merged")
@@ -103,16 +105,20 @@ def _pack_model(folder: Path, trained: Path, weights: Weights) -> str:
                 content = {**read_json(path)}
                 for key in ("base", "base_model_name_or_path"):
                     content |= {key: base} if content.get(key) else {}
+                if "base_sha256" in content:
+                    content["base_sha256"] = digest
                 write_json(path, scrubbed(content))
         if (place / "manifest.json").exists():
-            write_card(place)
-    return f"{base} (SHA-256 {made['base_sha256']})"
+            write_card(place, name=trained.parent.name)
+    return f"{base} (SHA-256 {digest})"
 
 
 def _copy_parts(model: Path, folder: Path) -> None:
+    """Copy a model's files, but not what panjue noted of a base that it made itself."""
     folder.mkdir()
     for path in sorted({path for part in PARTS for path in model.glob(part)}):
-        shutil.copy(path, folder)
+        if path.name not in {"manifest.json", "labels.json"}:
+            shutil.copy(path, folder)
 
 
 def _pack_code(folder: Path) -> None:

@@ -454,5 +454,5 @@ TASK = Task(
     right=right,
     settings=Settings.model_validate({}),
     compares=True,
-    metrics=("dialogue.sextuple", "dialogue.event"),
+    metrics=("dialogue.event", "dialogue.sextuple"),
 )
