@@ -105,7 +105,7 @@ def _endpoint(name: str) -> Judge:
     if not url.startswith(("http://", "https://")) or not model:
         raise UserError(f"judge: {name!r} is neither {AGREE} nor URL#MODEL")
     key = os.environ.get(KEY, "")
-    client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=120)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     @cache
     def judge(gold: str, found: str) -> bool:
@@ -117,7 +117,7 @@ def _endpoint(name: str) -> Judge:
             "max_tokens": 1024,  # a model that thinks first must come to its end
         }
         try:
-            reply = client.post(f"{url}/chat/completions", json=asked)
+            reply = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=120)
             reply.raise_for_status()
             text = str(reply.json()["choices"][0]["message"]["content"])
         except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError, TypeError) as error:

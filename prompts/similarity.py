@@ -142,11 +142,16 @@ def check_similarity(name: str) -> None:
 def _endpoint(name: str) -> Callable[[list[str]], Numbers]:
     url, _, model = name.partition("#")
     key = os.environ.get(KEY, "")
-    client = httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=120)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def embed(texts: list[str]) -> Numbers:
         try:
-            reply = client.post(f"{url}/embeddings", json={"model": model, "input": texts})
+            reply = httpx.post(
+                f"{url}/embeddings",
+                json={"model": model, "input": texts},
+                headers=headers,
+                timeout=120,
+            )
             reply.raise_for_status()
             rows = sorted(reply.json()["data"], key=lambda row: row["index"])
             made = np.array([row["embedding"] for row in rows], dtype=np.float64)
