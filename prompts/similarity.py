@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -71,6 +72,7 @@ class Embedded:
             self._kept.execute(
                 "CREATE TABLE IF NOT EXISTS vectors (name, text, vector, PRIMARY KEY (name, text))"
             )
+            weakref.finalize(self, self._kept.close)
         except sqlite3.Error as error:
             raise UserError(f"{kept}: {error}; delete it, its vectors can be made again") from None
 
