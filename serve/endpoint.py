@@ -13,6 +13,7 @@ import httpx
 
 from panjue.prompts.config import check_settings
 from panjue.prompts.errors import UserError
+from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.engine import Request
 
 KEY = "PANJUE_ENDPOINT_KEY"
@@ -186,6 +187,8 @@ class Endpoint:
             body["n"] = params.n
         if params.max_tokens:
             body["max_tokens"] = params.max_tokens
+        if question.prompt:  # a model of our training: the template must render as it did there
+            body["chat_template_kwargs"] = TEMPLATE_ARGS
         if question.schema:
             form = {"name": "reply", "strict": True, "schema": question.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": form}

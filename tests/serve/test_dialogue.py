@@ -120,9 +120,9 @@ def test_what_cannot_be_asked_costs_its_call_only(llm: LLM, merged: Path, small:
 
 
 def test_any_openai_endpoint_does_as_well(
-    server: Any, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, llm: LLM, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own server, past our gateway: every reply obeys the schema that was sent with it."""
+    """vLLM's own server, past our gateway: replies obey their schemas and are those of offline."""
     backend = server.service.engine.backend
     monkeypatch.setenv(KEY, backend.key)
     vllm = Endpoint("http://engine/v1#panjue", {}, httpx.HTTPTransport(uds=str(backend.place)))
@@ -130,6 +130,11 @@ def test_any_openai_endpoint_does_as_well(
     asker = asker_of(TASK, merged, small["max_tokens"])
     made = list(rows(vllm, asker, iter(examples), in_flight=16))
     assert all(row["completion_tokens"] > 0 for row in made)
+    offline = {call_key(row): row for row in rows(llm, asker, iter(examples), 16)}
+    prompts = [row["prompt_tokens"] == offline[call_key(row)]["prompt_tokens"] for row in made[:2]]
+    assert all(prompts), "the same prompts, token for token, where no reply has gone before"
+    same = [row["texts"] == offline[call_key(row)]["texts"] for row in made]
+    assert sum(same) > 0.8 * len(same)  # the others hang on a near tie, or on a reply that did
     replies = {row["question"]: row for row in made}
     valid: list[str] = []
 
