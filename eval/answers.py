@@ -21,6 +21,7 @@ from panjue.prompts.task import (
     call_key,
     configured,
     drive,
+    first_reply,
     load_task,
 )
 
@@ -240,7 +241,7 @@ def _decoded(
 ) -> Decoded:
     """Decode one completion (its first sample) and count what happened."""
     refused = completion.get("refused") is not None
-    decoded = task.decode("" if refused else completion["texts"][0], example, labels)
+    decoded = task.decode(first_reply(completion), example, labels)
     tally.calls += 1
     tally.refused += refused
     if refused:

@@ -59,6 +59,12 @@ def calibration(confidence: Sequence[float], correct: Sequence[bool]) -> Calibra
     return Calibration(error / max(1, len(sure)), bins)
 
 
+def of_example(row: Mapping[str, Any]) -> float:
+    """Return how sure a row of `confidence.jsonl` is: the mean over its judgments."""
+    values = [value for item in row["confidence"] for value in item.values()]
+    return float(sum(values) / len(values))
+
+
 class Certainty:
     """Collects confidences beside what is right, example by example."""
 
@@ -90,8 +96,7 @@ class Certainty:
         for field, confidence, right in noted:
             self._sure[field].append(confidence)
             self._right[field].append(right)
-        values = [value for item in sure["confidence"] for value in item.values()]
-        self._of_example.append(sum(values) / len(values))
+        self._of_example.append(of_example(sure))
         return noted
 
     def fields(self) -> dict[str, Calibration]:

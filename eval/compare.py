@@ -20,6 +20,7 @@ from panjue.eval.means import (
     plain,
     pooled,
     resampled,
+    summarize,
 )
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows
@@ -100,7 +101,8 @@ def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Compariso
     Raises:
         UserError: As for `compare`; or one answers examples that the other does not.
     """
-    rows = _both(task, first, second)
+    rows = _peers(task, first, second)
+    _check_peer(rows[1], rows[0], first)
     columns = [_columns(task, gold, of_one) for of_one in rows]
     # Of a metric that is of all examples together, an example's value is that of it alone.
     alone = [pooled(task, np.array(c.values), np.ones(len(c.values)))[:, -1] for c in columns]
@@ -113,13 +115,10 @@ def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Compariso
         attribute: {value: _part(changes[places]) for value, places in values.items()}
         for attribute, values in found.items()
     }
-    weights = np.array(columns[0].weights)
-    weights = weights if weights.any() else np.ones_like(weights)
-    means = [pooled(task, weights @ np.array(c.values), weights.sum()).tolist() for c in columns]
     return Comparison(
         metric=task.scores[-1],
-        first=dict(zip(task.scores, means[0], strict=True)),
-        second=dict(zip(task.scores, means[1], strict=True)),
+        first=summarize(columns[0], resamples=0).mean,
+        second=summarize(columns[1], resamples=0).mean,
         differences=_differences(task, columns[1], columns[0]),
         all=_part(changes),
         where={attribute: _most_changed(parts) for attribute, parts in where.items()},
@@ -157,16 +156,13 @@ def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Diff
         UserError: A file is missing or broken, a gold example has no answer, or `second` answers
             none of an example that `first` answers: a part of a file is no peer.
     """
-    rows = [task.handin.index(task.handin.find(path)) for path in (first, second)]
-    _check_peer(rows[0], rows[1], second)
-    columns = [_columns(task, gold, of_one) for of_one in rows]
+    columns = [_columns(task, gold, of_one) for of_one in _peers(task, first, second)]
     return _differences(task, columns[0], columns[1])
 
 
-def _both(task: Task, first: Path, second: Path) -> list[Rows]:
+def _peers(task: Task, first: Path, second: Path) -> list[Rows]:
     rows = [task.handin.index(task.handin.find(path)) for path in (first, second)]
     _check_peer(rows[0], rows[1], second)
-    _check_peer(rows[1], rows[0], first)
     return rows
 
 

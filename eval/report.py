@@ -7,7 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.answers import Run, open_run
+from panjue.eval.answers import Run
+from panjue.eval.calibration import of_example
 from panjue.eval.score import Scores, score
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Rows, dump, read_json, read_lines
@@ -82,13 +83,13 @@ class Report:
     decoding: Mapping[str, Any] = field(default_factory=dict)
 
 
-def report(folder: Path, gold: Path | None = None) -> Report:
-    """Gather the report of the run in `folder`, on the file it answered unless `gold` is another.
+def report(run: Run, gold: Path | None = None) -> Report:
+    """Gather the report of a run, on the file it answered unless `gold` is another.
 
     Raises:
         UserError: The run is not finished, or the cases have no answers to compare with.
     """
-    run = open_run(folder)
+    folder = run.folder
     place = run.task.handin.find(folder)
     found = Report(folder.name, str(run.made["task"]), score(run.task, gold or run.test, folder))
     found.cases = list(_cases(run, gold or run.test, run.task.handin.index(place)))
@@ -102,13 +103,14 @@ def report(folder: Path, gold: Path | None = None) -> Report:
 
 
 def _cases(run: Run, gold: Path, rows: Rows) -> Iterator[Case]:
-    sure = run.folder / "confidence.jsonl"
-    confidences = Rows(sure) if sure.exists() else None
+    place = run.folder / "confidence.jsonl"
+    confidences = Rows(place) if place.exists() else None
     replies = _replies(run)
     for example in run.task.read(gold):
         if example.answer is None:
             raise UserError(f"{gold}: id {example.id} has no gold answer; say --gold FILE")
         row = rows.get(example.id)
+        sure = confidences.get(example.id) if confidences else None
         right = run.task.gold(example)
         items = list(items_of(run.task, right, row))
         names = [name for name, _ in items]
@@ -121,7 +123,7 @@ def _cases(run: Run, gold: Path, rows: Rows) -> Iterator[Case]:
             if run.task.classes
             else [],
             wrong=sorted({one.name for _, of in items for one in of if not one.is_right}),
-            confidence=_confidence(confidences.get(example.id) if confidences else None),
+            confidence=of_example(sure) if sure else None,
             reply=replies.get(str(example.id), []),
         )
 
@@ -131,11 +133,6 @@ def _replies(run: Run) -> dict[str, list[str]]:
     for _, row in read_lines(run.folder / "completions.jsonl"):
         found[str(row["id"])].append(row["texts"][0] if "texts" in row else row["refused"])
     return found
-
-
-def _confidence(row: Mapping[str, Any] | None) -> float | None:
-    values = [value for item in row["confidence"] for value in item.values()] if row else []
-    return sum(values) / len(values) if values else None
 
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[tuple[str, list[Field]]]:

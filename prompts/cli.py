@@ -257,7 +257,7 @@ def report(
 
     opened, place = open_run(run), html or run / "report.html"
     with _as_task(str(opened.made["task"]), opened.skipped, html, inputs=(gold, opened.test)):
-        found = gather(run, gold)
+        found = gather(opened, gold)
     with whole_file(place) as out:
         out.write(page(found))
     print(f"written: {place}")

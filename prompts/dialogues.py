@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import LARGEST_LINE, Record, check_text, whole_folder
+from panjue.prompts.files import BOM, LARGEST_LINE, Record, check_text, parse, whole_folder
 from panjue.prompts.handin import HandIn, Write, indexed
 
 
@@ -54,21 +54,13 @@ def _dialogue(folder: Path, key: str) -> dict[str, Any]:
     return {"id": key, "chat": chat, "emo": emo, "emo_problem": problem}
 
 
-def _document(path: Path, kind: type) -> Any:
+def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
     try:
         if path.stat().st_size > LARGEST_LINE:
             raise UserError(f"larger than {LARGEST_LINE >> 20} MiB; no dialogue is")
-        found = json.loads(path.read_bytes().decode("utf-8-sig"))
+        return parse(path.read_bytes().removeprefix(BOM), kind)
     except OSError as error:
         raise UserError(str(error.strerror)) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise UserError(f"expected a JSON {'list' if kind is list else 'object'}")
-    check_text(found)
-    return found
 
 
 def _handed_in(folder: Path) -> Iterator[Record]:

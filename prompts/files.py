@@ -102,14 +102,25 @@ def parse_line(raw: bytes) -> dict[str, Json]:
     Raises:
         UserError: The line is no UTF-8, no JSON, or no object.
     """
+    row: dict[str, Json] = parse(raw, dict)
+    return row
+
+
+def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
+    """Read bytes as a JSON object or a JSON list.
+
+    Raises:
+        UserError: They are no UTF-8, no JSON, or of another kind.
+    """
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"expected a JSON object, found {type(row).__name__}")
+    if not isinstance(row, kind):
+        wanted = "object" if kind is dict else "list"
+        raise UserError(f"expected a JSON {wanted}, found {type(row).__name__}")
     if rb"\u" in raw:
         check_text(row)
     return row

@@ -81,13 +81,17 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model by name: all that is ever read of it."""
+    return sorted({path for part in PARTS for path in folder.glob(part)})
+
+
 def model_sha256(folder: Path) -> str:
     """Return one hash over the names and contents of a model's files.
 
     What was fitted to its replies afterwards (`DECISION`) is no part of it.
     """
-    found = {path for part in PARTS for path in folder.glob(part)}
-    files = sorted(path for path in found if path.name != DECISION)
+    files = (path for path in model_files(folder) if path.name != DECISION)
     parts = (f"{sha256(path)} {path.name}" for path in files)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -117,6 +117,11 @@ def call_key(row: Mapping[str, Any]) -> str:
     return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
 
 
+def first_reply(row: Mapping[str, Any]) -> str:
+    """Return the first reply of a row of `completions.jsonl`; empty where it could not be asked."""
+    return str(row["texts"][0]) if row.get("refused") is None else ""
+
+
 UNKNOWN = "-"
 """The group of an example whose attribute nobody knows."""
 

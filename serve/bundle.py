@@ -1,6 +1,5 @@
 """What a sealed stage wants of a run, in one ZIP that answers a test file by itself."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from packaging.requirements import Requirement
 from panjue.prompts.card import write_card
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256, sync_names, write_json
-from panjue.prompts.model import PARTS, model_folder, model_sha256
+from panjue.prompts.model import DECISION, model_files, model_folder, model_sha256
 from panjue.prompts.task import load_task
 from panjue.serve.merge import merge
 
@@ -96,7 +95,7 @@ def _pack_model(folder: Path, trained: Path, weights: Weights) -> str:
     if weights == "merged":
         whole = merge(trained, trained.with_name("merged"))
         shutil.copytree(whole, folder / "merged")
-        decision = trained / "decision.json"
+        decision = trained / DECISION
         if decision.exists():
             shutil.copy(decision, folder / "merged")
     for place in (copied, folder / "merged"):
@@ -116,7 +115,7 @@ def _pack_model(folder: Path, trained: Path, weights: Weights) -> str:
 def _copy_parts(model: Path, folder: Path) -> None:
     """Copy a model's files, but not what panjue noted of a base that it made itself."""
     folder.mkdir()
-    for path in sorted({path for part in PARTS for path in model.glob(part)}):
+    for path in model_files(model):
         if path.name not in {"manifest.json", "labels.json"}:
             shutil.copy(path, folder)
 
@@ -280,5 +279,5 @@ def main(run: Path, out: Path, weights: Weights) -> None:
     bundle(run, out, weights)
     with zipfile.ZipFile(out) as packed:
         count = len(packed.namelist())
-    digest = hashlib.sha256(out.read_bytes()).hexdigest()
-    print(f"written: {out}, {count} files, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {digest}")
+    size = out.stat().st_size / 2**20
+    print(f"written: {out}, {count} files, {size:.1f} MiB, SHA-256 {sha256(out)}")

@@ -27,6 +27,7 @@ from panjue.prompts.task import (
     call_key,
     configured,
     drive,
+    first_reply,
     load_task,
     no_labels,
 )
@@ -103,7 +104,7 @@ def generate(config: GenerateConfig) -> None:
         console.print(str(skipped), highlight=False, markup=False)
     place = config.run / "completions.jsonl"
     known = rows_of(place)
-    done = {str(e.id) for e in asked(task, config) if is_answered(task, e, source.labels, known)}
+    done = answered(task, config, source.labels, known) if known else set()
     if len(done) >= examples:
         console.print(f"{place}: all {examples} are answered already")
         return
@@ -304,16 +305,21 @@ def rows_of(path: Path) -> Rows | None:
     return Rows(path, key=call_key)
 
 
-def is_answered(task: Task, example: Example, labels: Labels, known: Rows | None) -> bool:
-    """Say whether all calls of an example have their rows."""
-    if known is None or task.solve is None:
-        return known is not None and example.id in known
+def answered(task: Task, config: GenerateConfig, labels: Labels, known: Rows) -> set[str]:
+    """Return the ids of the examples all of whose calls have their rows."""
+    if task.solve is None:
+        return known.ids()
+    return {str(e.id) for e in asked(task, config) if is_answered(task, e, labels, known)}
+
+
+def is_answered(task: Task, example: Example, labels: Labels, known: Rows) -> bool:
+    """Say whether the way to an example's answer comes to its end with the rows that are there."""
 
     def reply(call: int, question: Example) -> Decoded:
         row = known.get(call_key({"id": example.id, "call": call}))
         if row is None:
             raise Unanswered
-        return task.decode(row["texts"][0] if "texts" in row else "", question, labels)
+        return task.decode(first_reply(row), question, labels)
 
     try:
         drive(task.solving(example), reply)

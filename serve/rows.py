@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.task import Decoded, Example, Solving, call_key
+from panjue.prompts.task import Decoded, Example, Solving, call_key, first_reply
 from panjue.serve.ask import Asker, PlainAsker, Refusal
 from panjue.serve.endpoint import Endpoint, Told
 from panjue.serve.engine import (
@@ -151,8 +151,7 @@ class Calls:
         self._reply(way, call, question, made)
 
     def _reply(self, way: Way, call: int, question: Example, made: Row) -> None:
-        text = made["texts"][0] if "texts" in made else ""
-        decoded = self._asker.task.decode(text, question, self._asker.labels)
+        decoded = self._asker.task.decode(first_reply(made), question, self._asker.labels)
         way.replies[call - way.first] = decoded
 
 

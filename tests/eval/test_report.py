@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.answers import open_run
 from panjue.eval.report import coloured, items_of, report
 from panjue.eval.report_page import page
 from panjue.prompts.files import dump, sha256, write_json
@@ -73,7 +74,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_the_numbers_by_hand(hostile: Path) -> None:
-    found = report(hostile)
+    found = report(open_run(hostile))
     # 盗窃罪: four in gold, three told right. 2 * 3 / (4 + 3).
     [(name, (count, f1))] = found.by_class.items()
     assert (name, count) == ("盗窃罪", 4)
@@ -105,11 +106,11 @@ def test_any_task_has_cases_to_look_at() -> None:
 
 
 def test_the_page_needs_nothing_else(hostile: Path) -> None:
-    text = page(report(hostile))
+    text = page(report(open_run(hostile)))
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
     assert "<script>alert" not in text
     assert text.count("<script") == 2
-    assert page(report(hostile)) == text, "the same report is the same page"
+    assert page(report(open_run(hostile))) == text, "the same report is the same page"
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def opened(browser: Any) -> Iterator[Any]:
 
 
 def test_names_stay_text(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(report(hostile)), "utf-8")
+    (hostile / "report.html").write_text(page(report(open_run(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())
     opened.click("#list button >> nth=0")
     assert opened.locator("#case h4").all_inner_texts() == HOSTILE
