@@ -5,23 +5,32 @@
 export PYTHONSAFEPATH = 1
 PYTHON   ?= python3
 GPU      := $(shell command -v nvidia-smi 2>/dev/null)
-TASK     ?= judgment
 CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
+# The slash that a shell's completion leaves behind a folder would leave `notdir` nothing.
+override MODEL := $(MODEL:/=)
+override TRAIN := $(TRAIN:/=)
 RUN      ?= runs/$(CONFIG)$(if $(filter-out judgment,$(TASK)),-$(TASK))$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
 BAD      := $(if $(ON_BAD_ROW),on_bad_row=$(ON_BAD_ROW))
 BAD_ROW  := $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
-GOLD     := $(or $(TEST),data/demo/test.jsonl)
+OF_TASK  := $(addprefix --task ,$(TASK))
+# Invented cases stand in for the user's only where nothing says that it is not the demo.
+INVENTED := $(if $(filter-out demo,$(CONFIG))$(filter-out judgment,$(TASK)),,data/demo)
+CASES    := $(or $(TRAIN),$(addsuffix /train.jsonl,$(INVENTED)))
+GOLD     := $(or $(TEST),$(if $(TRAIN),,$(addsuffix /test.jsonl,$(INVENTED))))
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
 .PHONY: install check test torture demo base sft tune generate score check-submission serve chat
 .NOTPARALLEL:
-ifneq ($(and $(TRAIN),$(filter generate score,$(MAKECMDGOALS))),)
-$(if $(TEST),,$(error TRAIN is given: say TEST=FILE too))
+$(foreach name,TRAIN TEST DEV MIX MODEL RUN,$(if $(word 2,$($(name))),$(error \
+  $(name)=$($(name)): make takes no path with spaces; rename it, or give a link to it)))
+want = $(if $(filter $(2),$(MAKECMDGOALS)),$(error \
+  say $(1)=FILE: the invented cases are for the demo alone (no TRAIN, MODEL, TASK or CONFIG)))
+ifeq ($(CASES),)  # a config other than the demo's may name them itself
+$(if $(filter demo,$(CONFIG)),$(call want,TRAIN,sft generate tune score serve))
+$(if $(DEV),,$(call want,TRAIN,tune))
 endif
-ifneq ($(and $(filter-out judgment,$(TASK)),$(filter sft generate tune serve score check-submission,$(MAKECMDGOALS))),)
-$(if $(and $(TRAIN),$(TEST)),,$(error the invented cases are for judgment: with TASK=$(TASK) say TRAIN=FILE and TEST=FILE))
-endif
+$(if $(GOLD),,$(call want,TEST,generate score check-submission))
 install: .venv/installed
 .venv/installed: pyproject.toml .ci/install
 	.ci/install $(PYTHON)
@@ -38,19 +47,19 @@ demo: install
 base: demo
 	$(PANJUE) base finetune/configs/base.yaml
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
-	$(PANJUE) sft finetune/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(call given,MODEL TRAIN DEV MIX) $(BAD) $(SFT)
+	$(PANJUE) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT)
 generate: sft
-	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) test=$(GOLD) $(BAD) $(GENERATE)
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) $(BAD) $(GENERATE)
 tune: sft
-	$(PANJUE) generate serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN)/tune \
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN)/tune $(call given,TASK) \
 	  trained=$(if $(filter method=full,$(SFT)),$(RUN)/model,$(RUN)/adapter) samples=8 \
-	  $(if $(DEV),test=$(DEV),test=$(or $(TRAIN),data/demo/train.jsonl) held_out=true) $(BAD) $(GENERATE)
+	  $(if $(DEV),test=$(DEV),test=$(CASES) held_out=true) $(BAD) $(GENERATE)
 	$(PANJUE) tune $(RUN)/tune
 serve: sft
-	$(PANJUE) serve serve/configs/$(CONFIG).yaml task=$(TASK) run=$(RUN) $(SERVE)
+	$(PANJUE) serve serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) $(SERVE)
 chat: install
 	@$(PANJUE) chat $(CHAT)
 score: generate
-	$(PANJUE) score $(GOLD) $(RUN) --task $(TASK) --json $(RUN)/scores.json $(BAD_ROW)
+	$(PANJUE) score $(GOLD) $(RUN) $(OF_TASK) --json $(RUN)/scores.json $(BAD_ROW)
 check-submission: install
-	$(PANJUE) check $(RUN) --cases $(GOLD) --labels $(RUN)/labels.json --task $(TASK) $(BAD_ROW)
+	$(PANJUE) check $(RUN) --cases $(GOLD) --labels $(RUN)/labels.json $(OF_TASK) $(BAD_ROW)

@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.decide import fitted_decider
+from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.eval.rank import ranked
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows, dump, read_json, sha256, whole_file, write_json
+from panjue.prompts.errors import Unreadable, UserError
+from panjue.prompts.files import Rows, dump, generation, sha256, whole_file, write_json
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import model_sha256
 from panjue.prompts.skip import Skipped, reading
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import (
@@ -52,6 +53,7 @@ class Tally:
     filled: int = 0
     pair_price: float | None = None
     class_prior: float | None = None
+    decision_sha256: str | None = None
     fallback: str = "commonest labels"
     submission: str = "submission.jsonl"
     repairs: Counter[str] = field(default_factory=Counter)
@@ -116,11 +118,22 @@ class Run:
         """Say whether only the tenth that training held out was asked."""
         return bool(self.made.get("held_out"))
 
+    def card_folder(self) -> Path | None:
+        """Return the folder of what answered, here or where it was; None where it is no more."""
+        for folder in (self.folder / self.trained.name, self.trained):
+            if folder.is_dir() and model_sha256(folder) == self.made["trained_sha256"]:
+                return folder
+        return None
+
+    @property
+    def is_of_adapter(self) -> bool:
+        """Say whether what was trained answered, and not its base or an endpoint."""
+        of_another = self.made.get("endpoint") or self.made.get("adapter") == "none"
+        return bool(self.made["trained"]) and not of_another
+
     def examples(self) -> Iterator[Example]:
         """Yield the examples that were asked."""
-        for example in self.task.read(self.test):
-            if not self.held_out or is_held_out(example):
-                yield example
+        return self.task.read(self.test)
 
     def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
         """Yield every example, of a task of one call, with its row.
@@ -133,8 +146,20 @@ class Run:
             yield example, self.row(rows, {"id": example.id})
 
     def rows(self) -> Rows:
-        """Return the rows of all calls."""
-        return Rows(self.folder / "completions.jsonl", key=call_key)
+        """Return the rows of all calls.
+
+        Raises:
+            UserError: One is broken.
+        """
+        try:
+            return Rows(self.folder / "completions.jsonl", key=call_key)
+        except Unreadable as error:
+            raise Unreadable(f"{error}; run `panjue generate`") from None
+        except UserError as error:
+            more = "drops it if it is the last and a kill left it torn"
+            raise UserError(
+                f"{error}; `panjue generate` again {more}; delete another one: it is asked again"
+            ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of one call.
@@ -151,23 +176,50 @@ class Run:
         return row
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path, gold: Path | None = None) -> Run:
     """Return the run in `folder`.
 
+    Args:
+        folder: Of the run.
+        gold: Read in place of the test file that it answered.
+
     Raises:
-        UserError: It has no completions, or the test file has changed since.
+        UserError: It has no completions; or the test file has changed since, or `gold` is of other
+            examples.
     """
-    made = read_json(folder / "manifest.json").get("generate")
-    if made is None:
-        raise UserError(f"{folder}: has no completions yet; run `panjue generate` first")
-    test = Path(made["test"])
-    if not test.exists() or sha256(test) != made["test_sha256"]:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    made = generation(folder)
+    if not made:
+        raise UserError(f"{folder}: is no run with completions; `panjue generate` makes one")
+    test = gold or Path(made["test"])
+    if not gold and (not test.exists() or sha256(test) != made["test_sha256"]):
         raise UserError(
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
     task, skipped = reading(load_task(made["task"]), made.get("on_bad_row", "stop"))
     task = configured(task, made.get("solve", {}), folder)
-    return Run(folder, task, test, load_labels(folder / "labels.json"), made, skipped)
+    if made.get("held_out"):
+        task = replace(task, only=is_held_out)
+    run = Run(folder, task, test, load_labels(folder / "labels.json"), made, skipped)
+    if gold:
+        _check_gold(run)
+    return run
+
+
+def _check_gold(run: Run) -> None:
+    """Refuse gold that is not of the examples that were answered.
+
+    Raises:
+        UserError: Says how many have no partner.
+    """
+    answered = run.task.handin.index(run.task.handin.find(run.folder)).ids()
+    examples = {str(example.id) for example in run.examples()}
+    if answered != examples:
+        raise UserError(
+            f"{run.test}: is not gold of what {run.folder} answered: {len(examples - answered)} "
+            f"examples have no row there, {len(answered - examples)} rows no example"
+        )
 
 
 def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
@@ -185,7 +237,8 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     run = open_run(folder)
     task, place = run.task, folder / run.task.handin.name
     tally = Tally(fallback=task.fallback, submission=place.name)
-    decider = fitted_decider(task, run.labels, run.trained) if task.decides and not greedy else None
+    fitted = run.trained if run.is_of_adapter else None
+    decider = fitted_decider(task, run.labels, fitted) if task.decides and not greedy else None
     with (
         task.handin.writing(place) as write,
         whole_file(folder / "confidence.jsonl") as sure,
@@ -197,21 +250,13 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
                 write(task.submission(example, _solved(run, rows, example, tally)))
                 continue
             row = run.row(rows, {"id": example.id})
-            answer = _decoded(task, example, row, run.labels, tally).answer
-            replies = row.get("texts", ())[: 1 if greedy else None]
-            if task.ranks:
-                answer, filled = ranked(task, example, replies, run.labels)
-                tally.filled += filled
-            elif decider and len(replies) > 1:
-                decision = decider.decide(example, row)
-                answer = decision.answer
-                sure.write(dump({"id": example.id, "confidence": decision.confidence}) + "\n")
-            if len(replies) > 1 and (decider or task.ranks):
-                tally.decided += 1
-                tally.replies += len(replies)
+            answer, confidence = _answer(run, example, row, decider, tally, greedy=greedy)
             write(task.submission(example, answer))
+            if confidence is not None:
+                sure.write(dump({"id": example.id, "confidence": confidence}) + "\n")
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
+        tally.decision_sha256 = decision_sha256(fitted)
     else:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(run.skipped.rows)
@@ -219,6 +264,32 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     report["submission_sha256"] = sha256(place)
     write_json(folder / "decode.json", report)
     return tally
+
+
+def _answer(
+    run: Run,
+    example: Example,
+    row: dict[str, Any],
+    decider: Decider | None,
+    tally: Tally,
+    *,
+    greedy: bool,
+) -> tuple[Answer, list[dict[str, float]] | None]:
+    """Return the answer to an example of one call, and how sure it is where that is decided."""
+    task = run.task
+    first = _decoded(task, example, row, run.labels, tally).answer
+    replies = row.get("texts", ())[: 1 if greedy else None]
+    if len(replies) > 1 and (decider or task.ranks):
+        tally.decided += 1
+        tally.replies += len(replies)
+    if task.ranks:
+        answer, filled = ranked(task, example, replies, run.labels)
+        tally.filled += filled
+        return answer, None
+    if decider and len(replies) > 1:
+        decision = decider.decide(example, row)
+        return decision.answer, decision.confidence
+    return first, None
 
 
 def _solved(run: Run, rows: Rows, example: Example, tally: Tally) -> Answer:

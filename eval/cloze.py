@@ -2,7 +2,9 @@
 
 import re
 import string
+from collections.abc import Iterator
 
+from panjue.eval.fields import Field, Item, texts
 from panjue.eval.metrics import overlap_f1
 from panjue.prompts.task import Row
 
@@ -25,6 +27,13 @@ def f1(gold: Row, predicted: Row | None) -> float:
         raise TypeError
     pairs = ((text, answer) for texts in gold["references"] for text in texts for answer in answers)
     return max((token_f1(text, answer) for text, answer in pairs), default=0.0)
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield the ranked answers beside the gold ones, right where one of them is."""
+    references = dict.fromkeys(text for texts in gold["references"] for text in texts)
+    told = texts(row["ret"]) if row else []
+    yield "", [Field("answers", list(references), told, f1(gold, row) == 1)]
 
 
 def token_f1(reference: str, answer: str) -> float:

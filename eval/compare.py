@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from panjue.eval.answers import Run
+from panjue.eval.fields import items_of
 from panjue.eval.matching import compared_by
 from panjue.eval.means import (
     Columns,
     Numbers,
+    check_answered,
     gold_rows,
     metric_values,
     percentiles,
@@ -27,6 +30,9 @@ from panjue.prompts.files import Rows
 from panjue.prompts.task import Example, Row, Task
 
 RESAMPLES = 10_000
+
+TIE = 1e-9
+"""Differences up to this are the order of additions, no change."""
 
 SHOWN = 10
 """Values of an attribute that are shown: those with most of the change."""
@@ -86,13 +92,30 @@ class Comparison:
 
     @property
     def is_worse(self) -> bool:
-        """Say whether the second has the lower headline."""
-        return self.differences[self.metric].mean < 0
+        """Say whether the second has the lower headline, or none."""
+        return not self.differences[self.metric].mean >= -TIE
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         found: dict[str, Any] = plain(asdict(self))
         return found
+
+
+def check_runs(first: Run, second: Run, *, same_file: bool = True) -> None:
+    """Refuse runs that were asked different things, unless both are compared with other gold.
+
+    Raises:
+        UserError: Names both and what differs.
+    """
+    pair = f"{first.folder} and {second.folder}"
+    if first.made["task"] != second.made["task"]:
+        told = f"{first.made['task']} and {second.made['task']}"
+        raise UserError(f"{pair}: are runs of two tasks, {told}")
+    if same_file and first.made["test_sha256"] != second.made["test_sha256"]:
+        told = f"{first.made['test']} and {second.made['test']}"
+        raise UserError(
+            f"{pair}: answered two test files, {told}; say --gold FILE if it is of both"
+        )
 
 
 def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Comparison:
@@ -128,17 +151,22 @@ def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Compariso
 
 def _attributes(task: Task, example: Example, right: Row) -> Iterator[tuple[str, str]]:
     """Yield what an example is reported by: its groups, its classes, what is decided by class."""
-    yield from example.groups.items()
+    ours = {"class", *(task.decides.classes if task.decides else ())}
+    found: dict[tuple[str, str], None] = {
+        (f"group {name}" if name in ours else name, value): None
+        for name, value in example.groups.items()
+    }
     if task.classes:
-        yield from (("class", str(name)) for name in dict.fromkeys(task.classes(right)))
-    for field in task.decides.classes if task.decides else ():
-        assert task.decides
-        values = [str(item[field]) for item in right[task.decides.items]]
-        yield from ((field, value) for value in dict.fromkeys(values))
+        found |= {("class", str(name)): None for name in task.classes(right)}
+    if task.decides:
+        for one in (one for _, fields in items_of(task, right, None) for one in fields):
+            if one.name in task.decides.classes:
+                found |= {(one.name, value): None for value in one.gold}
+    yield from found
 
 
 def _part(changes: Numbers) -> Part:
-    won, lost = int((changes > 0).sum()), int((changes < 0).sum())
+    won, lost = int((changes > TIE).sum()), int((changes < -TIE).sum())
     return Part(len(changes), won, lost, float(changes.mean()))
 
 
@@ -188,13 +216,13 @@ def _differences(task: Task, first: Columns, second: Columns) -> dict[str, Diffe
 
 
 def _columns(task: Task, gold: Path, rows: Rows) -> Columns:
-    columns = Columns(task)
+    columns, answered = Columns(task), 0
     for example, right in gold_rows(task, gold):
-        place = f"{rows.path}: id {example.id}"
-        values = metric_values(task, right, rows.get(example.id), place)
+        row = rows.get(example.id)
+        values = metric_values(task, right, row, f"{rows.path}: id {example.id}")
         columns.add(example, task.weight(example), values)
-    if not columns.weights:
-        raise UserError(f"{gold}: has no examples")
+        answered += row is not None
+    check_answered(gold, len(columns.weights), rows.path, len(rows), answered)
     return columns
 
 
@@ -202,7 +230,7 @@ def show(
     differences: dict[str, Difference], against: Path, console: Console, title: str | None = None
 ) -> None:
     """Print the table."""
-    table = Table(f"less {against}", "difference", "95% interval", "better in", title=title)
+    table = Table(escape(f"less {against}"), "difference", "95% interval", "better in", title=title)
     for name, d in differences.items():
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, f"{d.mean:+.4f}", interval, f"{d.better:.1%} of resamples")
@@ -211,8 +239,10 @@ def show(
 
 def show_runs(found: Comparison, paths: tuple[Path, Path], console: Console) -> None:
     """Print the tables of a comparison."""
-    names = [escape(str(path)) for path in paths]
-    table = Table("metric", *names, "difference", "95% interval", title=found.compared_by)
+    for name, path in zip(("first", "second"), paths, strict=True):
+        console.print(f"{name}: {path}", highlight=False, markup=False)
+    title = found.compared_by and escape(found.compared_by)
+    table = Table("metric", "first", "second", "difference", "95% interval", title=title)
     for name, d in found.differences.items():
         style = "bold" if name == found.metric else None
         each = (f"{found.first[name]:.4f}", f"{found.second[name]:.4f}")
@@ -232,8 +262,8 @@ def show_runs(found: Comparison, paths: tuple[Path, Path], console: Console) -> 
 
 def _where(attribute: str, parts: dict[str, Part], found: Comparison) -> Table:
     more = f", {SHOWN} of {len(parts)} that changed" if len(parts) > SHOWN else ""
-    title = f"{found.metric} by {attribute}{more}"
-    table = Table(attribute, "examples", "won", "lost", "mean difference", title=title)
+    title = escape(f"{found.metric} by {attribute}{more}")
+    table = Table(escape(attribute), "examples", "won", "lost", "mean difference", title=title)
     for value, part in list(parts.items())[:SHOWN]:
         numbers = (str(part.examples), str(part.won), str(part.lost), f"{part.mean:+.4f}")
         table.add_row(escape(value), *numbers)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval.beliefs import Belief, Beliefs
-from panjue.prompts.files import read_json
+from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import DECISION
 from panjue.prompts.task import Answer, Example, Task
@@ -128,12 +128,34 @@ class Decider:
         return decided
 
 
-def fitted_decider(task: Task, labels: Labels, trained: Path) -> Decider:
+def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider:
     """Return the decider as `panjue tune` fitted it to the replies of `trained`, if it did."""
-    place = trained / DECISION
-    found = read_json(place) if place.exists() else {}
+    found = _fit(trained)
     names = ("pair_price", "class_prior", "class_ratios")
     return Decider(task, labels, **{name: found[name] for name in names if name in found})
+
+
+def decision_sha256(trained: Path | None) -> str | None:
+    """Return the hash of what `panjue tune` fitted to the replies of `trained`, if it did."""
+    place = trained / DECISION if trained else None
+    return sha256(place) if place and place.exists() else None
+
+
+def cases_of(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which cases a run answered, by the record of how."""
+    return {"test_sha256": made["test_sha256"], "held_out": bool(made.get("held_out"))}
+
+
+def is_fitted_on(trained: Path, made: Mapping[str, Any]) -> bool:
+    """Say whether `panjue tune` fitted to replies of `trained` on the cases of this run."""
+    return _fit(trained).get("fitted_on") == cases_of(made)
+
+
+def _fit(trained: Path | None) -> dict[str, Any]:
+    """Return what `panjue tune` wrote beside `trained`; empty where it did not."""
+    place = trained / DECISION if trained else None
+    found: dict[str, Any] = read_json(place) if place and place.exists() else {}
+    return found
 
 
 def expected_f1(chosen: LabelSet, belief: Belief) -> float:

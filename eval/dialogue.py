@@ -1,10 +1,11 @@
 """Scores of dialogues: sextuples sentence by sentence, and chains of emotions event by event."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from panjue.eval.fields import Field, Item, same, texts
 from panjue.eval.matching import Matching, current
 from panjue.eval.means import Numbers, Pooled
 from panjue.prompts.sextuples import FIELDS, emotion_faults, is_texts
@@ -45,14 +46,51 @@ def sextuple(gold: Row, row: Row | None) -> float:
         if any(one.values())
     ]
     if pairs:
-        right = np.array([want["sentiment"] == one["sentiment"] for _, want, one in pairs], float)
-        for field in ALIKE:
-            right += _alike([w[field] for _, w, _ in pairs], [one[field] for *_, one in pairs])
+        right = _points([(want, one) for _, want, one in pairs])
         best: dict[int, float] = {}
         for (i, *_), value in zip(pairs, right.tolist(), strict=True):
             best[i] = max(best.get(i, 0.0), value)
         points += sum(best.values())
     return points / (4 * len(chat))
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield every sentence with its sextuple, then every holder with its chains of emotions."""
+    told = _sentences(row) if row else ()
+    for place, want in enumerate(gold["chat"]):
+        [one] = want["final_model_response"] or [{}]
+        found = told[place]["final_model_response"] if place < len(told) else []
+        best = int(_points([(one, of) for of in found]).argmax()) if one and found else 0
+        other: Row = found[best] if found else {}
+        values = {field: (texts(one.get(field)), texts(other.get(field))) for field in FIELDS}
+        fields = [same("sentiment", *values["sentiment"])] + [
+            Field(field, *pair, pair[0] == pair[1] or (all(pair) and bool(_alike(*pair)[0])))
+            for field, pair in values.items()
+            if field in ALIKE
+        ]
+        yield f"{want['holder']}：{want['input_sentence']}", fields
+    emotions = (row["emo"] if row else None) or {}
+    for name, holder in (gold["emo"] or {}).items():
+        found = emotions.get(name, {"events": []})["events"]
+        right = holder_points(holder["events"], found, current()) == 1
+        yield name, [Field("emotions", chains(holder["events"]), chains(found), right)]
+
+
+def _points(pairs: Sequence[tuple[Row, Row]]) -> Numbers:
+    """Return the points of each sextuple beside its gold one, 0-4."""
+    right = np.array([want["sentiment"] == told["sentiment"] for want, told in pairs], float)
+    for field in ALIKE:
+        right += _alike([want[field] for want, _ in pairs], [told[field] for _, told in pairs])
+    return right
+
+
+def chains(events: Sequence[Row]) -> list[str]:
+    """Return a line for each emotion: its event, state, source and reason."""
+    return [
+        f"{event['event']}: {one['state']} ← {one['source_id']}: {one['reason']}"
+        for event in events
+        for one in event["emotions"]
+    ]
 
 
 def _sentences(row: Row) -> Sequence[Row]:

@@ -18,7 +18,7 @@ from panjue.eval.matching import compared_by
 from panjue.eval.means import Columns, gold_rows, metric_values, summarize
 from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.errors import UserError, did_you_mean
-from panjue.prompts.files import read_json, sha256
+from panjue.prompts.files import generation, read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import UNKNOWN, Example, Row, Task, beside
@@ -267,9 +267,7 @@ class Training:
 
 def training(run: Path) -> Training | None:
     """Return what the run's adapter was trained on, if that file is still there as it was."""
-    place = run / "manifest.json"
-    trained = read_json(place).get("generate", {}).get("trained") if place.exists() else None
-    made_at = Path(trained or "nowhere") / "manifest.json"
+    made_at = Path(generation(run).get("trained") or "nowhere") / "manifest.json"
     made = read_json(made_at) if made_at.exists() else {}
     train = Path(made.get("train", "nowhere"))
     if not train.exists() or sha256(train) != made.get("train_sha256"):

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from html import escape
 from io import StringIO
+from itertools import cycle
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
@@ -21,8 +23,11 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "svg.hashsalt": "panjue",  # equal reports are equal byte for byte
+    "text.parse_math": False,  # a $ in a name is a $
 }
-BLUE, ORANGE, GREY = "#3a7ca5", "#e07a3f", "#9aa5b1"
+LARGEST = 40
+"""Classes up to which a confusion is drawn; beyond, nobody can read it."""
+BLUE, ORANGE, GRAY = "#3a7ca5", "#e07a3f", "#9aa5b1"
 
 
 def drawn(draw: Callable[..., Figure | None]) -> Callable[..., str]:
@@ -38,7 +43,9 @@ def drawn(draw: Callable[..., Figure | None]) -> Callable[..., str]:
             out = StringIO()
             figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
         text = out.getvalue()
-        return text[text.index("<svg") :]
+        # Its own texts would be read out one by one; the numbers stand in a table beside it.
+        named = f'<svg role="img" aria-label="{escape(str(figure.get_label()))}"'
+        return text[text.index("<svg") :].replace("<svg", named, 1)
 
     return svg
 
@@ -54,10 +61,12 @@ def metrics(scores: Scores) -> Figure:
         axes.barh(place, scores.total.mean[name], color=BLUE, height=0.6)
         axes.plot([low, high], [place, place], color=ORANGE, linewidth=2)
     peers = {name: mean for name, mean in scores.peers.items() if mean}
-    for mark, (peer, mean) in zip("|x+*12", peers.items(), strict=False):
-        axes.plot([mean[n] for n in names], range(len(names)), mark, color="black", label=peer)
+    for mark, (peer, mean) in zip(cycle("osD^vX*P"), peers.items(), strict=False):
+        [marks] = axes.plot([mean[n] for n in names], range(len(names)), mark, label=peer)
+        marks.set(color="black", markeredgecolor="white", markersize=7)
     if peers:
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.set_label("metrics with intervals and peers · 得分、区间与对照")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
@@ -75,19 +84,22 @@ def by_group(scores: Scores, attribute: str) -> Figure | None:
     axes = figure.subplots()
     values = [summary.mean[last] for summary in groups.values()]
     axes.barh(range(len(groups)), values, color=BLUE, height=0.7)
-    axes.axvline(scores.total.mean[last], color=GREY, linestyle="--")
+    axes.axvline(scores.total.mean[last], color=GRAY, linestyle="--")
     told = [f"{name} ({summary.examples})" for name, summary in groups.items()]
     axes.set_yticks(range(len(groups)), told)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xlabel(last)
+    figure.set_label(f"{last} by {attribute}")
     return figure
 
 
 @drawn
-def confusion(found: Report, field: str) -> Figure:
-    """Draw how often each gold value was told as each other, rows by gold, in their order."""
+def confusion(found: Report, field: str) -> Figure | None:
+    """Draw how often each gold value was predicted as each, rows by gold, in their order."""
     order, cells = found.orders[field], found.confusion[field]
+    if len(order) > LARGEST:
+        return None
     counts = np.array([[cells[gold, told] for told in order] for gold in order])
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = 0.42 * len(order) + 1.5
@@ -95,12 +107,13 @@ def confusion(found: Report, field: str) -> Figure:
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     for i, j in np.argwhere(counts).tolist():
-        colour = "white" if shares[i, j] > 0.5 else "black"
-        axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=8)
+        ink = "white" if shares[i, j] > 0.5 else "black"
+        axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=ink, fontsize=8)
     axes.set_xticks(range(len(order)), order, rotation=90)
     axes.set_yticks(range(len(order)), order)
-    axes.set_xlabel("told / 预测")
+    axes.set_xlabel("predicted / 预测")
     axes.set_ylabel("gold / 正确")
+    figure.set_label(f"{field}: gold and predicted · 正确与预测")
     return figure
 
 
@@ -109,7 +122,7 @@ def reliability(fields: Mapping[str, Calibration]) -> Figure:
     """Draw how often judgments of each confidence are right."""
     figure = Figure(figsize=(5, 4))
     axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--")
+    axes.plot([0, 1], [0, 1], color=GRAY, linestyle="--")
     for name, found in fields.items():
         sure = [one.confidence for one in found.bins]
         right = [one.accuracy for one in found.bins]
@@ -117,6 +130,7 @@ def reliability(fields: Mapping[str, Calibration]) -> Figure:
     axes.legend(frameon=False, fontsize=8)
     axes.set_xlabel("confidence / 置信度")
     axes.set_ylabel("right / 正确率")
+    figure.set_label("calibration · 校准")
     return figure
 
 
@@ -133,4 +147,5 @@ def curve(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> Figure |
         axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)
     axes.legend(frameon=False, fontsize=8)
     axes.set_xlabel("step / 步")
+    figure.set_label(f"{', '.join(lines)} over steps")
     return figure

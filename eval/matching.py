@@ -1,6 +1,5 @@
 """Which texts mean the same, for metrics that compare by meaning: cosines and a judge."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,10 +7,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-import httpx
-
 from panjue.prompts.decode import after_thinking
 from panjue.prompts.errors import UserError
+from panjue.prompts.openai import named, post
 from panjue.prompts.similarity import BUILT_IN, Similarity, similarity
 from panjue.prompts.task import Task
 
@@ -101,11 +99,10 @@ def compared_by(task: Task) -> str | None:
 
 
 def _endpoint(name: str) -> Judge:
-    url, _, model = name.partition("#")
-    if not url.startswith(("http://", "https://")) or not model:
+    found = named(name)
+    if found is None:
         raise UserError(f"judge: {name!r} is neither {AGREE} nor URL#MODEL")
-    key = os.environ.get(KEY, "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    place, model = f"{found[0]}/chat/completions", found[1]
 
     @cache
     def judge(gold: str, found: str) -> bool:
@@ -116,12 +113,7 @@ def _endpoint(name: str) -> Judge:
             "temperature": 0,
             "max_tokens": 1024,  # a model that thinks first must come to its end
         }
-        try:
-            reply = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=120)
-            reply.raise_for_status()
-            text = str(reply.json()["choices"][0]["message"]["content"])
-        except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError, TypeError) as error:
-            raise UserError(f"{url}/chat/completions: {error or type(error).__name__}") from None
-        return verdict(text, f"judge {model}")
+        text = post(place, asked, KEY, lambda reply: reply["choices"][0]["message"]["content"])
+        return verdict(str(text), f"judge {model}")
 
     return judge

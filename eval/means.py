@@ -37,10 +37,15 @@ Metric = Callable[[Row, Row | None], float] | Pooled
 
 
 @cache
-def metric(name: str) -> Metric:
+def named(name: str) -> Any:
     """Return what a task names: `reading.f1`, or a bare name of `eval/metrics.py`."""
     module, _, function = name.rpartition(".")
-    found: Metric = getattr(import_module(f"panjue.eval.{module or 'metrics'}"), function)
+    return getattr(import_module(f"panjue.eval.{module or 'metrics'}"), function)
+
+
+def metric(name: str) -> Metric:
+    """Return the metric that a task names."""
+    found: Metric = named(name)
     return found
 
 
@@ -155,6 +160,18 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
+def check_answered(gold: Path, examples: int, submission: Path, rows: int, answered: int) -> None:
+    """Refuse files that have nothing to do with each other, which would score 0.
+
+    Raises:
+        UserError: There is no example, or no row of the submission is of one.
+    """
+    if not examples:
+        raise UserError(f"{gold}: has no examples")
+    if rows and not answered:
+        raise UserError(f"{submission}: no row has an id of {gold}; are these the right files?")
+
+
 def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
     """Yield the examples of a labelled file with what their submission rows are scored against.
 
@@ -164,7 +181,8 @@ def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
     for example in task.read(gold):
         if example.answer is None:
             raise UserError(
-                f"{gold}: id {example.id} has no gold answer; score needs the labelled file"
+                f"{gold}: id {example.id} has no gold answer; give the labelled file "
+                "(of report and compare: --gold FILE)"
             )
         yield example, task.gold(example)
 

@@ -4,9 +4,10 @@ What the official code does not look at is decided as everywhere in panjue: of r
 first counts (there the last), and the ids `1` and `"1"` are one. `panjue check` tells both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+from panjue.eval.fields import Field, Item, texts
 from panjue.eval.metrics import overlap_f1
 from panjue.prompts.task import Row
 
@@ -19,6 +20,13 @@ def f1(gold: Row, predicted: Row | None) -> float:
 def em(gold: Row, predicted: Row | None) -> float:
     """Return the same for exact match after normalization."""
     return _over_sets(gold, predicted, lambda a, b: float(characters(a) == characters(b)))
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield the answer beside every reference, right where it matches one of each set."""
+    references = dict.fromkeys(text for texts in gold["references"] for text in texts if text)
+    told = texts(row["answer"]) if row else []
+    yield "", [Field("answer", list(references), told, em(gold, row) == 1)]
 
 
 def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], float]) -> float:

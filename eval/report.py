@@ -3,37 +3,23 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import product
-from pathlib import Path
+from itertools import count, product
 from typing import Any
 
 from panjue.eval.answers import Run
 from panjue.eval.calibration import of_example
-from panjue.eval.score import Scores, score
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows, dump, read_json, read_lines
+from panjue.eval.decide import decision_sha256, is_fitted_on
+from panjue.eval.fields import Field, Item, items_of
+from panjue.eval.score import Scores, decoding_of, score
+from panjue.prompts.files import Rows, read_lines, sha256
 from panjue.prompts.fit import names_in, split_sentences
-from panjue.prompts.task import Example, Row, Task
+from panjue.prompts.task import Example, Task, call_key, first_reply
 
 CONFUSED = 15
 """Pairs of classes that are shown."""
 
 NOTHING = "-"
-"""The told value of an item that is not answered."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of an answer, gold and told, as texts in order."""
-
-    name: str
-    gold: list[str]
-    told: list[str]
-
-    @property
-    def is_right(self) -> bool:
-        """Say whether both have the same values, in whatever order."""
-        return sorted(self.gold) == sorted(self.told)
+"""The predicted value of an item that is not answered."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +28,32 @@ class Case:
 
     Attributes:
         text: Its parts in order: (sentence, places in `items` of those it names).
-        items: (who or what is answered, its fields).
+        classes: Field -> its classes, in gold or predicted: what it is found by.
         wrong: Fields that are not right somewhere.
         confidence: Mean over its judgments; None where the run has none.
+        handled: What `fit` and decoding did, in general words, and `notes` exactly.
         reply: The raw replies, one for each call.
     """
 
     id: str
     groups: Mapping[str, str]
     text: list[tuple[str, list[int]]]
-    items: list[tuple[str, list[Field]]]
-    classes: list[str]
+    items: list[Item]
+    classes: dict[str, list[str]]
     wrong: list[str]
     confidence: float | None
+    handled: list[str]
+    notes: list[str]
     reply: list[str]
+
+
+@dataclass(frozen=True)
+class OfClass:
+    """How one class fares: items that have it in gold, items it is predicted for, F1."""
+
+    gold: int
+    predicted: int
+    f1: float
 
 
 @dataclass
@@ -63,113 +61,122 @@ class Report:
     """Everything on the page.
 
     Attributes:
-        by_class: Class -> (items that have it in gold, F1 over items).
-        confusion: Field -> gold value -> told value -> items; both in the field's own order.
-        orders: Field -> its values in order.
-        pairs: (gold class that was missed, class told in its place) -> items.
+        classes: Field -> class -> how it fares, in the field's order or the commonest first.
+        confusion: Field -> (gold value, predicted value) -> items.
+        orders: Field -> the values of its confusion in order.
+        pairs: (gold class that was missed, class predicted in its place, items).
         curve: Rows of the training's log.
-        decoding: What decoding met, as decode.json has it.
+        decoding: What decoding met, if decode.json is about this very submission.
+        tested: On which file, and how it was answered.
+        skipped: What was passed over in that file, if anything.
     """
 
     name: str
     task: str
     scores: Scores
+    tested: str = ""
+    skipped: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    by_class: dict[str, tuple[int, float]] = field(default_factory=dict)
+    classes: dict[str, dict[str, OfClass]] = field(default_factory=dict)
     confusion: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     orders: dict[str, list[str]] = field(default_factory=dict)
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
+    pairs_in_all: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
     decoding: Mapping[str, Any] = field(default_factory=dict)
 
 
-def report(run: Run, gold: Path | None = None) -> Report:
-    """Gather the report of a run, on the file it answered unless `gold` is another.
+def report(run: Run) -> Report:
+    """Gather the report of a run.
 
     Raises:
         UserError: The run is not finished, or the cases have no answers to compare with.
     """
-    folder = run.folder
-    place = run.task.handin.find(folder)
-    found = Report(folder.name, str(run.made["task"]), score(run.task, gold or run.test, folder))
-    found.cases = list(_cases(run, gold or run.test, run.task.handin.index(place)))
+    place = run.task.handin.find(run.folder)
+    found = Report(run.folder.name, str(run.made["task"]), score(run.task, run.test, place))
+    found.decoding = decoding_of(place) or {}
+    found.tested = _tested(run, found.decoding)
+    found.cases = list(_cases(run, run.task.handin.index(place), decided=bool(found.decoding)))
+    found.skipped = [str(run.skipped)] if run.skipped.rows else []
     _count(run.task, found)
-    log = run.trained.parent / "log.jsonl" if run.made["trained"] else folder / "log.jsonl"
-    if log.exists():
+    log = run.trained.parent / "log.jsonl" if run.is_of_adapter else None
+    if log and log.exists():
         found.curve = [row for _, row in read_lines(log)]
-    decoding = folder / "decode.json"
-    found.decoding = read_json(decoding) if decoding.exists() else {}
     return found
 
 
-def _cases(run: Run, gold: Path, rows: Rows) -> Iterator[Case]:
+def _tested(run: Run, decoding: Mapping[str, Any]) -> str:
+    """Say on which file a run is reported, by its hash, and how it was answered."""
+    part = "the held-out tenth of " if run.held_out else ""
+    sampled = run.made.get("sampling", {}).get("temperature")
+    decided, fit = bool(decoding.get("decided")), decoding.get("decision_sha256")
+    how = "decided from several replies" if decided else "sampled" if sampled else "greedy"
+    if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.made):
+        how += " in the way that was fitted to these very examples"
+    return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {how}"
+
+
+def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an example: its only one, or those of its calls in their order."""
+    if only := completions.get(call_key({"id": example.id})):
+        yield only
+        return
+    for call in count():
+        if (row := completions.get(call_key({"id": example.id, "call": call}))) is None:
+            return
+        yield row
+
+
+def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
     place = run.folder / "confidence.jsonl"
-    confidences = Rows(place) if place.exists() else None
-    replies = _replies(run)
-    for example in run.task.read(gold):
-        if example.answer is None:
-            raise UserError(f"{gold}: id {example.id} has no gold answer; say --gold FILE")
-        row = rows.get(example.id)
-        sure = confidences.get(example.id) if confidences else None
-        right = run.task.gold(example)
-        items = list(items_of(run.task, right, row))
-        names = [name for name, _ in items]
+    confidences = Rows(place) if decided and place.exists() else None
+    completions = run.rows()
+    names = [name for of in _fields_of_classes(run.task) for name in of]
+    for example in run.examples():
+        answered = list(_calls(completions, example))
+        row, sure = rows.get(example.id), confidences.get(example.id) if confidences else None
+        items = list(items_of(run.task, run.task.gold(example), row))
+        fields = [one for _, of in items for one in of]
+        notes = dict(_handled(run, example, answered, decided=decided))
         yield Case(
             id=str(example.id),
             groups=example.groups,
-            text=coloured(example, names),
+            text=marked(example, [name for name, _ in items]),
             items=items,
-            classes=list(dict.fromkeys(map(str, run.task.classes(right))))
-            if run.task.classes
-            else [],
-            wrong=sorted({one.name for _, of in items for one in of if not one.is_right}),
+            classes={name: _values(one for one in fields if one.name == name) for name in names},
+            wrong=sorted({one.name for one in fields if not one.right}),
             confidence=of_example(sure) if sure else None,
-            reply=replies.get(str(example.id), []),
+            handled=list(notes),
+            notes=list(notes.values()),
+            reply=[row.get("refused") or first_reply(row) for row in answered],
         )
 
 
-def _replies(run: Run) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for _, row in read_lines(run.folder / "completions.jsonl"):
-        found[str(row["id"])].append(row["texts"][0] if "texts" in row else row["refused"])
-    return found
+def _values(fields: Iterator[Field]) -> list[str]:
+    return list(dict.fromkeys(value for one in fields for value in (*one.gold, *one.told)))
 
 
-def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[tuple[str, list[Field]]]:
-    """Yield what is judged, each with its fields: the items of a decided answer, else the row."""
-    if task.decides is None:
-        keys = [key for key in dict.fromkeys([*gold, *(row or {})]) if key != "id"]
-        yield "", [Field(key, _texts(gold.get(key)), _texts((row or {}).get(key))) for key in keys]
-        return
-    told = {one["name"]: one for one in row[task.decides.items]} if row else {}
-    for one in gold[task.decides.items]:
-        mine = told.get(one["name"], {})
-        yield (
-            str(one["name"]),
-            [
-                Field(name, _named(task, name, one[name]), _named(task, name, mine.get(name)))
-                for name in task.decides.fields
-            ],
-        )
+def _handled(
+    run: Run, example: Example, rows: Sequence[dict[str, Any]], *, decided: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield what happened to an example's calls: in a word, and exactly."""
+    refusals = [str(row["refused"]) for row in rows if row.get("refused") is not None]
+    asked = [row for row in rows if row.get("refused") is None]
+    if refusals:
+        yield "not asked", f"could not be asked: {refusals[0]}"
+    if dropped := sum(row["dropped_sentences"] for row in asked):
+        yield "shortened", f"shortened to fit by {dropped} sentences"
+    if cut := sum(row["finish"][0] == "length" for row in asked):
+        yield "cut", f"{cut} replies cut by length"
+    if asked and decided and not run.task.solve:
+        decoded = run.task.decode(first_reply(asked[0]), example, run.labels)
+        if not decoded.readable:
+            yield "unreadable", f"the reply was unreadable, its answer: {run.task.fallback}"
+        elif decoded.repairs:
+            yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
 
-def _named(task: Task, name: str, value: Any) -> list[str]:
-    """Return the texts of a value; a number of the hand-in by what it stands for."""
-    assert task.decides
-    order = task.decides.order.get(name)
-    if order and isinstance(value, int) and 0 <= value < len(order):
-        return [order[value]]
-    return _texts(value)
-
-
-def _texts(value: Any) -> list[str]:
-    if value is None:
-        return []
-    listed = value if isinstance(value, list | tuple) else [value]
-    return [one if isinstance(one, str) else dump(one) for one in listed]
-
-
-def coloured(example: Example, names: Sequence[str]) -> list[tuple[str, list[int]]]:
+def marked(example: Example, names: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Return the sentences of a text, each with the places of the `names` that stand in it."""
     places = {name: place for place, name in enumerate(names) if name}
     return [
@@ -180,30 +187,42 @@ def coloured(example: Example, names: Sequence[str]) -> list[tuple[str, list[int
 
 def _count(task: Task, found: Report) -> None:
     """Count classes, confusions and confused pairs over the cases."""
-    if task.decides is None:
-        return
-    sets = task.decides.sets[:1]
-    right, gold, told = Counter[str](), Counter[str](), Counter[str]()
+    sets, single = _fields_of_classes(task)
+    fields = [one for case in found.cases for _, of in case.items for one in of]
+    if not task.decides and all(len(one.gold) == 1 >= len(one.told) for one in fields):
+        single = sets
+    gold, told, right = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
     pairs = Counter[tuple[str, str]]()
-    for fields in (of for case in found.cases for _, of in case.items):
-        for one in fields:
-            if one.name in sets:
-                gold.update(one.gold)
-                told.update(one.told)
-                right.update(set(one.gold) & set(one.told))
-                missed, instead = set(one.gold) - set(one.told), set(one.told) - set(one.gold)
-                pairs.update(product(sorted(missed), sorted(instead)))
-            elif one.name in task.decides.classes:
-                pair = (one.gold[0], one.told[0] if one.told else NOTHING)
-                found.confusion.setdefault(one.name, Counter()).update([pair])
-    found.by_class = {
-        name: (count, 2 * right[name] / (count + told[name])) for name, count in gold.most_common()
-    }
+    for one in fields:
+        if one.name in (*sets, *single):
+            gold[one.name].update(one.gold)
+            told[one.name].update(one.told)
+            right[one.name].update(set(one.gold) & set(one.told))
+        if one.name in sets[:1]:
+            missed, instead = set(one.gold) - set(one.told), set(one.told) - set(one.gold)
+            pairs.update(product(sorted(missed), sorted(instead)))
+        if one.name in single:
+            pair = (one.gold[0], one.told[0] if one.told else NOTHING)
+            found.confusion.setdefault(one.name, Counter()).update([pair])
     found.pairs = [(a, b, count) for (a, b), count in pairs.most_common(CONFUSED)]
-    for name, cells in found.confusion.items():
-        met = {value for pair in cells for value in pair}
-        order = list(task.decides.order.get(name, ()))
-        found.orders[name] = [*order, *sorted(met.difference(order))]
+    found.pairs_in_all = len(pairs)
+    for name in gold:
+        met = Counter(gold[name]) + told[name]
+        order = [one for one in task.order.get(name, ()) if one in met]
+        order += [one for one, _ in met.most_common() if one not in order]
+        found.classes[name] = {
+            one: OfClass(gold[name][one], told[name][one], 2 * right[name][one] / met[one])
+            for one in order
+        }
+        is_unanswered = any(pair[1] == NOTHING for pair in found.confusion.get(name, ()))
+        found.orders[name] = [*order, NOTHING] if is_unanswered else order
+
+
+def _fields_of_classes(task: Task) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the fields that are sets of classes, and those that are known to have one each."""
+    if task.decides:
+        return task.decides.sets, task.decides.classes
+    return (("class",) if task.classes else ()), ()
 
 
 def browsed(case: Case) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval import figures
 from panjue.eval.report import Report, browsed
+from panjue.eval.score import remarks
 
 FOLDER = Path(__file__).parent / "page"
 
@@ -27,6 +28,7 @@ def page(found: Report) -> str:
     return jinja.get_template("report.html").render(
         found=found,
         scores=scores,
+        remarks=[*remarks(scores), *found.skipped],
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         cases=[browsed(case) for case in found.cases],

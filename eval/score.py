@@ -13,8 +13,15 @@ from rich.table import Table
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.matching import compared_by
-from panjue.eval.means import Columns, Summary, gold_rows, metric_values, plain, summarize
-from panjue.prompts.errors import UserError
+from panjue.eval.means import (
+    Columns,
+    Summary,
+    check_answered,
+    gold_rows,
+    metric_values,
+    plain,
+    summarize,
+)
 from panjue.prompts.files import read_json, sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.task import Example, Task, no_labels
@@ -37,6 +44,7 @@ class Scores:
             where its labels are not known.
         reported: Single numbers of groups and peers that the task wants at hand.
         compared_by: What texts were compared by, where the metrics compare any.
+        faulty: Rows in which `panjue check` finds something that the contest may refuse.
         notes: `id: what` somebody should know of gold examples.
     """
 
@@ -49,6 +57,7 @@ class Scores:
     foreign: int
     doubled: int
     unknown_labels: int | None
+    faulty: int = 0
     calibration: dict[str, Calibration] | None = None
     aside: dict[float, Summary] | None = None
     compared_by: str | None = None
@@ -75,6 +84,7 @@ class Scores:
             "missing": self.missing,
             "foreign": self.foreign,
             "doubled": self.doubled,
+            "faulty": self.faulty,
             "unknown_gold_labels": self.unknown_labels,
             **({"compared_by": self.compared_by} if self.compared_by else {}),
             **({"notes": self.notes} if self.notes else {}),
@@ -102,20 +112,19 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
     labels = _labels(task, run)
     scored, peers = Columns(task), Peers(task, labels)
     certainty = certainty_of(task, run) if decoding else None
-    missing, notes = 0, list[str]()
+    missing, faulty, notes = 0, 0, list[str]()
     for example, right in gold_rows(task, gold):
         notes += [f"{example.id}: {note}" for note in example.notes]
         row = rows.get(example.id)
         missing += row is None
+        faulty += row is not None and any(task.faults(example, row, None))
         values = metric_values(task, right, row, f"{submission}: id {example.id}")
         scored.add(example, task.weight(example), values)
         peers.add(example)
         if certainty:
             certainty.add(example, right, row)
-    if not scored.weights:
-        raise UserError(f"{gold}: has no examples")
-    if len(rows) and missing == len(scored.weights):
-        raise UserError(f"{submission}: no row has an id of {gold}; are these the right files?")
+    examples = len(scored.weights)
+    check_answered(gold, examples, submission, len(rows), examples - missing)
     total = summarize(scored)
     groups = {attribute: _by_group(scored, attribute) for attribute in scored.groups}
     means = peers.means()
@@ -128,8 +137,9 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         if decoding
         else None,
         missing=missing,
-        foreign=len(rows) - len(scored.weights) + missing,
+        foreign=len(rows) - examples + missing,
         doubled=len(rows.doubled),
+        faulty=faulty,
         unknown_labels=_unknown(task, gold, labels) if labels and task.decides else None,
         calibration=certainty.fields() if certainty else None,
         aside=certainty.aside(scored) if certainty else None,
@@ -241,7 +251,7 @@ def show(scores: Scores, console: Console) -> None:
         console.print(_group_table(attribute, groups, by))
     if scores.calibration and scores.aside:
         calibration.show(scores.calibration, scores.aside, console)
-    for line in _remarks(scores):
+    for line in remarks(scores):
         console.print(line, highlight=False, markup=False)
 
 
@@ -266,13 +276,16 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | Non
     return table
 
 
-def _remarks(scores: Scores) -> Iterator[str]:
+def remarks(scores: Scores) -> Iterator[str]:
+    """Yield what a reader of the numbers must know."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.foreign or scores.doubled:
         yield (
             f"{scores.foreign} rows are of no example and {scores.doubled} stand twice: "
             "they count for nothing; see `panjue check`"
         )
+    if scores.faulty:
+        yield f"{scores.faulty} rows have faults that the contest may refuse; see `panjue check`"
     if scores.total.unweighted:
         yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
     if scores.notes:

@@ -9,11 +9,12 @@ from rich.table import Table
 
 from panjue.eval.answers import Run, open_run
 from panjue.eval.beliefs import Beliefs
-from panjue.eval.decide import Decider
+from panjue.eval.decide import Decider, cases_of
 from panjue.eval.means import Columns, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
 from panjue.prompts.model import DECISION
+from panjue.prompts.task import first_reply
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -39,7 +40,7 @@ def main(folder: Path) -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
-    write_json(run.trained / DECISION, {**fitted, "fitted_on": str(folder)})
+    write_json(run.trained / DECISION, {**fitted, "fitted_on": cases_of(run.made)})
     console.print(f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False)
 
 
@@ -94,6 +95,8 @@ def check(run: Run) -> None:
     """
     if run.task.decides is None:
         raise UserError(f"{run.folder}: its task {run.made['task']!r} has nothing to fit")
+    if not run.is_of_adapter:
+        raise UserError(f"{run.folder}: not {run.trained} answered; only its answers are fitted")
     if not run.made["samples"]:
         raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
     dev = read_json(run.trained / "manifest.json").get("dev_sha256")
@@ -121,7 +124,7 @@ def means(
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
         gold = task.gold(example)
         asked = "texts" in row
-        first = task.decode(row["texts"][0] if asked else "", example, run.labels).answer
+        first = task.decode(first_reply(row), example, run.labels).answer
         beliefs = told.of(example, row) if asked else []
         for setting, decider in deciders.items():
             answer = decider.decide_from(first, beliefs).answer if decider and asked else first

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import train
-from panjue.prompts.config import check_settings, load_config
+from panjue.prompts.config import check_known, check_ours, load_config
 from panjue.prompts.files import read_json, sha256, whole_folder, write_json
 from panjue.prompts.skip import reading
 from panjue.prompts.task import Task, load_task
@@ -66,7 +66,8 @@ def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Make `model`, the untrained start, then train all its weights into RUN/model."""
     config = load_config(BaseConfig, path, overrides)
     ours = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
-    check_settings("shape", config.shape, Qwen3Config.__dataclass_fields__, ours)
+    check_ours("shape", config.shape, ours)
+    check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
     start = {"shape": config.shape, "vocab_size": config.vocab_size, "seed": config.seed}
     start["train_sha256"] = sha256(config.train) if config.train.is_file() else None
     stamp = Path(config.model) / "start.json"

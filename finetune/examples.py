@@ -1,7 +1,7 @@
 """Which examples are trained on, and which are held out to choose by."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from panjue.prompts.errors import UserError
@@ -43,6 +43,22 @@ def held_out_examples(task: Task, train: Path, dev: Path | None) -> Iterator[Exa
     for example in _answered(task, train if dev is None else dev):
         if dev is not None or is_held_out(example):
             yield example
+
+
+def check_side(task: Task, files: Sequence[Path]) -> None:
+    """Refuse a side file of groups that may mean examples of several files.
+
+    Raises:
+        UserError: An id that it has stands in two of them.
+    """
+    found: dict[str, Path] = {}
+    for path in files if task.side and len(files) > 1 else ():
+        for key in (str(example.id) for example in task.read(path)):
+            if key in task.side and found.setdefault(key, path) != path:
+                raise UserError(
+                    f"groups: id {key} stands in {found[key]} and in {path}, which of them is "
+                    "meant? Write `groups` into the lines, or give other ids"
+                )
 
 
 def _answered(task: Task, path: Path) -> Iterator[Example]:

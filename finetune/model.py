@@ -60,7 +60,14 @@ def has_bf16() -> bool:
 
 
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], *, quantized: bool) -> PeftModel:
-    """Freeze `model` and put LoRA matrices beside its linear layers."""
+    """Freeze `model` and put LoRA matrices beside its linear layers.
+
+    Raises:
+        UserError: The settings do not go with this model: it has no such layers, say.
+    """
     if quantized:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
+    try:
+        return get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
+    except (ValueError, TypeError, AttributeError, LookupError, ImportError) as error:
+        raise UserError(f"lora: {str(error).splitlines()[0]}") from None

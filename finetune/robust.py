@@ -15,7 +15,6 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Sampler
 
 from panjue.prompts.config import Config
 
@@ -230,29 +229,6 @@ def reverse(states: Tensor, weight: float) -> Tensor:
     """Return `states`; on the way back their gradient is multiplied by `-weight`."""
     reversed_states: Tensor = Reverse.apply(states, weight)  # type: ignore[no-untyped-call]
     return reversed_states
-
-
-class Balanced(Sampler[int]):
-    """Draws every group equally often: as many examples an epoch as there are, with replacement."""
-
-    def __init__(self, groups: Sequence[int], seed: int) -> None:
-        """Take the group's number of every example; draws depend on seed and epoch alone."""
-        counts = torch.bincount(torch.tensor(groups)).double()
-        self._chances = (1 / counts)[torch.tensor(groups)]
-        self._seed, self._epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next, so that a resumed one is drawn as it was."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self._chances)
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield places of examples."""
-        generator = torch.Generator().manual_seed(self._seed * 100_003 + self._epoch)
-        yield from torch.multinomial(self._chances, len(self), True, generator=generator).tolist()
 
 
 def slopes(logits: Tensor, labels: Tensor) -> Tensor:

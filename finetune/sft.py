@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.checkpoints import is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, questions, rows
-from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
+from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
 from panjue.finetune.journal import Journal
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
@@ -33,6 +34,7 @@ from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import (
     difference,
+    otherwise,
     read_json,
     sha256,
     whole_file,
@@ -40,9 +42,10 @@ from panjue.prompts.files import (
     write_json,
 )
 from panjue.prompts.labels import Labels
+from panjue.prompts.lock import alone_in
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
 from panjue.prompts.parts import SYNTAX
-from panjue.prompts.skip import reading
+from panjue.prompts.skip import Skipped, reading
 from panjue.prompts.task import UNKNOWN, Example, Task, beside, configured, load_task
 
 ROWS_DEPEND_ON = (
@@ -90,6 +93,23 @@ def train(config: SftConfig) -> None:
             f"{trained_folder(config)}: already trained with these settings, nothing to do"
         )
         return
+    check_side(task, [path for path in (config.train, config.dev, config.mix) if path])
+    writes = processes.is_main_process and not config.dry_run
+    with alone_in(config.run) if writes else nullcontext():
+        if writes:
+            is_finished(config.run, made)  # again: who held the lock may have left another run
+        train_as(config, task, folder, made, skipped, console)
+
+
+def train_as(
+    config: SftConfig,
+    task: Task,
+    folder: Path,
+    made: dict[str, Any],
+    skipped: Skipped,
+    console: Console,
+) -> None:
+    """Do what `train` says, of which `made` is the record, from where it stopped."""
     labels = task.labels(trained_on(config, task))
     trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
     mixed = sum(1 for _ in mixed_in(config, task))
@@ -103,12 +123,8 @@ def train(config: SftConfig) -> None:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
         return
     if trainer.is_world_process_zero():
-        write_config(config)
+        claim(config, made, console)
         skipped.write(config.run / "skipped-train.jsonl")
-        manifest = config.run / "manifest.json"
-        write_json(manifest, {**(read_json(manifest) if manifest.exists() else {}), "sft": made})
-        if not config.resume:
-            shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     checkpoint = newest_complete(config.run / "checkpoints")
     if checkpoint:
@@ -203,19 +219,24 @@ def make_trainer(
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     model = make_model(config, folder, bf16=bool(args.bf16))
-    trainer = PartsTrainer(
-        model,
-        objective=make_objective(config, model, report.groups),
-        parts=held_report.parts,  # begins with those of the rows that are trained on
-        token_weights=config.token_weights,
-        score=score if score.questions else None,
-        keep=config.trainer.get("save_total_limit", 2),
-        args=args,
-        train_dataset=pack(train_rows, config.max_tokens) if packs else train_rows,
-        eval_dataset=held_rows if len(held_rows) else None,
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+    objective = make_objective(config, model, report.groups)
+    try:
+        trainer = PartsTrainer(
+            model,
+            objective=objective,
+            parts=held_report.parts,  # begins with those of the rows that are trained on
+            token_weights=config.token_weights,
+            score=score if score.questions else None,
+            keep=config.trainer.get("save_total_limit", 2),
+            args=args,
+            train_dataset=pack(train_rows, config.max_tokens) if packs else train_rows,
+            eval_dataset=held_rows if len(held_rows) else None,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+        )
+    # A setting, or a package that one needs; of wandb and its like that is a RuntimeError.
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
     trainer.remove_callback(PrinterCallback)  # the journal says it better
     if score.questions and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         raise UserError("score_examples: weights in pieces cannot answer; set score_examples=0")
@@ -277,7 +298,7 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
             use_cpu=not gpu,
             disable_tqdm=True,  # the journal shows progress
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
 
 
@@ -324,23 +345,42 @@ def is_finished(run: Path, made: dict[str, Any]) -> bool:
     Raises:
         UserError: It holds work under other settings; names what differs.
     """
-    place = run / "manifest.json"
-    before = read_json(place).get("sft") if place.exists() else None
-    if before is None and not (run / "checkpoints").exists():
+    over = any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
+    # Transformers makes `checkpoints/` before a step is taken: a dry run or a kill may leave it
+    # empty, and nobody's work is lost there.
+    if not over and not any((run / "checkpoints").glob("checkpoint-*")):
         return False
-    # Another version of a library is no other run.
-    what = difference({**(before or {}), "versions": None}, {**made, "versions": None})
+    place = run / "manifest.json"
+    before = read_json(place).get("sft", {}) if place.exists() else {}
+    what = otherwise(before, made)
     if what:
+        what = what if before else "there is no record of how it was made"
         raise UserError(
             f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one"
         )
-    return any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
+    return over
 
 
-def write_config(config: SftConfig) -> None:
-    """Save the resolved settings as `config.yaml` in the run folder."""
+def claim(config: SftConfig, made: dict[str, Any], console: Console) -> None:
+    """Make the run folder the place of this training: config.yaml and manifest.json."""
     with whole_file(config.run / "config.yaml") as out:
         out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
+    place = config.run / "manifest.json"
+    manifest = read_json(place) if place.exists() else {}
+    before = manifest.get("sft", {}).get("versions", {})
+    if config.resume and before and (told := difference(before, made["versions"])):
+        console.print(f"going on with other versions: {told}", highlight=False, markup=False)
+    write_json(place, {**manifest, "sft": made})
+    if not config.resume:
+        shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
+
+
+def _point_to_base(folder: Path, base: str) -> None:
+    """Let plain peft find the base, wherever it is started."""
+    place = folder / "adapter_config.json"
+    if place.exists():
+        path = str(Path(base).resolve()) if Path(base).is_dir() else base
+        write_json(place, {**read_json(place), "base_model_name_or_path": path})
 
 
 def save(
@@ -358,6 +398,7 @@ def save(
     if not trainer.is_world_process_zero():
         return
     (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
+    _point_to_base(aside, made["base"])
     labels.save(aside)
     more = {"examples": examples, "labels_sha256": sha256(aside / "labels.json")}
     write_json(aside / "manifest.json", {**made, **more})

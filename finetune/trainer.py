@@ -15,7 +15,8 @@ from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED
-from panjue.finetune.robust import Balanced, Objective, slopes
+from panjue.finetune.robust import Objective, slopes
+from panjue.finetune.samplers import ByEpoch, balanced, by_length
 
 PADDING = -1
 """The part of a token that is none."""
@@ -51,17 +52,16 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         """Prepare trl's trainer; the rows are ready, so it must leave them alone."""
         self._parts, self._score, self._keep = parts, score, keep
         self._objective = objective
-        self._balanced: Balanced | None = None
+        self._sampler: ByEpoch | None = None
         self._batches = 1
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # so that `num_items_in_batch` is counted
-        if objective:
-            self.add_callback(AfterStep(objective, self))
+        self.add_callback(AfterStep(objective, self))
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "parts", "group", "seq_lengths"]
+        self._signature_columns = ["input_ids", "labels", "parts", "group", "length", "seq_lengths"]
 
     def compute_loss(
         self,
@@ -156,17 +156,21 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return batches, items
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Draw every group equally often where the objective wants it."""
+        """Draw every group equally often where the objective wants it, or like lengths together."""
+        rows = self.train_dataset if train_dataset is None else train_dataset
         if self._objective and self._objective.is_balanced:
-            rows = self.train_dataset if train_dataset is None else train_dataset
-            self._balanced = Balanced(rows["group"][:], self.args.seed)
-            return self._balanced
-        return super()._get_train_sampler(train_dataset)
+            self._sampler = balanced(rows["group"][:], self.args.seed)
+        elif self.args.train_sampling_strategy == "group_by_length":
+            step = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            self._sampler = by_length(_lengths(rows), step, self.args.seed)
+        else:
+            return super()._get_train_sampler(train_dataset)
+        return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch is next: accelerate's loaders do not reach the sampler on resuming."""
-        if self._balanced:
-            self._balanced.set_epoch(epoch)
+        if self._sampler:
+            self._sampler.set_epoch(epoch)
 
     def _note(self, batch: "Batch") -> None:
         """Add a batch to the sums and counts by part, and to the count of tokens seen."""
@@ -264,19 +268,27 @@ class Batch:
 
 
 class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Tells the objective when the weights have moved."""
+    """Tells the objective when the weights have moved, the sampler when an epoch begins."""
 
-    def __init__(self, objective: Objective, trainer: PartsTrainer) -> None:
-        """Tell `objective` of the steps of `trainer`."""
+    def __init__(self, objective: Objective | None, trainer: PartsTrainer) -> None:
+        """Tell them of the steps of `trainer`."""
         self._objective, self._trainer = objective, trainer
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Pass it on."""
-        self._objective.after_step(self._trainer.accelerator)
+        if self._objective:
+            self._objective.after_step(self._trainer.accelerator)
 
     def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Let the sampler know the epoch, also where a resumed one begins in the middle."""
         self._trainer.set_epoch(int((state.epoch or 0.0) + 1e-6))
+
+
+def _lengths(rows: Any) -> list[int]:
+    """Return the tokens of each row, or of each pack of rows."""
+    if "length" in rows.column_names:
+        return list(rows["length"])
+    return [sum(inner) for inner in rows["seq_lengths"]]
 
 
 def per_example(values: Tensor, weights: Tensor, asked: Tensor) -> Tensor:

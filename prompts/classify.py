@@ -210,6 +210,7 @@ class Classes:
             labels=self.labels,
             faults=self.faults,
             classes=self.classes,
+            order={"class": (*self.words, NONE) if self.several else tuple(self.words)},
             fallback="commonest class",
             metrics=(f"{self.name}.accuracy", f"{self.name}.macro_f1"),
             **settings,

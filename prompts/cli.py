@@ -1,6 +1,7 @@
 """The `panjue` command. Each command loads its room when it is called, so that scoring is light."""
 
 import errno
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from panjue.prompts.errors import Stopped, UserError
-from panjue.prompts.files import whole_file, write_json
+from panjue.prompts.errors import Stopped, Unreadable, UserError
+from panjue.prompts.files import OF_A_RUN, generation, sha256, whole_file, write_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.skip import OnBadRow, Skipped, reading
 from panjue.prompts.task import beside, load_task
@@ -31,6 +32,7 @@ Size = Annotated[int, typer.Option(min=1, help="cases")]
 OnBad = Annotated[OnBadRow, typer.Option(help="at a row that is no case")]
 HandedIn = Annotated[Path, typer.Argument(help="a submission, or the run folder that has it")]
 TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
+TaskOf = Annotated[str | None, typer.Option(help="else that of the run folder, else judgment")]
 
 
 Embeddings = Annotated[
@@ -41,21 +43,37 @@ JudgeName = Annotated[
 ]
 
 
+def _task_of(name: str | None, handed_in: Path) -> tuple[str, str]:
+    """Return which task a hand-in is of, and what errors say where no run folder says so.
+
+    Raises:
+        UserError: The run folder says another task.
+    """
+    folder = handed_in if (handed_in / "manifest.json").exists() else handed_in.parent
+    known = generation(folder).get("task")
+    if known is None:
+        name = name or "judgment"
+        return name, f" (read as task {name!r}: is that right?)"
+    if name not in (None, known):
+        raise UserError(f"{folder}: is a run of the task {known!r}, not {name!r}")
+    return known, ""
+
+
 @contextmanager
-def _as_task(
-    name: str, skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None]
+def _guarded(
+    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None], told: str = ""
 ) -> Iterator[None]:
-    """Refuse to write over an input; say of a file that cannot be read as which task it was."""
+    """Refuse to write over an input; say with an error what was skipped before it, and `told`."""
     kept = {path.resolve() for path in inputs if path}
     for path in outputs:
-        if path and path.resolve() in kept:
-            raise UserError(f"{path}: is read here; write somewhere else")
+        if path and (path.resolve() in kept or (path.exists() and path.name in OF_A_RUN)):
+            raise UserError(f"{path}: is read here or belongs to a run; write somewhere else")
     try:
         yield
     except UserError as error:
         more = f"; {skipped}" if skipped.rows else ""
-        told = "" if "No such file" in str(error) else f" (read as task {name!r}: is that right?)"
-        raise UserError(f"{error}{told}{more}") from None
+        of = "" if isinstance(error, Unreadable) else told
+        raise UserError(f"{error}{of}{more}") from None
 
 
 def _load(module: str, name: str) -> Callable[..., Any]:
@@ -84,9 +102,12 @@ def sft(config: Path, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def merge(run: Path) -> None:
+def merge(
+    run: Path,
+    base: Annotated[str | None, typer.Option(help="where its base is now, if it moved")] = None,
+) -> None:
     """Fold the adapter of RUN into its base: RUN/merged."""
-    _load("serve.merge", "main")(run)
+    _load("serve.merge", "main")(run, base)
 
 
 @app.command()
@@ -147,7 +168,7 @@ def tune(run: Path) -> None:
 def score(
     gold: Path,
     submission: HandedIn,
-    task: TaskName = "judgment",
+    task: TaskOf = None,
     json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
     against: Annotated[
         Path | None, typer.Option(help="another submission: say what differs, and how surely")
@@ -166,11 +187,12 @@ def score(
     from panjue.eval.score import domain_means, show
     from panjue.eval.score import score as compute
 
-    tolerant, skipped = reading(load_task(task), on_bad_row)
+    name, told = _task_of(task, submission)
+    tolerant, skipped = reading(load_task(name), on_bad_row)
     console = Console()
     files = (gold, submission, against, *(out_of_domain or ()))
     same = matching_by(make_matching(embeddings, judge))
-    with same, _as_task(task, skipped, json, inputs=files):
+    with same, _guarded(skipped, json, inputs=files, told=told):
         scores = compute(tolerant, gold, submission)
         others = compute(tolerant, *out_of_domain) if out_of_domain else None
         differences = compare.compare(tolerant, gold, submission, against) if against else {}
@@ -190,6 +212,7 @@ def score(
     if skipped.rows:
         print(skipped)
     if json:
+        numbers["submission_sha256"] = sha256(tolerant.handin.find(submission))
         write_json(json, numbers)
 
 
@@ -197,7 +220,7 @@ def score(
 def compare(
     first: Annotated[Path, typer.Argument(help="a run folder")],
     second: Annotated[Path, typer.Argument(help="another that answered the same cases")],
-    gold: Annotated[Path | None, typer.Option(help="else the file that SECOND answered")] = None,
+    gold: Annotated[Path | None, typer.Option(help="else the file that both answered")] = None,
     json: Annotated[Path | None, typer.Option(help="also write the numbers here")] = None,
     fail_if_worse: Annotated[
         bool, typer.Option(help="exit code 1 where SECOND has the lower headline metric")
@@ -207,16 +230,17 @@ def compare(
 ) -> None:
     """Compare two runs: metrics side by side, SECOND less FIRST, cases won and lost, and where."""
     from panjue.eval.answers import open_run
-    from panjue.eval.compare import compare_runs, show_runs
+    from panjue.eval.compare import check_runs, compare_runs, show_runs
     from panjue.eval.matching import make_matching, matching_by
 
-    run = open_run(second)
-    answered, gold = run.test, gold or run.test
-    task, name = run.task, str(run.made["task"])
+    other, run = open_run(first, gold), open_run(second, gold)
+    check_runs(other, run, same_file=gold is None)
     same = matching_by(make_matching(embeddings, judge))
-    with same, _as_task(name, run.skipped, json, inputs=(first, second, gold, answered)):
-        found = compare_runs(task, gold, first, second)
+    with same, _guarded(run.skipped, json, inputs=(first, second, run.test)):
+        found = compare_runs(run.task, run.test, first, second)
     show_runs(found, (first, second), Console())
+    if run.skipped.rows:
+        print(run.skipped)
     if json:
         write_json(json, found.to_json())
     raise typer.Exit(1 if fail_if_worse and found.is_worse else 0)
@@ -229,17 +253,21 @@ def bundle(
     weights: Annotated[str, typer.Option(help="also pack: none, base or merged")] = "none",
     verify: Annotated[Path | None, typer.Option(help="a ZIP to try in an empty folder")] = None,
     cases: Annotated[Path | None, typer.Option(help="with --verify: the run's test file")] = None,
-    base: Annotated[Path | None, typer.Option(help="with --verify: a base not packed")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="the base: if it moved; with --verify, if it is not packed")
+    ] = None,
 ) -> None:
     """Pack RUN with code, weights and a manual into OUT; or --verify such a ZIP."""
-    if verify and cases:
-        _load("serve.bundle", "verify")(verify, cases, base)
-        print(f"{verify}: runs by itself and answers as it did")
-    elif run and out and weights in {"none", "base", "merged"}:
-        _load("serve.bundle", "main")(run, out, weights)
+    if verify and cases and not run and weights == "none":
+        _load("serve.verify", "main")(verify, cases, base)
+    elif run and out and not (verify or cases):
+        _load("serve.bundle", "main")(run, out, weights, base)
+    elif verify and not cases:
+        raise UserError(f"{verify}: say also --cases TEST, the test file of the run in it")
     else:
         raise UserError(
-            "say RUN OUT.zip [--weights none|base|merged], or --verify ZIP --cases TEST"
+            "say RUN OUT.zip [--weights none|base|merged] [--base FOLDER], "
+            "or --verify ZIP --cases TEST [--base FOLDER]"
         )
 
 
@@ -248,22 +276,32 @@ def report(
     run: Path,
     gold: Annotated[Path | None, typer.Option(help="else the file that RUN answered")] = None,
     html: Annotated[Path | None, typer.Option(help="else RUN/report.html")] = None,
+    embeddings: Embeddings = "ngrams",
+    judge: JudgeName = "agree",
 ) -> None:
     """Write one page on RUN: scores, where it errs, and every case to look at; and its card."""
     from panjue.eval.answers import open_run
+    from panjue.eval.matching import make_matching, matching_by
     from panjue.eval.report import report as gather
     from panjue.eval.report_page import page
-    from panjue.prompts.card import write_card
+    from panjue.prompts.card import CARD, scored_on, write_card
 
-    opened, place = open_run(run), html or run / "report.html"
-    with _as_task(str(opened.made["task"]), opened.skipped, html, inputs=(gold, opened.test)):
-        found = gather(opened, gold)
+    opened, place = open_run(run, gold), html or run / "report.html"
+    same = matching_by(make_matching(embeddings, judge))
+    with same, _guarded(opened.skipped, html, inputs=(opened.test,)):
+        found = gather(opened)
     with whole_file(place) as out:
         out.write(page(found))
     print(f"written: {place}")
-    if opened.made["trained"] and opened.trained.is_dir():
-        write_card(opened.trained, found.scores.to_json())
-        print(f"written: {opened.trained / 'README.md'}")
+    for line in found.skipped:
+        print(line)
+    if not (opened.is_of_adapter and found.decoding):
+        return
+    if folder := opened.card_folder():
+        write_card(folder, scored_on(found.scores.to_json(), found.tested))
+        print(f"written: {folder / CARD}")
+    else:
+        print(f"{opened.trained}: is not what answered any more; its card is left as it is")
 
 
 @app.command()
@@ -271,7 +309,7 @@ def fairness(
     gold: Path,
     submission: HandedIn,
     by: Annotated[str, typer.Option(help="attributes, with commas between")],
-    task: TaskName = "judgment",
+    task: TaskOf = None,
     groups: Annotated[Path | None, typer.Option(help="rows of id and further groups")] = None,
     train: Annotated[
         Path | None, typer.Option(help="the training file; else what the run folder says")
@@ -289,12 +327,13 @@ def fairness(
     from panjue.eval.fairness import report
     from panjue.eval.fairness_page import page, show
 
-    tolerant, skipped = reading(beside(load_task(task), groups), on_bad_row)
+    name, told = _task_of(task, submission)
+    tolerant, skipped = reading(beside(load_task(name), groups), on_bad_row)
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     files = (gold, submission, groups, train, train_groups)
-    with _as_task(task, skipped, json, html, inputs=files):
+    with _guarded(skipped, json, html, inputs=files, told=told):
         found = report(
-            task,
+            name,
             tolerant,
             gold,
             submission,
@@ -320,7 +359,7 @@ def check(
     submission: HandedIn,
     cases: Annotated[Path, typer.Option(help="the test file that was answered")],
     labels: Annotated[Path | None, typer.Option(help="a labels.json: refuse other labels")] = None,
-    task: TaskName = "judgment",
+    task: TaskOf = None,
     on_bad_row: OnBad = "stop",
 ) -> None:
     """Print every fault that a hand-in has, with its place; exit code 1 if there is one."""
@@ -328,8 +367,9 @@ def check(
 
     known = load_labels(labels) if labels else None
     faults = 0
-    tolerant, skipped = reading(load_task(task), on_bad_row)
-    with _as_task(task, skipped, inputs=()):
+    name, told = _task_of(task, submission)
+    tolerant, skipped = reading(load_task(name), on_bad_row)
+    with _guarded(skipped, inputs=(), told=told):
         for fault in find_faults(tolerant, submission, cases, known):
             print(fault)
             faults += 1
@@ -341,19 +381,25 @@ def check(
 
 def main() -> None:
     """Run the command line; what a user can mend ends in one line and exit code 2."""
+    # On a CPU it asks for a package that has nothing for what is done here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         app()
     except UserError as error:
         print(f"panjue: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if not error.filename and error.errno not in NO_ROOM:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(
-            f"panjue: {place}{error.strerror}; make room, then the same command goes on",
-            file=sys.stderr,
-        )
+        more = "; make room, then the same command goes on" if error.errno in NO_ROOM else ""
+        print(f"panjue: {place}{error.strerror}{more}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("panjue"):
+            raise
+        told = "make install, or pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')"
+        print(f"panjue: {error.name} is not installed; {told}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
         print(f"panjue: {stopped}", file=sys.stderr)

@@ -7,12 +7,14 @@ says that the pipeline works and nothing about law.
 
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.files import dump, whole_file
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump, read_lines, whole_file
 
 SURNAMES = "张王李赵陈杨黄周吴徐孙马朱胡郭何高林罗郑梁谢宋唐许韩冯邓曹彭曾萧田董袁潘蒋蔡余杜"
 GIVEN = ("某", "某某", "某甲", "某乙", "某A", "某B", "某1", "某2")
@@ -208,14 +210,34 @@ def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
     """Write `<name>.jsonl` with as many cases as `sizes` says; always the same for a seed.
 
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
+
+    Raises:
+        UserError: A file of that name is there that was not written so.
     """
+    for name in sizes:
+        _check_ours(folder / f"{name}.jsonl", next(_stream(name, seed)))
     seen: set[str] = set()
     for name, size in sizes.items():
-        fewest, most = (1, 2) if name == "base" else (2, 5)
-        fresh = _unseen(cases(random.Random(f"{seed}/{name}"), fewest, most), seen)
+        fresh = _unseen(_stream(name, seed), seen)
         with whole_file(folder / f"{name}.jsonl") as out:
             for number, case in enumerate(islice(fresh, size)):
                 out.write(dump({"id": number, **case}) + "\n")
+
+
+def _stream(name: str, seed: int) -> Iterator[dict[str, Any]]:
+    fewest, most = (1, 2) if name == "base" else (2, 5)
+    return cases(random.Random(f"{seed}/{name}"), fewest, most)
+
+
+def _check_ours(path: Path, first: Mapping[str, Any]) -> None:
+    """Refuse to write over somebody's cases."""
+    if not path.exists():
+        return
+    with suppress(UserError):
+        found = next((row for _, row in read_lines(path)), first)
+        if found.get("fact") == first["fact"]:
+            return
+    raise UserError(f"{path}: holds other cases than invented ones; choose another folder")
 
 
 def _unseen(stream: Iterator[dict[str, Any]], seen: set[str]) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,10 @@ class UserError(Exception):
     """
 
 
+class Unreadable(UserError):
+    """A file cannot be opened at all: what it holds is not in question."""
+
+
 class BadRow(UserError):
     """A row of a file that is no example.
 

@@ -12,12 +12,23 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from panjue.prompts.errors import UserError
+from panjue.prompts.errors import Unreadable, UserError
 
 Json = Any
 
 Record = tuple[int | str, Callable[[], dict[str, Json]]]
 """Where a row of a file stands, and what reads it or raises a UserError that says what it has."""
+
+OF_A_RUN = (
+    "manifest.json",
+    "config.yaml",
+    "labels.json",
+    "completions.jsonl",
+    "confidence.jsonl",
+    "decode.json",
+    "log.jsonl",
+)
+"""Files of a run folder that commands which only look at it must not write over."""
 
 BOM = b"\xef\xbb\xbf"
 
@@ -50,12 +61,16 @@ def open_bytes(path: Path) -> BinaryIO:
     """Open a file that somebody gave us.
 
     Raises:
-        UserError: It cannot be opened.
+        Unreadable: It cannot be opened.
     """
     try:
         return path.open("rb")
+    except IsADirectoryError:
+        raise Unreadable(
+            f"{path}: is a folder, a file is wanted here; are order and task right?"
+        ) from None
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise Unreadable(f"{path}: {error.strerror}") from None
 
 
 def case_lines(path: Path) -> Iterator[Record]:
@@ -94,6 +109,14 @@ def parse_case(raw: bytes) -> dict[str, Json]:
     if len(raw) > LARGEST_LINE:
         raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is")
     return parse_line(raw)
+
+
+def generation(run: Path) -> dict[str, Any]:
+    """Return how a run was answered, as its manifest.json has it; empty where it was not."""
+    place = run / "manifest.json"
+    manifest = read_json(place) if place.exists() else {}
+    found: dict[str, Any] = manifest.get("generate") or {}
+    return found
 
 
 def parse_line(raw: bytes) -> dict[str, Json]:
@@ -172,6 +195,14 @@ def whole_folder(aside: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     sync_names(folder.parent)
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -316,11 +347,26 @@ def sha256(path: Path) -> str:
 def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     """Say which entries differ between two manifests, with both values, in one line.
 
-    A path counts for nothing where its file's hash stands beside it: files may be moved.
+    Of entries within entries only those that differ are told: `trainer.max_steps: 10 -> 20`. A
+    path counts for nothing where its file's hash stands beside it: files may be moved.
     """
+    old, new = dict(_leaves(old)), dict(_leaves(new))
     moved = {key.removesuffix("_sha256") for key in {**old, **new} if key.endswith("_sha256")}
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in moved]
     return "; ".join(f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys)
+
+
+def otherwise(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
+    """Return their `difference` but for the versions of libraries: another one is no other run."""
+    return difference({**old, "versions": None}, {**new, "versions": None})
+
+
+def _leaves(mapping: Mapping[str, Json], within: str = "") -> Iterator[tuple[str, Json]]:
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value  # JSON has no other keys than text
 
 
 def _short(value: Json) -> str:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from panjue.prompts.decode import normal
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
@@ -22,6 +24,8 @@ class Labels:
         most: Field -> largest number of labels in one answer.
         pairs: Label of the first field -> label of the second -> number of answers with both.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     counts: Mapping[str, Counts] = field(default_factory=dict)
     most: Counts = field(default_factory=dict)
@@ -46,6 +50,9 @@ class Labels:
         write_json(folder / "labels.json", asdict(self))
 
 
+LABELS = TypeAdapter(Labels)
+
+
 def load_labels(path: Path) -> Labels:
     """Read a `labels.json`.
 
@@ -53,9 +60,12 @@ def load_labels(path: Path) -> Labels:
         UserError: It is missing, broken, or of another shape.
     """
     try:
-        return Labels(**read_json(path))
-    except TypeError as error:
-        raise UserError(f"{path}: not a labels file of panjue: {error}") from None
+        return LABELS.validate_python(read_json(path))
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        place = ".".join(map(str, first["loc"]))
+        told = f"{place}: {first['msg']}" if place else first["msg"]
+        raise UserError(f"{path}: not a labels file of panjue: {told}") from None
 
 
 def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:

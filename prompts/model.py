@@ -6,7 +6,7 @@ from typing import Any
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256
-from panjue.prompts.render import TEMPLATES, neutralize
+from panjue.prompts.render import neutralize, templates_of
 
 PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is fetched, hashed and read of a model: never pickles, never code."""
@@ -98,6 +98,6 @@ def model_sha256(folder: Path) -> str:
 
 def prompt_sha256(task: str) -> str:
     """Return the hash of a task's template; of all, where its several calls have one each."""
-    steps = sorted(TEMPLATES.glob(f"{task}-*.md"))
-    parts = [sha256(TEMPLATES / f"{task}.md"), *(f"{sha256(path)} {path.name}" for path in steps)]
+    own, *steps = templates_of(task)
+    parts = [sha256(own), *(f"{sha256(path)} {path.name}" for path in steps)]
     return parts[0] if not steps else hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -10,6 +10,12 @@ from panjue.prompts.task import Example, Messages
 
 TEMPLATES = Path(__file__).parent / "templates"
 
+
+def templates_of(task: str) -> list[Path]:
+    """Return the templates of a task: its own, then one for each of its several calls."""
+    return [TEMPLATES / f"{task}.md", *sorted(TEMPLATES.glob(f"{task}-*.md"))]
+
+
 TEMPLATE_ARGS = {"enable_thinking": False}
 """Arguments of every chat template, in training and serving alike: the reply is the JSON at once.
 Qwen3's hybrid models then put an empty think block into the prompt; other templates ignore it."""

@@ -1,6 +1,5 @@
 """How alike two texts are: cosines of character n-grams, or of vectors that a model makes."""
 
-import os
 import sqlite3
 import weakref
 from collections import Counter
@@ -10,13 +9,13 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
 from panjue.prompts.errors import UserError
+from panjue.prompts.openai import named, post
 
 Numbers = NDArray[np.float64]
 
@@ -122,8 +121,8 @@ def similarity(name: str = BUILT_IN, kept: Path | None = None) -> Similarity:
     check_similarity(name)
     if name == BUILT_IN:
         return ngrams
-    if name.startswith(("http://", "https://")):
-        return Embedded(_endpoint(name), kept, name)
+    if found := named(name):
+        return Embedded(_endpoint(*found), kept, name)
     return Embedded(_local(Path(name)), kept, name)
 
 
@@ -133,35 +132,25 @@ def check_similarity(name: str) -> None:
     Raises:
         UserError: The name means nothing.
     """
-    url, _, model = name.partition("#")
-    if url.startswith(("http://", "https://")):
-        if not model:
-            raise UserError(f"similarity: say which model: {url}#MODEL")
-    elif name != BUILT_IN and not Path(name).is_dir():
-        raise UserError(f"similarity: {name!r} is neither {BUILT_IN}, nor a folder, nor URL#MODEL")
+    if named(name) or name == BUILT_IN or Path(name).is_dir():
+        return
+    if name.startswith(("http://", "https://")) and "#" not in name:
+        raise UserError(f"similarity: say which model: {name}#MODEL")
+    raise UserError(f"similarity: {name!r} is neither {BUILT_IN}, nor a folder, nor URL#MODEL")
 
 
-def _endpoint(name: str) -> Callable[[list[str]], Numbers]:
-    url, _, model = name.partition("#")
-    key = os.environ.get(KEY, "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+def _endpoint(url: str, model: str) -> Callable[[list[str]], Numbers]:
+    place = f"{url}/embeddings"
 
     def embed(texts: list[str]) -> Numbers:
-        try:
-            reply = httpx.post(
-                f"{url}/embeddings",
-                json={"model": model, "input": texts},
-                headers=headers,
-                timeout=120,
-            )
-            reply.raise_for_status()
-            rows = sorted(reply.json()["data"], key=lambda row: row["index"])
+        def read(reply: Any) -> Numbers:
+            rows = sorted(reply["data"], key=lambda row: row["index"])
             made = np.array([row["embedding"] for row in rows], dtype=np.float64)
             if made.shape[:1] != (len(texts),) or made.ndim != 2:
                 raise ValueError(f"{len(texts)} texts, vectors of shape {made.shape}")
             return made
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{url}/embeddings: {error or type(error).__name__}") from None
+
+        return post(place, {"model": model, "input": texts}, KEY, read)
 
     return embed
 

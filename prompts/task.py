@@ -178,6 +178,11 @@ def one(_example: Example) -> float:
     return 1.0
 
 
+def every(_example: Example) -> bool:
+    """Leave out no example."""
+    return True
+
+
 @dataclass(frozen=True)
 class Decides:
     """How an answer is decided from what several samples and their probabilities say.
@@ -238,6 +243,7 @@ class Task:
         decides: What of an answer may be decided from several samples; None echoes the first.
         ranks: What of an answer is a ranked list, to be filled up and voted on.
         fallback: What the fallback is called.
+        languages: Of its texts, as ISO 639-1 has them.
         slack: Tokens kept free for a reply beyond one and a half times the fallback's, or what
             tells them of an example.
         peers: Example -> (name, gold row, row) of what is trivially reached, or by people.
@@ -245,12 +251,17 @@ class Task:
             groups, or `peers`; which of them; metric).
         by_hand: Text and names as somebody types them -> example; None where nobody does.
         classes: A gold or submission row -> the classes that it names, for reports by class.
+        order: Field -> its values as reports have them in order, penalties from the gravest on;
+            `class` for what `classes` names.
+        shown: What a report shows of a gold row and a submission row, where that is neither what
+            is decided nor a class: `reading.shown` is `shown` in `panjue.eval.reading`.
         solve: Example, settings -> the way to its answer, where that takes several calls.
         right: Example with its gold answer -> what answers each question of `solve` as a perfect
             model would: question -> question with its answer.
         settings: How `solve` goes about it; None for tasks of one call.
         compares: Whether the metrics compare texts by meaning; see `panjue.eval.matching`.
         side: Id -> further groups of an example; see `beside`.
+        only: Which examples of a file are read: all, unless a run asked fewer.
         bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
     """
 
@@ -269,16 +280,20 @@ class Task:
     decides: Decides | None = None
     ranks: Ranks | None = None
     fallback: str = "commonest labels"
+    languages: tuple[str, ...] = ("zh",)
     slack: int | Callable[[Example], int] = 64
     peers: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_peers
     reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
     classes: Callable[[Row], Iterable[str]] | None = None
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    shown: str = ""
     solve: Callable[[Example, Any], Solving] | None = None
     right: Callable[[Example], Callable[[Example], Example]] | None = None
     settings: SolveSettings | None = None
     compares: bool = False
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    only: Callable[[Example], bool] = every
     bad: Callable[[BadRow], None] = stop
 
     @property
@@ -333,7 +348,8 @@ class Task:
             except UserError as error:
                 self.bad(BadRow(path, place, str(error)))
                 continue
-            yield replace(example, groups=groups)
+            if self.only(example):
+                yield replace(example, groups=groups)
 
     def _groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         """Return groups beside those the task reads: of the row's `groups`, of the side file."""

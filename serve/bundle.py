@@ -1,28 +1,34 @@
 """What a sealed stage wants of a run, in one ZIP that answers a test file by itself."""
 
-import os
+import hashlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-from panjue.prompts.card import write_card
+from panjue.eval.decide import decision_sha256
+from panjue.eval.score import decoding_of
+from panjue.prompts.card import card_files, scored_in, write_card
+from panjue.prompts.config import DATA, scrubbed
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, sha256, sync_names, write_json
-from panjue.prompts.model import DECISION, model_files, model_folder, model_sha256
+from panjue.prompts.files import Rows, dump, generation, read_json, sha256, sync_names, write_json
+from panjue.prompts.model import DECISION, model_files, model_sha256, prompt_sha256
+from panjue.prompts.similarity import BUILT_IN
 from panjue.prompts.task import load_task
-from panjue.serve.merge import merge
+from panjue.serve.merge import check_base, merge
 
 ROOMS = ("prompts", "finetune", "serve", "eval")
+CODE = ("*.py", "tasks/*.py", "templates/*.md", "card*.md", "page/*.*", "bundled/*.*")
+"""What is packed of them; `configs/` has the user's own, of which the run's two are packed."""
+
 HERE = Path(__file__).parent / "bundled"
 """What goes into every bundle as it is: the command and the manual."""
 
@@ -30,94 +36,200 @@ SUMS = "sums.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every file, so that equal bundles are equal byte for byte."""
 
-SETTINGS = ("task", "adapter", "constrained", "max_tokens", "seed", "engine", "sampling", "samples")
+TORCH = "https://download.pytorch.org/whl"
+"""Has folders of builds, as `cpu`, that the common index has not."""
+
+SETTINGS = (
+    "task",
+    "adapter",
+    "constrained",
+    "max_tokens",
+    "seed",
+    "engine",
+    "sampling",
+    "samples",
+    "held_out",
+    "on_bad_row",
+)
 """Of a generation, taken over as they were."""
 
 Weights = Literal["none", "base", "merged"]
 
 
-def bundle(run: Path, out: Path, weights: Weights = "none") -> None:
+def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = None) -> None:
     """Pack a finished run: code, settings, prompts, labels, adapter, pins, manual and hashes.
 
     Args:
         run: Has a submission; it and its test file are not packed, their hashes are.
         out: The ZIP, which appears when it is whole.
         weights: Also pack the base, or the base with the adapter folded in.
+        base: Where the base is now, if it has moved.
 
     Raises:
-        UserError: The run has no submission, or was answered by an endpoint.
+        UserError: The run has no submission or was answered by an endpoint; or what it was made
+            with is not there any more.
     """
-    made = read_json(run / "manifest.json").get("generate")
-    if not made or not made.get("trained"):
-        raise UserError(f"{run}: was not answered by an engine here; there is no model to pack")
+    if out.is_dir():
+        raise UserError(f"{out}: is a folder; name the ZIP")
+    made = _made(run)
     submission = load_task(made["task"]).handin.find(run)
+    _check_decoded(run, submission, made)
+    if weights == "merged" and made["adapter"] == "none":
+        raise UserError(f"{run}: the base alone answered; merged is another model")
     trained = Path(made["trained"])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        base = _pack_model(folder, trained, weights)
+        model = _pack_models(folder, trained, weights, base)
         _pack_code(folder / "code" / "panjue")
-        settings = {name: made[name] for name in SETTINGS if name in made} | {
-            "solve": made.get("solve", {})
-        }
-        model = "merged" if weights == "merged" else trained.name
-        settings |= {"run": "answers", "test": "test", "trained": model}
-        (folder / "generate.yaml").write_text(OmegaConf.to_yaml(settings), "utf-8")
-        if (trained.parent / "config.yaml").exists():
-            config = OmegaConf.to_container(OmegaConf.load(trained.parent / "config.yaml"))
-            (folder / "sft.yaml").write_text(OmegaConf.to_yaml(scrubbed(config)), "utf-8")
-        (folder / "requirements.txt").write_text("\n".join(pins()) + "\n", "utf-8")
+        _pack_settings(folder, made, model)
+        training = _pack_training(folder, trained)
+        write_json(folder / "manifest.json", scrubbed(read_json(run / "manifest.json")))
+        (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
         shutil.copy(HERE / "answer.py", folder)
-        manual = (HERE / "MANUAL.md").read_text("utf-8")
-        python = ".".join(map(str, sys.version_info[:2]))
-        told = manual.format(task=made["task"], base=base, python=python, name=submission.name)
-        (folder / "MANUAL.md").write_text(told, "utf-8")
+        told = {"task": made["task"], "name": submission.name, "training": training}
+        _write_manual(folder, {**told, **_base(trained, weights)})
         expected = {
             "test_sha256": made["test_sha256"],
             "submission": submission.name,
             "submission_sha256": sha256(submission),
+            "rows": row_hashes(made["task"], submission),
         }
-        files = {name: sha256(folder / name) for name in _names(folder)}
+        files = {name: sha256(folder / name) for name in names_in(folder)}
         write_json(folder / SUMS, {"expected": expected, "files": files})
         _zip(folder, out)
 
 
-def _pack_model(folder: Path, trained: Path, weights: Weights) -> str:
-    """Copy what was trained, and the weights asked for; return what the manual says of the base."""
+def _made(run: Path) -> dict[str, Any]:
+    """Return how a run was answered.
+
+    Raises:
+        UserError: Not by a model of ours, or by another one than there is now.
+    """
+    made = generation(run)
+    if not made:
+        raise UserError(f"{run}: has no answers yet; run `panjue generate` first")
+    if made.get("endpoint") or not made.get("trained"):
+        raise UserError(f"{run}: was answered by an endpoint; there is no model to pack")
+    trained = Path(made["trained"])
+    if not trained.is_dir() or model_sha256(trained) != made["trained_sha256"]:
+        raise UserError(f"{trained}: is not what {run} was answered with; generate again")
+    if prompt_sha256(made["task"]) != made["prompt_sha256"]:
+        raise UserError(f"{run}: was asked with another prompt than the code has; generate again")
+    if scrubbed(made["engine"]) != made["engine"]:
+        raise UserError(f"{run}: its engine settings name a folder here, which is not packed")
+    if made.get("solve", {}).get("similarity", BUILT_IN) != BUILT_IN:
+        raise UserError(f"{run}: solve.similarity is not packed; generate with {BUILT_IN}")
+    return made
+
+
+def _check_decoded(run: Path, submission: Path, made: Mapping[str, Any]) -> None:
+    """Refuse a submission that the packed settings do not make.
+
+    Raises:
+        UserError: It was changed since it was decoded, or decoded from the first replies alone, or
+            with another fit of how to decide.
+    """
+    decoding = decoding_of(submission)
+    if decoding is None:
+        raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
+    if made.get("samples") and not decoding["decided"]:
+        raise UserError(f"{run}: was decoded with --greedy; `panjue decode {run}` decides again")
+    if decoding["decided"]:
+        fitted = None if made["adapter"] == "none" else Path(made["trained"])
+        if decoding.get("decision_sha256") != decision_sha256(fitted):
+            raise UserError(
+                f"{run}: was decoded with another fit of `panjue tune` than there is now; "
+                f"`panjue decode {run}` decides again"
+            )
+
+
+def _pack_models(folder: Path, trained: Path, weights: Weights, base: str | None) -> str:
+    """Copy what was trained, and the weights asked for; return which folder answers."""
     made = read_json(trained / "manifest.json")
-    name = str(made["base"])
-    base = "base" if weights == "base" or Path(name).is_dir() else name
-    copied = folder / trained.name
-    shutil.copytree(trained, copied, ignore=shutil.ignore_patterns("training_args.bin"))
+    is_adapter = (trained / "adapter_config.json").exists()
+    copied = folder / ("adapter" if is_adapter else "model")
+    if weights == "merged" and not is_adapter:
+        raise UserError(f"{trained}: is a whole model already; leave --weights out")
+    _copy([*model_files(trained), *card_files(trained)], copied)
     digest = made["base_sha256"]
     if weights == "base":
-        _copy_parts(model_folder(name), folder / "base")
+        parts = model_files(check_base(trained, made, base))
+        # What panjue noted of a base that it made itself stays here.
+        _copy([p for p in parts if p.name not in {"manifest.json", "labels.json"}], folder / "base")
         digest = model_sha256(folder / "base")
-    if weights == "merged":
-        whole = merge(trained, trained.with_name("merged"))
-        shutil.copytree(whole, folder / "merged")
-        decision = trained / DECISION
-        if decision.exists():
-            shutil.copy(decision, folder / "merged")
-    for place in (copied, folder / "merged"):
-        for path in place.glob("*.json"):
-            if path.name in {"manifest.json", "adapter_config.json"}:
-                content = {**read_json(path)}
-                for key in ("base", "base_model_name_or_path"):
-                    content |= {key: base} if content.get(key) else {}
-                if "base_sha256" in content:
-                    content["base_sha256"] = digest
-                write_json(path, scrubbed(content))
-        if (place / "manifest.json").exists():
-            write_card(place, name=trained.parent.name)
-    return f"{base} (SHA-256 {digest})"
+    _at_home(copied, digest)
+    if weights != "merged":
+        return copied.name
+    merged = folder / "merged"
+    fitted = trained / DECISION  # to the adapter's replies, which are those of the merged model
+    whole = merge(trained, trained.with_name("merged"), base)
+    _copy([*model_files(whole), fitted], merged)
+    _at_home(merged, digest)
+    write_card(merged, scored_in(trained), name=trained.parent.name)
+    return merged.name
 
 
-def _copy_parts(model: Path, folder: Path) -> None:
-    """Copy a model's files, but not what panjue noted of a base that it made itself."""
+def _copy(files: Iterable[Path], folder: Path) -> None:
+    """Copy a model's files, less what they note of the folder that they were read from."""
     folder.mkdir()
-    for path in model_files(model):
-        if path.name not in {"manifest.json", "labels.json"}:
+    for path in files:
+        if path.exists():
             shutil.copy(path, folder)
+    for path in (folder / "config.json", folder / "tokenizer_config.json"):
+        content = read_json(path) if path.exists() else {}
+        kept = {key: of for key, of in content.items() if key.strip("_") != "name_or_path"}
+        if kept != content:
+            write_json(path, kept)
+
+
+def _at_home(folder: Path, digest: str) -> None:
+    """Let what was trained find its base in `base/` beside it, where the manual has it put."""
+    made = read_json(folder / "manifest.json")
+    write_json(folder / "manifest.json", {**scrubbed(made), "base": "base", "base_sha256": digest})
+    place = folder / "adapter_config.json"
+    if place.exists():
+        settings = {**scrubbed(read_json(place)), "base_model_name_or_path": "../base"}
+        write_json(place, settings)  # as its card's snippets find it from there
+
+
+def _write_manual(folder: Path, told: Mapping[str, str]) -> None:
+    python = ".".join(map(str, sys.version_info[:2]))
+    manual = (HERE / "MANUAL.md").read_text("utf-8").format(python=python, **told)
+    (folder / "MANUAL.md").write_text(manual, "utf-8")
+
+
+def _base(trained: Path, weights: Weights) -> dict[str, str]:
+    """Return what the manual says of the base, in two languages."""
+    if weights != "none":
+        return {"base_zh": "已在包内", "base_en": "it is in here"}
+    if not (trained / "adapter_config.json").exists():
+        return {"base_zh": "不需要", "base_en": "none is needed"}
+    made = scrubbed(read_json(trained / "manifest.json"))
+    told = f"`{made['base']}`, SHA-256 {made['base_sha256']}"
+    return {
+        "base_zh": f"请放在本文件夹的 `base/`：{told}",
+        "base_en": f"put it into this folder as `base/`: {told}",
+    }
+
+
+def _pack_settings(folder: Path, made: Mapping[str, Any], model: str) -> None:
+    settings = {name: made[name] for name in SETTINGS if name in made}
+    settings |= {"run": "answers", "test": "test", "trained": model}
+    if made.get("solve"):
+        settings["solve"] = made["solve"]
+    if model == "merged":
+        settings["adapter"] = "merge"
+    (folder / "generate.yaml").write_text(OmegaConf.to_yaml(settings), "utf-8")
+
+
+def _pack_training(folder: Path, trained: Path) -> str:
+    """Copy the training's settings and return the words that the manual has for data files."""
+    place = trained.parent / "config.yaml"
+    if not place.exists():
+        raise UserError(f"{place}: is missing; a bundle tells how its model was trained")
+    config: Any = OmegaConf.to_container(OmegaConf.load(place))
+    (folder / "sft.yaml").write_text(OmegaConf.to_yaml(scrubbed(config)), "utf-8")
+    return " ".join(f"{name}={name.upper()}" for name in DATA if config.get(name))
 
 
 def _pack_code(folder: Path) -> None:
@@ -126,19 +238,17 @@ def _pack_code(folder: Path) -> None:
         spec = find_spec(f"panjue.{room}")
         assert spec
         source = Path(str(spec.origin)).parent
-        ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
-        shutil.copytree(source, folder / room, ignore=ignore)
+        for path in sorted(path for part in CODE for path in source.glob(part)):
+            copied = folder / room / path.relative_to(source)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copied)
 
 
-def scrubbed(value: Any) -> Any:
-    """Return settings without absolute paths: of each its last part stays."""
-    if isinstance(value, dict):
-        return {key: scrubbed(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [scrubbed(inner) for inner in value]
-    if isinstance(value, str) and value.startswith(("/", "~")):
-        return Path(value).name
-    return value
+def requirements() -> list[str]:
+    """Return the lines of a requirements.txt that is installed with --no-deps: it has them all."""
+    found = pins()
+    builds = {line.partition("+")[2] for line in found if line.startswith("torch==")} - {""}
+    return [*(f"--extra-index-url {TORCH}/{build}" for build in builds), *found]
 
 
 def pins() -> list[str]:
@@ -166,7 +276,15 @@ def pins() -> list[str]:
     return sorted(f"{name}=={version}" for name, version in found.items())
 
 
-def _names(folder: Path) -> list[str]:
+def row_hashes(task: str, submission: Path) -> dict[str, str]:
+    """Return id -> a hash of its row, so that a difference can be named."""
+    rows: Rows = load_task(task).handin.index(submission)
+    texts = {key: dump(rows.get(key)).encode() for key in sorted(rows.ids())}
+    return {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the files in a folder, as paths from it."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
@@ -175,9 +293,10 @@ def _zip(folder: Path, out: Path) -> None:
     aside = out.with_name(f".{out.name}.tmp")
     try:
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as packed:
-            for name in _names(folder):
+            for name in names_in(folder):
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.file_size = (folder / name).stat().st_size  # over 2 GiB is ZIP64
                 with (folder / name).open("rb") as source, packed.open(entry, "w") as target:
                     shutil.copyfileobj(source, target)
         sync_names(aside)
@@ -186,97 +305,11 @@ def _zip(folder: Path, out: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def verify(packed: Path, cases: Path, base: Path | None = None) -> None:
-    """Unpack into an empty folder, answer `cases` there without a network, compare the submission.
-
-    Args:
-        packed: The ZIP.
-        cases: The test file of the run that was packed.
-        base: The base model's folder, where the ZIP has no weights.
-
-    Raises:
-        UserError: A file is not what was packed, a package is another, or the answers differ.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "bundle"
-        try:
-            with zipfile.ZipFile(packed) as archive:
-                archive.extractall(folder)
-        except (OSError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-            raise UserError(f"{packed}: {error}") from None
-        sums = read_json(folder / SUMS)
-        for fault in [*changed(folder, sums["files"]), *other_packages(folder)]:
-            raise UserError(f"{packed}: {fault}")
-        expected = sums["expected"]
-        if sha256(cases) != expected["test_sha256"]:
-            raise UserError(f"{cases}: is not the test file of the run that was packed")
-        if base and not (folder / "base").exists():
-            (folder / "base").symlink_to(base.resolve())
-        answers = Path(place) / "answers"
-        words = [
-            sys.executable,
-            "-P",
-            str(folder / "answer.py"),
-            str(cases.resolve()),
-            str(answers),
-        ]
-        done = subprocess.run(
-            [*alone(), *words], cwd=place, env=bare(), capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise UserError(f"{packed}: does not run: {_last(done.stderr or done.stdout)}")
-        if sha256(answers / expected["submission"]) != expected["submission_sha256"]:
-            raise UserError(f"{packed}: answers otherwise than the run that was packed")
-
-
-def changed(folder: Path, files: dict[str, str]) -> Iterator[str]:
-    """Yield what is not as it was packed."""
-    there = set(_names(folder)) - {SUMS}
-    for name in sorted(there | set(files)):
-        if name not in there:
-            yield f"{name} is missing"
-        elif name not in files:
-            yield f"{name} was not packed"
-        elif sha256(folder / name) != files[name]:
-            yield f"{name} is not what was packed"
-
-
-def other_packages(folder: Path) -> Iterator[str]:
-    """Yield what is installed here in another version than was pinned, or not at all."""
-    for line in (folder / "requirements.txt").read_text("utf-8").split():
-        name, _, version = line.partition("==")
-        try:
-            here = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            here = "none"
-        if here != version:
-            yield f"needs {line}, here is {here}; pip install -r requirements.txt"
-
-
-def alone() -> list[str]:
-    """Return the words that run a command without a network, where this user may."""
-    words = ["unshare", "--net", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"]
-    try:
-        done = subprocess.run([*words, "true"], capture_output=True, check=False)
-    except OSError:
-        return []
-    return words if done.returncode == 0 else []
-
-
-def bare() -> dict[str, str]:
-    """Return an environment that knows nothing of this checkout and asks no hub."""
-    kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR")
-    ours = {key: os.environ[key] for key in kept if key in os.environ}
-    return {**ours, "HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
-
-
-def _last(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no word")
-
-
-def main(run: Path, out: Path, weights: Weights) -> None:
+def main(run: Path, out: Path, weights: str, base: Path | None = None) -> None:
     """Pack and say what is in it."""
-    bundle(run, out, weights)
+    if weights not in get_args(Weights):
+        raise UserError(f"--weights: {weights!r} is none of {', '.join(get_args(Weights))}")
+    bundle(run, out, weights, base and str(base))  # type: ignore[arg-type]
     with zipfile.ZipFile(out) as packed:
         count = len(packed.namelist())
     size = out.stat().st_size / 2**20

@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from panjue.prompts.decode import load_json
 from panjue.prompts.errors import UserError
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.law import read_law
 from panjue.prompts.names import find_defendants
+from panjue.prompts.openai import address, key_header
 from panjue.prompts.task import Example, load_task
 from panjue.serve.settings import KEY
 
@@ -87,20 +89,22 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
 
 
 def read_fact(file: Path | None) -> str:
-    """Return the case of a file, or of a pipe.
+    """Return the case of a file, or of a pipe, without a byte order mark.
 
     Raises:
-        UserError: It cannot be read, or is empty.
+        UserError: It cannot be read, is empty, or is a row of a file of cases.
     """
     try:
         raw = file.read_bytes() if file else sys.stdin.buffer.read()
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").removeprefix("\ufeff")
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file or 'stdin'}: not UTF-8 at byte {error.start}") from None
     if not text.strip():
         raise UserError(f"{file or 'stdin'}: is empty; give the facts of a case")
+    if isinstance(load_json(text), dict):
+        raise UserError(f"{file or 'stdin'}: is a JSON object; give the plain text of the facts")
     return text
 
 
@@ -145,9 +149,10 @@ def pasted(terminal: int) -> str:
 @contextmanager
 def client(asked: Asked) -> Iterator[httpx.Client]:
     """Open a connection; what goes wrong on it ends in one line."""
-    key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    base = httpx.URL(asked.url)
+    headers = key_header(*KEYS)
+    base = address(asked.url)
+    if base is None:
+        raise UserError(f"--url {asked.url}: write it like http://127.0.0.1:8000")
     if base.path in ("", "/"):
         base = base.copy_with(path="/v1")
     try:
@@ -157,8 +162,6 @@ def client(asked: Asked) -> Iterator[httpx.Client]:
         raise UserError(
             f"{asked.url}: no server answers there; start one with `make serve`, or give --url"
         ) from None
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
-        raise UserError(f"--url {asked.url}: write it like http://127.0.0.1:8000") from None
     except httpx.HTTPError as error:
         raise UserError(f"{asked.url}: the connection failed: {error}") from None
 

@@ -1,20 +1,18 @@
 """Any OpenAI-compatible endpoint in the engine's place: the same requests, over HTTP."""
 
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from panjue.prompts.config import check_settings
+from panjue.prompts.config import check_known
 from panjue.prompts.errors import UserError
+from panjue.prompts.openai import REFUSED, key_header, named, patiently
 from panjue.prompts.render import TEMPLATE_ARGS
-from panjue.serve.engine import Request
+from panjue.serve.engine import Pending, Request
 
 KEY = "PANJUE_ENDPOINT_KEY"
 """Environment variable with the key that the endpoint wants."""
@@ -22,14 +20,6 @@ KEY = "PANJUE_ENDPOINT_KEY"
 SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "presence_penalty", "frequency_penalty")
 """Settings of `sampling` that OpenAI's chat completions know too."""
 
-PAUSES_S = (1, 4, 16)
-"""Before a request that failed for no fault of its own is tried again."""
-
-BUSY = frozenset({429, 503})
-LONGEST_BUSY_S = 600
-"""How long an endpoint may say that it is busy."""
-
-REFUSED = frozenset({400, 413, 422})
 AT_FIRST = 64
 """So many refusals before any reply: then it is the endpoint that cannot do what is asked."""
 
@@ -73,18 +63,17 @@ class Endpoint:
         Raises:
             UserError: It is not of that form, or OpenAI has no such sampling.
         """
-        self._url, _, self._model = name.partition("#")
-        check_settings("sampling", sampling or {}, SAMPLING)
+        found = named(name)
+        if found is None:
+            raise UserError(
+                f"endpoint: {name!r} is not URL#MODEL, as http://127.0.0.1:8000/v1#x is"
+            )
+        url, self._model = found
+        self._place = f"{url}/chat/completions"
+        check_known("sampling", sampling or {}, SAMPLING)
         self._sampling = dict(sampling or {})
-        key = os.environ.get(KEY, "")
-        try:
-            if not httpx.URL(self._url).host or not self._model:
-                raise httpx.InvalidURL("")
-        except httpx.InvalidURL:
-            told = f"endpoint: {name!r} is not URL#MODEL, as http://127.0.0.1:8000/v1#x is"
-            raise UserError(told) from None
         self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=key_header(KEY),
             timeout=httpx.Timeout(600, connect=10),
             limits=httpx.Limits(max_connections=None),
             transport=transport,
@@ -110,17 +99,13 @@ class Endpoint:
         in_flight: int,
         check: Callable[[], None],
     ) -> Iterator[tuple[Request, Told]]:
-        source, end = iter(requests), object()
+        pending = Pending(requests)
         running: dict[Future[Told], Request] = {}
         held: list[tuple[Request, Told]] | None = []  # refusals before any reply
-        exhausted, failure = False, None
-        while running or not exhausted:
+        failure = None
+        while running or not pending.exhausted:
             check()
-            while not exhausted and len(running) < in_flight:
-                request = next(source, end)
-                exhausted = request is end
-                if not isinstance(request, Request):
-                    break
+            for request in pending.draw(in_flight - len(running)):
                 running[pool.submit(self._ask, request)] = request
             if held and (not running or len(held) >= AT_FIRST):
                 raise self._refuses_all(held[0][1])
@@ -130,7 +115,7 @@ class Endpoint:
                 try:
                     outcome = future.result()
                 except UserError as error:
-                    failure, exhausted = failure or error, True
+                    failure, pending.exhausted = failure or error, True
                     self._ending.set()  # those that run end as they can, none is tried again
                     continue
                 if held is not None and outcome.refused:
@@ -146,34 +131,26 @@ class Endpoint:
 
     def _refuses_all(self, outcome: Told) -> UserError:
         return UserError(
-            f"{self._url}: refuses what it is asked ({outcome.refused}); "
+            f"{self._place}: refuses what it is asked ({outcome.refused}); "
             "if it takes no schema, say constrained=false"
         )
 
     def _ask(self, request: Request) -> Told:
-        pauses, busy_until = list(PAUSES_S), time.monotonic() + LONGEST_BUSY_S
-        while True:
-            try:
-                reply = self._client.post(f"{self._url}/chat/completions", json=self._body(request))
-                if reply.status_code in REFUSED:
-                    return Told(refused=f"{reply.status_code}: {reply.text[:200]}")
-                if reply.status_code in BUSY and time.monotonic() < busy_until:
-                    self._pause(_seconds(reply.headers.get("retry-after", "")))
-                    continue
-                reply.raise_for_status()
-                return _told(reply.json())
-            except (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeError) as error:
-                status = getattr(getattr(error, "response", None), "status_code", 500)
-                if not pauses or status in {401, 403, 404} or self._ending.is_set():
-                    raise UserError(
-                        f"{self._url}: {error or type(error).__name__}; what is answered is kept, "
-                        "the same command goes on from there"
-                    ) from None
-                self._pause(pauses.pop(0))
+        body = self._body(request)
+
+        def ask() -> Told:
+            return _told(self._client.post(self._place, json=body))
+
+        try:
+            return patiently(ask, self._place, KEY, self._pause)
+        except UserError as error:
+            raise UserError(
+                f"{error}; what is answered is kept, the same command goes on from there"
+            ) from None
 
     def _pause(self, seconds: float) -> None:
         if self._ending.wait(seconds):
-            raise UserError(f"{self._url}: the run ended while it was busy")
+            raise UserError(f"{self._place}: the run ended while it was busy")
 
     def _body(self, request: Request) -> dict[str, Any]:
         question, params = request.question, request.params
@@ -195,18 +172,16 @@ class Endpoint:
         return body
 
 
-def _seconds(retry_after: str) -> float:
-    with suppress(ValueError):
-        return min(max(float(retry_after), 0.1), 60.0)
-    return 2.0
-
-
-def _told(reply: Any) -> Told:
-    """Read a reply.
+def _told(response: httpx.Response) -> Told:
+    """Read a response.
 
     Raises:
+        httpx.HTTPStatusError: It is an error, and no refusal of this one request.
         ValueError: It has not the form of chat completions.
     """
+    if response.status_code in REFUSED:
+        return Told(refused=f"{response.status_code}: {response.text[:200]}")
+    reply = response.raise_for_status().json()
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices:
         raise ValueError("its reply is no chat completion")

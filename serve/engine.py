@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.config import check_settings
+from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
 from panjue.serve.ask import Question
 from panjue.serve.orphans import guarded
 from panjue.serve.settings import ENVIRONMENT, engine_arguments
 
+# vLLM reads the environment when it is imported.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
-from vllm import LLM, EngineArgs, SamplingParams, TokensPrompt  # reads the environment
+from vllm import LLM, AsyncEngineArgs, EngineArgs, SamplingParams, TokensPrompt
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -24,9 +25,11 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "CompletionOutput",
     "EngineArgs",
     "LoRARequest",
+    "Pending",
     "Request",
     "RequestOutput",
     "Sampling",
@@ -99,10 +102,36 @@ def engine(
             llm = LLM(model=str(model), **{**settings, **ours})
         except (ValueError, TypeError, VLLMValidationError) as error:
             raise UserError(f"engine: {str(error).splitlines()[0]}") from None
+        except RuntimeError as error:  # of its process, which has printed why
+            why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
+            raise UserError(f"engine: {str(error).splitlines()[0]} {why}") from None
         try:
             yield llm
         finally:
             llm.llm_engine.engine_core.shutdown()
+
+
+class Pending:
+    """Requests that are drawn as there is room for them.
+
+    Attributes:
+        exhausted: Whether no more will come.
+    """
+
+    def __init__(self, requests: Iterable[Request | None]) -> None:
+        """Take the requests; None among them says that the next depends on an output to come."""
+        self._requests, self.exhausted = iter(requests), False
+
+    def draw(self, most: int) -> Iterator[Request]:
+        """Yield the next requests, at most so many, as far as they depend on nothing to come."""
+        end = object()
+        while most > 0 and not self.exhausted:
+            request = next(self._requests, end)
+            self.exhausted = request is end
+            if not isinstance(request, Request):
+                return
+            most -= 1
+            yield request
 
 
 def complete(
@@ -118,16 +147,11 @@ def complete(
     preparing the next prompts overlaps with decoding. None among them says that the next depends
     on an output that is still to come. `check` is called between steps.
     """
-    source, end = iter(requests), object()
+    pending = Pending(requests)
     running: dict[str, Request] = {}
-    exhausted = False
-    while running or not exhausted:
+    while running or not pending.exhausted:
         check()
-        while not exhausted and len(running) < in_flight:
-            request = next(source, end)
-            exhausted = request is end
-            if not isinstance(request, Request):
-                break
+        for request in pending.draw(in_flight - len(running)):
             key = f"{request.turn} {request.id}"
             running[key] = request
             prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
@@ -144,7 +168,8 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
         UserError: Names the setting and what is wrong with it.
     """
     ours = {"structured_outputs": "constrained", "output_kind": "nothing: rows are final"}
-    check_settings("sampling", sampling, SamplingParams.__struct_fields__, ours)
+    check_ours("sampling", sampling, ours)
+    check_known("sampling", sampling, SamplingParams.__struct_fields__)
     if "seed" in sampling and on_cpu():
         raise UserError(
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"

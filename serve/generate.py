@@ -1,21 +1,30 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field
 from rich.console import Console
 
-from panjue.prompts.config import check_settings, load_config
-from panjue.prompts.errors import Stopped, UserError
-from panjue.prompts.files import Rows, difference, dump, read_json, sha256, stream, write_json
+from panjue.prompts.config import check_known, check_ours, load_config
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import (
+    Rows,
+    delete,
+    difference,
+    dump,
+    otherwise,
+    read_json,
+    sha256,
+    stream,
+    write_json,
+)
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.lock import alone_in
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
 from panjue.prompts.skip import OnBadRow, reading
@@ -37,7 +46,11 @@ from panjue.serve.engine import LLM, EngineArgs, Sampling, check_sampling, engin
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, rows
 from panjue.serve.settings import OURS, EngineConfig
+from panjue.serve.stop import StopSignals
 from panjue.serve.trained import served_model, trained_folder
+
+DECODED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
+"""What is made of completions, beside the submission."""
 
 
 class GenerateConfig(EngineConfig):
@@ -81,15 +94,10 @@ def generate(config: GenerateConfig) -> None:
     """
     console = Console(soft_wrap=True)
     task, skipped = reading(load_task(config.task), config.on_bad_row)
-    if not config.test.exists():
-        raise UserError(f"test: no file {config.test}")
-    check_settings("engine", config.engine, (f.name for f in fields(EngineArgs)), OURS)
-    check_sampling(config.sampling)
-    if config.samples and not (task.decides or task.ranks):
-        raise UserError(
-            f"samples: {config.task!r} decides nothing from further replies; set it to 0"
-        )
-    examples = sum(1 for _ in asked(task, config))
+    check_all_settings(config, task)
+    if config.held_out:
+        task = replace(task, only=is_held_out)
+    examples = sum(1 for _ in task.read(config.test))
     if not examples:
         why = f"; {skipped}" if skipped.rows else ""
         raise UserError(f"{config.test}: has no cases{why}")
@@ -98,26 +106,29 @@ def generate(config: GenerateConfig) -> None:
     made = provenance(config, source, task)
     if config.held_out:
         check_held_out(source.folder, made["test_sha256"])
-    claim(config.run, made, source.labels)
-    skipped.write(config.run / "skipped-test.jsonl")
-    if skipped.rows:
-        console.print(str(skipped), highlight=False, markup=False)
-    place = config.run / "completions.jsonl"
-    known = rows_of(place)
-    done = answered(task, config, source.labels, known) if known else set()
-    if len(done) >= examples:
-        console.print(f"{place}: all {examples} are answered already")
-        return
-    if known:
-        console.print(f"continuing: {len(done)} of {examples} are answered already")
-    todo = (example for example in asked(task, config) if str(example.id) not in done)
-    with StopSignals(config.run) as signals, started(config, task, source) as (llm, asker, adapter):
-        signals.at_once = False
-        calls = Calls(asker, todo, turns(config), known.get if known else lambda _: None)
-        finished = rows(
-            llm, asker, todo, config.in_flight, adapter=adapter, check=signals.check, calls=calls
+    with alone_in(config.run):
+        claim(config.run, task, made, source.labels, console)
+        skipped.write(config.run / "skipped-test.jsonl")
+        if skipped.rows:
+            console.print(str(skipped), highlight=False, markup=False)
+        answer(config, task, source, examples, console)
+
+
+def check_all_settings(config: GenerateConfig, task: Task) -> None:
+    """Refuse what would fail only when the engine is up.
+
+    Raises:
+        UserError: There is no test file, or a setting is unknown or does nothing for the task.
+    """
+    if not config.test.exists():
+        raise UserError(f"test: no file {config.test}")
+    check_ours("engine", config.engine, OURS)
+    check_known("engine", config.engine, (f.name for f in fields(EngineArgs)))
+    check_sampling(config.sampling)
+    if config.samples and not (task.decides or task.ranks):
+        raise UserError(
+            f"samples: {config.task!r} decides nothing from further replies; set it to 0"
         )
-        append(place, finished, calls, len(done), examples)
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,26 @@ class Source:
     labels: Labels
     max_tokens: int
     solve: dict[str, Any]
+
+
+def answer(
+    config: GenerateConfig, task: Task, source: Source, examples: int, console: Console
+) -> None:
+    """Answer those of the `examples` of the test file that have no rows yet."""
+    place = config.run / "completions.jsonl"
+    known = rows_of(place)
+    done = answered(task, config, source.labels, known) if known else set()
+    if len(done) >= examples:
+        console.print(f"{place}: all {examples} are answered already")
+        return
+    if known:
+        console.print(f"continuing: {len(done)} of {examples} are answered already")
+    todo = (example for example in task.read(config.test) if str(example.id) not in done)
+    with StopSignals(config.run) as signals, started(config, task, source) as (llm, asker, adapter):
+        signals.at_once = False
+        calls = Calls(asker, todo, turns(config), known.get if known else lambda _: None)
+        finished = rows(llm, calls, config.in_flight, adapter, signals.check)
+        append(place, finished, calls, len(done), examples)
 
 
 def answering(config: GenerateConfig, task: Task) -> Source:
@@ -168,7 +199,8 @@ def started(
         asker = PlainAsker(task, source.labels, source.max_tokens, constrained=constrained)
         yield Endpoint(config.endpoint, config.sampling), asker, None
         return
-    served = served_model(source.folder, "none" if config.endpoint else config.adapter)
+    adapter = "none" if config.endpoint else config.adapter
+    served = served_model(source.folder, adapter, config.base)
     ours = Asker(task, source.labels, served.model, source.max_tokens, constrained=constrained)
     if config.endpoint:
         yield Endpoint(config.endpoint, config.sampling), ours, None
@@ -182,48 +214,6 @@ class Unanswered(Exception):
     """A call has no row yet."""
 
 
-class StopSignals:
-    """While the block runs, SIGTERM and Ctrl-C end it with a word on how to go on.
-
-    Attributes:
-        at_once: Whether a signal ends the block where it is; else `check` does. vLLM survives the
-            first while it starts, and not while it works.
-    """
-
-    def __init__(self, run: Path) -> None:
-        """Say of `run` that it can be gone on with."""
-        self._word = (
-            f"stopped; {run / 'completions.jsonl'} has what is answered, "
-            "the same command goes on from there"
-        )
-        self._received, self.at_once = 0, True
-
-    def __enter__(self) -> Self:
-        """Take the signals."""
-        both = (signal.SIGTERM, signal.SIGINT)
-        self._before = {number: signal.signal(number, self._receive) for number in both}
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give the signals back; an engine that a Ctrl-C reached too has failed for that reason."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if kind is not None and issubclass(kind, Exception):
-            self.check()
-
-    def _receive(self, number: int, _: FrameType | None) -> None:
-        for one in self._before:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not break the engine's end
-        self._received = number
-        if self.at_once:
-            self.check()
-
-    def check(self) -> None:
-        """End the block if there was a signal."""
-        if self._received:
-            raise Stopped(self._word, self._received) from None
-
-
 def turns(config: GenerateConfig) -> list[Sampling]:
     """Return the sampling of each request that one example takes."""
     first = {"logprobs": WAYS if config.samples else 2, **config.sampling}
@@ -232,18 +222,15 @@ def turns(config: GenerateConfig) -> list[Sampling]:
     )
 
 
-def asked(task: Task, config: GenerateConfig) -> Iterator[Example]:
-    """Yield the examples of the test file that are to be answered."""
-    return (e for e in task.read(config.test) if not config.held_out or is_held_out(e))
-
-
 def check_held_out(trained: Path | None, test_sha256: str) -> None:
     """Refuse to call a tenth held out that training did not hold out.
 
     Raises:
-        UserError: Training had a `dev` file, or another training file.
+        UserError: Training had a `dev` file, or another training file; or there was none.
     """
-    made = read_json(trained / "manifest.json") if trained else {"train_sha256": None}
+    if trained is None:
+        raise UserError("held_out: an endpoint without trained=FOLDER held nothing out")
+    made = read_json(trained / "manifest.json")
     if made.get("dev_sha256"):
         raise UserError(f"held_out: {trained} had a dev file; answer that instead: test=DEV")
     if test_sha256 != made["train_sha256"]:
@@ -276,22 +263,35 @@ def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, 
     }
 
 
-def claim(run: Path, made: dict[str, Any], labels: Labels) -> None:
+def claim(run: Path, task: Task, made: dict[str, Any], labels: Labels, console: Console) -> None:
     """Make `run` the place of these completions: manifest and labels.
+
+    Other versions of the libraries are told and do not hinder. Where no completions are left,
+    what was once made of this run's is deleted, and told.
 
     Raises:
         UserError: Completions made otherwise are there; names what differs.
     """
-    place = run / "manifest.json"
+    place, completions = run / "manifest.json", run / "completions.jsonl"
     manifest = read_json(place) if place.exists() else {}
-    before = manifest.get("generate")
-    what = difference(before, made) if before else "there is no record of how"
-    if what and (run / "completions.jsonl").exists():
-        raise UserError(
-            f"{run}/completions.jsonl: was made otherwise ({what}); "
-            "choose another run=FOLDER or delete that file"
-        )
-    run.mkdir(parents=True, exist_ok=True)
+    before = manifest.get("generate", {})
+    if completions.exists():
+        told = otherwise(before, made)
+        if told or not before:
+            raise UserError(
+                f"{completions}: was made otherwise ({told or 'there is no record of how'}); "
+                "choose another run=FOLDER, or delete that file: what was decoded from it goes too"
+            )
+        if told := difference(before["versions"], made["versions"]):
+            console.print(f"going on with other versions: {told}", highlight=False, markup=False)
+            made = {**made, "versions": before["versions"]}
+    elif before:
+        stale = [run / name for name in (task.handin.name, *DECODED) if (run / name).exists()]
+        for path in stale:
+            delete(path)
+        if stale:
+            told = ", ".join(path.name for path in stale)
+            console.print(f"{run}: deleted {told}, whose completions are gone", markup=False)
     labels.save(run)
     write_json(place, {**manifest, "generate": made})
 
@@ -309,7 +309,7 @@ def answered(task: Task, config: GenerateConfig, labels: Labels, known: Rows) ->
     """Return the ids of the examples all of whose calls have their rows."""
     if task.solve is None:
         return known.ids()
-    return {str(e.id) for e in asked(task, config) if is_answered(task, e, labels, known)}
+    return {str(e.id) for e in task.read(config.test) if is_answered(task, e, labels, known)}
 
 
 def is_answered(task: Task, example: Example, labels: Labels, known: Rows) -> bool:

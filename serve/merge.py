@@ -9,54 +9,67 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, whole_folder, write_json
+from panjue.prompts.lock import alone_in
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256
 
 
-def main(run: Path) -> None:
+def main(run: Path, base: str | None = None) -> None:
     """Write RUN/merged from RUN/adapter and say so."""
-    print(f"written: {merge(run / 'adapter', run / 'merged')}")
+    print(f"written: {merge(run / 'adapter', run / 'merged', base)}")
 
 
-def merge(adapter: Path, out: Path) -> Path:
+def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     """Merge `adapter` into the base that its manifest names and write the model to `out`.
 
     The sum is taken in float32 and stored in the base's own type; the base is loaded whole, also
     where training saw it in four bits. `out` appears only when complete and carries the adapter's
     labels and manifest. A merge that is there already for the same adapter is returned as it is.
+    `base` is where the base is now, if it has moved.
 
     Raises:
         UserError: There is no adapter, or the base is not the one it was trained on.
     """
     if not (adapter / "manifest.json").exists():
         raise UserError(f"{adapter}: no adapter of panjue is there; run `panjue sft` first")
+    with alone_in(out.parent, f".{out.name}.lock", wait=True):  # of two, the second finds it made
+        return _merge(adapter, out, base)
+
+
+def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     made = read_json(adapter / "manifest.json")
     stamp = {**made, "adapter_sha256": model_sha256(adapter)}
     if (out / "manifest.json").exists() and read_json(out / "manifest.json") == stamp:
         return out
-    base = check_base(adapter, made)
+    place = check_base(adapter, made, base)
     whole = AutoModelForCausalLM.from_pretrained(
-        base, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
     model = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    model.to(AutoConfig.from_pretrained(base).dtype or torch.float32).save_pretrained(aside)
-    load_tokenizer(base).save_pretrained(aside)
+    model.to(AutoConfig.from_pretrained(place).dtype or torch.float32).save_pretrained(aside)
+    load_tokenizer(place).save_pretrained(aside)
     shutil.copy(adapter / "labels.json", aside / "labels.json")
     write_json(aside / "manifest.json", stamp)
     whole_folder(aside, out)
     return out
 
 
-def check_base(adapter: Path, made: dict[str, str]) -> Path:
-    """Return the folder of the base that `adapter` was trained on.
+def check_base(adapter: Path, made: dict[str, str], base: str | None = None) -> Path:
+    """Return the folder of the base that `adapter` was trained on, which may be `base` now.
 
     Raises:
         UserError: That base is gone or has other weights now.
     """
-    base = model_folder(made["base"])
-    if model_sha256(base) != made["base_sha256"]:
+    name = base or made["base"]
+    try:
+        folder = model_folder(name)
+    except UserError as error:
+        moved = "" if base else f" (the base of {adapter}; if it has moved, say base=FOLDER)"
+        raise UserError(f"{error}{moved}") from None
+    if model_sha256(folder) != made["base_sha256"]:
         raise UserError(
-            f"{adapter}: was trained on another base than {made['base']} is now; train it again"
+            f"{adapter}: was trained on another base than {name} is now; "
+            "say base=FOLDER where that is, or train again"
         )
-    return base
+    return folder

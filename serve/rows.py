@@ -155,23 +155,17 @@ class Calls:
         way.replies[call - way.first] = decoded
 
 
-def rows(  # noqa: PLR0913  # each is used by somebody
+def rows(
     llm: LLM | Endpoint,
-    asker: Asker | PlainAsker,
-    examples: Iterator[Example],
+    calls: Calls,
     in_flight: int,
-    turns: Sequence[Sampling] = ({"logprobs": 2},),
     adapter: Path | None = None,
-    *,
     check: Callable[[], None] = lambda: None,
-    calls: Calls | None = None,
 ) -> Iterator[Row]:
     """Yield one row of `completions.jsonl` per call, in the order they finish.
 
-    `check` is called between the engine's steps, and may end it all. Whoever brings the `calls`
-    can see how they stand.
+    `check` is called between the engine's steps, and may end it all.
     """
-    calls = calls or Calls(asker, examples, turns)
     if isinstance(llm, Endpoint):
         finished = llm.complete(calls.requests(), in_flight, check)
     else:

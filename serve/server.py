@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from pydantic import Field
 from rich.console import Console
 
 from panjue.eval.decide import fitted_decider
-from panjue.prompts.config import check_settings, load_config
+from panjue.prompts.config import check_known, check_ours, load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
@@ -27,10 +28,11 @@ from panjue.prompts.law import read_law
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.backend import Backend
+from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.gateway import LOOPBACK, Service, create_app
 from panjue.serve.judge import Judge
 from panjue.serve.orphans import guarded
-from panjue.serve.settings import KEY, SERVER_OURS, EngineConfig
+from panjue.serve.settings import KEY, OF_VLLMS_SERVER, SERVER_OURS, EngineConfig
 from panjue.serve.supervisor import Supervisor, supervisor
 from panjue.serve.trained import served_model, trained_folder
 
@@ -69,7 +71,10 @@ def serve(config: ServeConfig) -> None:
         raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
     if config.host not in LOOPBACK and not key:
         raise UserError(f"host={config.host}: can be reached by others; set {KEY} to a secret")
-    check_settings("engine", config.engine, filter(str.isidentifier, config.engine), SERVER_OURS)
+    check_ours("engine", config.engine, SERVER_OURS)
+    # vLLM's command line takes a word for what it begins: `trust_remote_cod` would switch that on.
+    known = [*(f.name for f in fields(AsyncEngineArgs)), *OF_VLLMS_SERVER]
+    check_known("engine", config.engine, known)
     with (
         bound(config.host, config.port) as listener,
         tempfile.TemporaryDirectory(prefix="panjue-") as private,  # of mode 0700
@@ -110,12 +115,13 @@ def make_service(config: ServeConfig, key: str | None, place: Path) -> Service:
         raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'by_hand'")
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
-    served = served_model(trained, config.adapter)
+    served = served_model(trained, config.adapter, config.base)
     backend = Backend(place, config.timeout_s)
     config.run.mkdir(parents=True, exist_ok=True)
     log = config.run / "engine.log"
     engine = supervisor(served, config.engine, max_tokens, config.seed, log, backend)
-    decider = fitted_decider(task, labels, trained) if task.decides else None
+    fitted = None if config.adapter == "none" else trained
+    decider = fitted_decider(task, labels, fitted) if task.decides else None
     judge = Judge(Asker(task, labels, served.model, max_tokens), decider, backend)
     texts = read_law(config.law) if config.law else {}
     law = {article: texts[article] for article in labels.names("articles") if article in texts}

@@ -33,6 +33,7 @@ OURS = {
     "structured_outputs_config": "constrained",
     "load_format": "nothing: only safetensors are loaded",
     "trust_remote_code": "nothing: a model's code is never run",
+    "hf_token": "the environment variable HF_TOKEN: what is set here is written down",
 }
 """Engine arguments that panjue makes itself -> the setting to use instead."""
 
@@ -56,6 +57,15 @@ SERVER_OURS = {
 """The same for the arguments of vLLM's server."""
 
 
+OF_VLLMS_SERVER = (
+    "chat_template",
+    "default_chat_template_kwargs",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+)
+"""Arguments of vLLM's own server, beside its engine's, that matter behind the gateway."""
+
+
 def engine_arguments(max_tokens: int, seed: int) -> dict[str, Any]:
     """Return vLLM's arguments that offline decoding and the server must have alike."""
     return {
@@ -75,6 +85,8 @@ class EngineConfig(Config):
     """Folder that is written to."""
     trained: Path | None = None
     """Adapter or model folder of a training run; by default the one in `run`."""
+    base: str | None = None
+    """Where the base is now, folder or hub name, if it has moved since training; the same files."""
     adapter: Literal["merge", "lora", "none"] = "merge"
     """Serve the adapter folded into a cached copy of its base, as it is, or the base alone."""
     max_tokens: int | None = Field(None, ge=64)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256
-from panjue.prompts.model import model_folder
 from panjue.serve.merge import check_base, merge
 from panjue.serve.settings import EngineConfig
 
@@ -69,18 +68,19 @@ class Served(NamedTuple):
         return allowed[0]
 
 
-def served_model(trained: Path, adapter: str) -> Served:
+def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
     """Return what to serve of a training's result.
 
     Args:
         trained: Result of a training: an adapter, or a whole model.
         adapter: `merge`, `lora` or `none`; see `EngineConfig.adapter`.
+        base: Where the base is now, if it has moved.
     """
     manifest = read_json(trained / "manifest.json")
     if not (trained / "adapter_config.json").exists():
         if adapter == "lora":
             raise UserError(f"{trained}: is a whole model, there is no adapter; use adapter=merge")
-        return Served(model_folder(manifest["base"]) if adapter == "none" else trained)
+        return Served(check_base(trained, manifest, base) if adapter == "none" else trained)
     if adapter == "merge":
-        return Served(merge(trained, trained.with_name("merged")))
-    return Served(check_base(trained, manifest), trained if adapter == "lora" else None)
+        return Served(merge(trained, trained.with_name("merged"), base))
+    return Served(check_base(trained, manifest, base), trained if adapter == "lora" else None)

@@ -1,7 +1,10 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +135,18 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no real data at {SHARED}")
     return SHARED / "data"
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[HTTPServer], None]]:
+    """Return what lets a server answer, in a thread, as long as the test runs."""
+
+    def start(server: HTTPServer) -> None:
+        running.enter_context(server)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        running.callback(thread.join)
+        running.callback(server.shutdown)
+
+    with ExitStack() as running:
+        yield start

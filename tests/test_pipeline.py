@@ -1,4 +1,4 @@
-"""Every task beside judgment goes the whole way: train, answer, hand in, check, score."""
+"""Every task beside judgment goes the whole way: train, answer, hand in, check, score, report."""
 
 import json
 import re
@@ -51,3 +51,5 @@ def test_the_whole_way(name: str, workshop: Path, tmp_path: Path) -> None:
     assert set(task.scores) <= scores.keys()
     assert scores["missing"] == 0
     assert scores["peers"][task.fallback] is not None
+    panjue("report", run)
+    assert "Scores · 得分" in (run / "report.html").read_text("utf-8")

@@ -2,12 +2,14 @@
 
 import configparser
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
+ROOMS = ("prompts", "finetune", "serve", "eval")
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
 
 
@@ -25,6 +27,11 @@ def test_the_systemd_unit() -> None:
     assert "panjue serve serve/configs/" in parser["Service"]["ExecStart"]
     seconds = int(parser["Service"]["TimeoutStopSec"])
     assert seconds > 30, "longer than drain_s"
+    # An engine that never came up ends like a wrong setting; at boot that may be for a minute only.
+    assert parser["Service"]["Restart"] == "on-failure"
+    assert "RestartPreventExitStatus" not in parser["Service"]
+    assert int(parser["Service"]["RestartSec"]) >= 10
+    assert parser["Unit"]["StartLimitIntervalSec"] == "0"
 
 
 def test_the_compose_file() -> None:
@@ -44,3 +51,23 @@ def test_make_targets_and_config_files_that_are_named_exist(readme: str) -> None
         assert set(line.split()) <= set(TARGETS), line
     for config in re.findall(r"(?:serve|finetune)/configs/[\w.-]+\.yaml", text):
         assert (ROOT / config).exists(), config
+
+
+def in_a_run(readme: str) -> set[str]:
+    """Return the files and folders that are said to lie in a run's folder."""
+    text = (ROOT / readme).read_text("utf-8")
+    [listed] = re.findall(r"^.*`runs/<.*\n((?:\n|(?:- |  ).*\n)+)", text, re.MULTILINE)
+    return set(re.findall(r"`([a-z*.-]+?)/?`", listed))
+
+
+def test_what_lies_in_a_run_is_listed() -> None:
+    listed = in_a_run("README.md")
+    assert listed == in_a_run("README.zh.md")
+    code = "".join(
+        file.read_text("utf-8") for room in ROOMS for file in (ROOT / room).rglob("*.py")
+    )
+    written = set(re.findall(r"\brun / \"([\w.-]+)\"", code))
+    assert written >= {"adapter", "report.html", "skipped-test.jsonl"}
+    assert not [name for name in written if not any(fnmatch(name, one) for one in listed)]
+    makes = (ROOT / "Makefile").read_text("utf-8")
+    assert listed >= set(re.findall(r"\$\(RUN\)/([\w.-]+)", makes))

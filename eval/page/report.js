@@ -1,7 +1,7 @@
 // The case browser. Everything of a case is put in as text, never as markup.
 "use strict";
 const cases = JSON.parse(document.getElementById("cases").textContent);
-const COLOURS = ["#ffe08a", "#b6e3b6", "#bcd9f5", "#f6c1c7", "#dccbf2", "#ffd0a8", "#b9e6e0", "#e2e2a8"];
+const MARKS = { right: "✓", alike: "≈", missed: "✗", added: "+" };
 
 function make(tag, text = "", attributes = {}) {
   const made = document.createElement(tag);
@@ -10,101 +10,145 @@ function make(tag, text = "", attributes = {}) {
   return made;
 }
 
-const colour = (place) => COLOURS[place % COLOURS.length];
+// As many hues as there are items; neighbors lie far apart (the golden angle).
+const color = (place) => `hsl(${Math.round(place * 137.5) % 360} 70% ${place % 2 ? 80 : 86}%)`;
 const values = (of) => [...new Set(cases.flatMap(of))].sort();
 
-// A filter: what it is called, its values, and whether a case passes one of them.
+// A filter: what it is called, its values, whether a case passes one of them; and its <select>.
 const attributes = [...new Set(cases.flatMap((one) => Object.keys(one.groups)))];
 const sure = [["< 0.5", 0, 0.5], ["0.5 – 0.8", 0.5, 0.8], ["≥ 0.8", 0.8, 1.01]];
 const FILTERS = [
-  ["class", "class · 类别", values((one) => one.classes), (one, value) => one.classes.includes(value)],
-  ["wrong", "wrong field · 错误字段", values((one) => one.wrong), (one, value) => one.wrong.includes(value)],
+  ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
+    field + " · 正确或预测", values((one) => one.classes[field]), (one, value) => one.classes[field].includes(value)]),
+  ["wrong field · 错误字段", values((one) => one.wrong), (one, value) => one.wrong.includes(value)],
   ...attributes.map((name) => [
-    name, name, values((one) => one.groups[name] ?? []), (one, value) => one.groups[name] === value]),
-  ["confidence", "confidence · 置信度",
+    name, values((one) => one.groups[name] ?? []), (one, value) => one.groups[name] === value]),
+  ["confidence · 置信度",
     cases.some((one) => one.confidence !== null) ? sure.map(([told]) => told) : [],
     (one, value) => {
       const [, low, high] = sure.find(([told]) => told === value);
       return one.confidence !== null && one.confidence >= low && one.confidence < high;
     }],
-].filter(([, , all]) => all.length > 0);
+  ["handling · 处理", values((one) => one.handled), (one, value) => one.handled.includes(value)],
+].filter(([, all]) => all.length > 0).map(([told, all, test]) => ({ told, all, test, select: make("select") }));
+
+let found = cases;
+let current = null;
+let buttons = [];
 
 function addFilters() {
-  for (const [name, told, all] of FILTERS) {
-    const label = make("label", told);
-    const select = make("select", "", { id: "filter-" + name });
+  FILTERS.forEach(({ told, all, select }, number) => {
+    const filter = make("div");
+    select.id = "filter-" + number;
     select.append(make("option", "–", { value: "" }), ...all.map((value) => make("option", value, { value })));
     select.addEventListener("change", showList);
-    label.append(select);
-    document.getElementById("filters").append(label);
-  }
-}
-
-function passes(one) {
-  return FILTERS.every(([name, , , test]) => {
-    const wanted = document.getElementById("filter-" + name).value;
-    return wanted === "" || test(one, wanted);
+    filter.append(make("label", told, { for: select.id }), select);
+    document.getElementById("filters").append(filter);
   });
 }
 
 function showList() {
-  const found = cases.filter(passes);
-  const list = document.getElementById("list");
-  list.replaceChildren(...found.map((one) => {
-    const button = make("button", one.id + (one.wrong.length ? " · " + one.wrong.join(", ") : " ✓"), { type: "button" });
+  found = cases.filter((one) => FILTERS.every(({ select, test }) => select.value === "" || test(one, select.value)));
+  buttons = found.map((one, place) => {
+    const told = one.wrong.length ? "✗ " + one.wrong.join(", ") : "✓";
+    const button = make("button", one.id + " " + told, { type: "button" });
     if (one.wrong.length) button.classList.add("wrong");
-    button.addEventListener("click", () => showCase(one, button));
+    button.addEventListener("click", () => showCase(place));
     return button;
-  }));
+  });
+  document.getElementById("list").replaceChildren(...buttons);
   document.getElementById("count").textContent = `${found.length} / ${cases.length}`;
+  if (found.includes(current)) fillCase(found.indexOf(current));
+  else document.getElementById("case").replaceChildren(make("p", "choose a case · 请选择案例", { class: "note" }));
 }
 
-function showField(field) {
-  const line = make("p");
-  line.append(make("b", field.name + ": "));
-  for (const value of field.gold) {
-    const right = field.told.includes(value);
-    line.append(make("span", value, { class: right ? "right" : "missed" }), " ");
+function showFields(fields) {
+  const table = make("table"), head = make("tr");
+  head.append(...["", "gold · 正确", "predicted · 预测"].map((text) => make("th", text, { scope: "col" })));
+  table.append(head);
+  for (const field of fields) {
+    const line = make("tr");
+    // Where the whole is right, what differs only says it in other words.
+    const other = field.right ? "alike" : null;
+    line.append(
+      make("th", field.name, { scope: "row" }),
+      showValues(field.gold, (value) => (field.told.includes(value) ? "right" : other ?? "missed")),
+      showValues(field.told, (value) => (field.gold.includes(value) ? "right" : other ?? "added")));
+    table.append(line);
   }
-  for (const value of field.told.filter((one) => !field.gold.includes(one))) {
-    line.append("→ ", make("span", value, { class: "added" }), " ");
-  }
-  return line;
+  return table;
 }
 
-function showCase(one, button) {
-  for (const other of document.querySelectorAll("#list [aria-current]")) other.removeAttribute("aria-current");
-  button.setAttribute("aria-current", "true");
+function showValues(all, kind) {
+  const cell = make("td");
+  for (const value of all) cell.append(make("span", `${MARKS[kind(value)]} ${value}`, { class: kind(value) }), " ");
+  if (all.length === 0) cell.append("–");
+  return cell;
+}
+
+function showFacts(text) {
   const facts = make("div", "", { id: "facts" });
-  for (const [sentence, named] of one.text) {
+  for (const [sentence, named] of text) {
     const part = make("span", sentence);
     part.dataset.named = named.join(" ");
-    if (named.length === 1) part.style.background = colour(named[0]);
+    if (named.length === 1) part.style.background = color(named[0]);
     if (named.length > 1) {
-      const stops = named.map((place, i) => `${colour(place)} ${(100 * i) / named.length}% ${(100 * (i + 1)) / named.length}%`);
+      const stops = named.map((place, i) => `${color(place)} ${(100 * i) / named.length}% ${(100 * (i + 1)) / named.length}%`);
       part.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
     }
     facts.append(part);
+    if (named.length) facts.append(make("sup", named.map((place) => place + 1).join(" ")));
   }
-  const items = one.items.map(([name, fields], place) => {
-    const section = make("section");
-    if (name) {
-      const head = make("h4");
-      const shown = make("span", name, { class: "name" });
-      shown.style.background = colour(place);
-      head.append(shown);
-      section.append(head);
-    }
-    section.append(...fields.map(showField));
-    return section;
-  });
+  return facts;
+}
+
+function showItem([name, fields], place, all) {
+  const section = make("section");
+  if (name) {
+    const head = make("h4");
+    if (all.length > 1) head.append(make("sup", place + 1), " ");
+    const shown = make("span", name, { class: "name" });
+    shown.style.background = color(place);
+    head.append(shown);
+    section.append(head);
+  }
+  section.append(showFields(fields));
+  return section;
+}
+
+function steps(place) {
+  const line = make("p", "", { class: "steps" });
+  const step = (text, able, act) => {
+    const button = make("button", text, { type: "button" });
+    button.disabled = !able;
+    button.addEventListener("click", act);
+    line.append(button, " ");
+  };
+  step("← previous · 上一个", place > 0, () => showCase(place - 1));
+  step("next · 下一个 →", place + 1 < found.length, () => showCase(place + 1));
+  step("list · 列表", true, () => buttons[place].focus());
+  return line;
+}
+
+function showCase(place) {
+  fillCase(place);
+  const shown = document.getElementById("case");
+  shown.focus({ preventScroll: true });
+  shown.scrollIntoView({ block: "start" });
+}
+
+function fillCase(place) {
+  const one = current = found[place];
+  for (const button of buttons) button.removeAttribute("aria-current");
+  buttons[place].setAttribute("aria-current", "true");
+  buttons[place].scrollIntoView({ block: "nearest" });
   const raw = make("details");
   raw.append(make("summary", "raw reply · 原始回答"), ...one.reply.map((text) => make("pre", text)));
   const told = Object.entries(one.groups).map(([name, value]) => `${name}: ${value}`);
   if (one.confidence !== null) told.push("confidence · 置信度: " + one.confidence.toFixed(2));
-  const shown = document.getElementById("case");
-  shown.replaceChildren(make("h3", one.id), make("p", told.join(" · "), { class: "note" }), ...items, facts, raw);
-  shown.focus({ preventScroll: true });
+  document.getElementById("case").replaceChildren(
+    make("h3", one.id), steps(place), make("p", [...told, ...one.notes].join(" · "), { class: "note" }),
+    ...one.items.map(showItem), showFacts(one.text), raw);
 }
 
 addFilters();

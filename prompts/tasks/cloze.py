@@ -218,5 +218,7 @@ TASK = Task(
     faults=faults,
     ranks=Ranks("answers", MOST),
     fallback="commonest answers",
+    languages=("en",),
+    shown="cloze.shown",
     metrics=("cloze.f1",),
 )

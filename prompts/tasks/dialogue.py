@@ -454,5 +454,6 @@ TASK = Task(
     right=right,
     settings=Settings.model_validate({}),
     compares=True,
+    shown="dialogue.shown",
     metrics=("dialogue.event", "dialogue.sextuple"),
 )

@@ -27,4 +27,4 @@ TASK = Classes(
             "Federation",
         ),
     },
-).task()
+).task(languages=("de", "fr", "it"))

@@ -302,6 +302,10 @@ def weight(example: Example) -> float:
     return math.log2(len(example.names))
 
 
+BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
+"""From the gravest on, by the principal punishments of article 33 of the Criminal Law: the official
+numbers have detention (拘役) and surveillance (管制) before imprisonment."""
+
 TASK = Task(
     from_row=from_row,
     prompt=prompt,
@@ -315,6 +319,7 @@ TASK = Task(
     decides=Decides("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
     by_hand=by_hand,
     classes=classes,
+    order={"penalty": BY_SEVERITY},
     metrics=(
         "charge_precision",
         "charge_recall",

@@ -306,5 +306,6 @@ TASK = Task(
         "civil_f1": ("domain", "civil", "f1"),
         "criminal_f1": ("domain", "criminal", "f1"),
     },
+    shown="reading.shown",
     metrics=("reading.em", "reading.f1"),
 )

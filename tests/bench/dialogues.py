@@ -27,7 +27,7 @@ def solve_all(llm: LLM, asker: Asker, examples: list[Example], reply: int) -> tu
     """Return seconds, calls, mean calls in flight and tokens of solving examples side by side."""
     turns = ({"logprobs": 2, "max_tokens": reply},)
     calls, in_flight, began = Calls(asker, iter(examples), turns), 0, time.perf_counter()
-    for _ in rows(llm, asker, iter(()), in_flight=256, turns=turns, calls=calls):
+    for _ in rows(llm, calls, in_flight=256):
         in_flight += calls.in_flight
     return time.perf_counter() - began, calls.made, in_flight, calls.tokens
 

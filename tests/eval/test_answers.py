@@ -103,6 +103,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "skipped_rows": 0,
         "pair_price": 0.0,
         "class_prior": 0.0,
+        "decision_sha256": None,
         "filled": 0,
         "fallback": "commonest labels",
         "submission": "submission.jsonl",
@@ -203,7 +204,18 @@ def test_a_changed_or_missing_test_file_is_named(run: Path) -> None:
 
 def test_a_run_without_completions_is_named(run: Path, tmp_path: Path) -> None:
     write_json(run / "manifest.json", {})
-    with pytest.raises(UserError, match="has no completions yet; run `panjue generate` first"):
+    with pytest.raises(UserError, match="is no run with completions"):
         decode_run(run)
-    with pytest.raises(UserError, match=r"nowhere/manifest\.json: No such file"):
+    with pytest.raises(UserError, match="nowhere: there is no such folder"):
         decode_run(tmp_path / "nowhere")
+
+
+def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: Path) -> None:
+    place = run / "completions.jsonl"
+    with place.open("a", encoding="utf-8") as out:
+        out.write('{"id": 7, "tex')
+    with pytest.raises(UserError, match=r"not JSON.*`panjue generate` again drops it if it is the"):
+        decode_run(run)
+    place.unlink()
+    with pytest.raises(UserError, match=r"No such file or directory; run `panjue generate`$"):
+        decode_run(run)

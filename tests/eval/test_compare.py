@@ -1,18 +1,22 @@
 """Two runs side by side: a difference that is known is found, and nothing where there is none."""
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from panjue.eval.compare import compare_runs
+from panjue.eval.answers import open_run
+from panjue.eval.compare import check_runs, compare_runs
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump, sha256, write_json
+from panjue.prompts.files import dump, read_json, sha256, write_json
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import load_task
+from panjue.prompts.repair import PENALTIES
+from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")
 PANJUE = Path(sys.executable).with_name("panjue")
@@ -36,6 +40,16 @@ def runs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder / "good", folder / "damaged"
 
 
+def found_in(example: Example, attribute: str) -> set[str]:
+    """Return the values that an example counts under."""
+    if attribute == "defendants":
+        return {example.groups["defendants"]}
+    judgments = TASK.gold(example)["judgments"]
+    if attribute == "class":
+        return {charge for one in judgments for charge in one["charges"]}
+    return {PENALTIES[one["penalty"]] for one in judgments}
+
+
 def damaged(judgment: dict[str, Any]) -> dict[str, Any]:
     """Return a judgment without a right charge or article, its penalty right."""
     return {**judgment, "charges": ["不存在罪"], "articles": ["9999"]}
@@ -57,7 +71,8 @@ def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> N
     assert found.is_worse
     for attribute in ("defendants", "class", "penalty"):
         parts = found.where[attribute]
-        assert sum(part.lost for part in parts.values()) >= DAMAGED
+        values = [found_in(example, attribute) for example in examples[:DAMAGED]]
+        assert sum(part.lost for part in parts.values()) == sum(map(len, values))
         changes = [abs(part.mean) * part.examples for part in parts.values()]
         assert changes == sorted(changes, reverse=True)
     back = compare_runs(TASK, gold, *runs[::-1])
@@ -98,3 +113,64 @@ def test_runs_of_other_cases_are_no_peers(
     for pair in ((runs[0], part), (part, runs[0])):
         with pytest.raises(UserError, match=r"part.jsonl: has no row for id .* no fair peer"):
             compare_runs(TASK, shared / "drdz/dev.jsonl", *pair)
+
+
+def test_groups_called_as_our_own_tables_stay_apart(tmp_path: Path) -> None:
+    task, gold = load_task("severity"), tmp_path / "gold.jsonl"
+    rows = [
+        {"id": n, "fact": "某甲盗窃。", "defendant": "某甲", "label": 3, "groups": {"class": "A"}}
+        for n in range(2)
+    ]
+    gold.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, label in zip(paths, (3, 2), strict=True):
+        path.write_text("".join(dump({"id": n, "label": label}) + "\n" for n in (0, 1)), "utf-8")
+    where = compare_runs(task, gold, *paths).where
+    assert (list(where["class"]), list(where["group class"])) == (["三年以上五年以下"], ["A"])
+
+
+def test_the_order_of_additions_is_no_change(tmp_path: Path) -> None:
+    def outcome(name: str) -> dict[str, Any]:
+        term = {"surveillance": 0, "detention": 0, "imprisonment": 12}
+        term |= {"death_penalty": False, "life_imprisonment": False}
+        return {"name": name, "penalty": term, "charges": ["甲罪", "乙罪"], "articles": ["1"]}
+
+    names = list("甲乙丙丁戊")
+    row = {"id": 1, "fact": "甲乙丙丁戊盗窃。", "defendants": names}
+    gold, paths = tmp_path / "gold.jsonl", []
+    gold.write_text(dump({**row, "outcomes": [outcome(n) for n in names]}) + "\n", "utf-8")
+    right = TASK.gold(next(iter(TASK.read(gold))))["judgments"]
+    told = [["甲罪"], ["甲罪", "丙罪"], ["甲罪", "乙罪"], ["丙罪"], ["甲罪", "乙罪", "丙罪"]]
+    for number, order in enumerate((told, told[::-1])):
+        judgments = [{**one, "charges": of} for one, of in zip(right, order, strict=True)]
+        paths.append(tmp_path / f"{number}.jsonl")
+        paths[-1].write_text(dump({"id": 1, "judgments": judgments}) + "\n", "utf-8")
+    for first, second in (paths, paths[::-1]):
+        found = compare_runs(TASK, gold, first, second)
+        assert (found.all.won, found.all.lost, found.is_worse) == (0, 0, False)
+
+
+def test_runs_that_were_asked_different_things_are_no_peers(
+    runs: tuple[Path, Path], tmp_path: Path, shared: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(runs[1], other)
+    made = read_json(other / "manifest.json")["generate"]
+    for change, told in (
+        ({"task": "severity"}, "runs of two tasks, judgment and severity"),
+        ({"test_sha256": "0"}, "answered two test files"),
+    ):
+        second = replace(open_run(other), made={**made, **change})
+        with pytest.raises(UserError, match=told):
+            check_runs(open_run(runs[0]), second)
+    with pytest.raises(UserError, match="no row has an id of"):
+        compare_runs(TASK, foreign(tmp_path), *runs)
+
+
+def foreign(folder: Path) -> Path:
+    """Return a file of cases that no run answered."""
+    sample = Path(__file__).parents[1] / "samples/judgment.jsonl"
+    rows = [json.loads(line) for line in sample.read_text("utf-8").splitlines()]
+    place = folder / "foreign.jsonl"
+    place.write_text("".join(dump({**row, "id": f"x{row['id']}"}) + "\n" for row in rows), "utf-8")
+    return place

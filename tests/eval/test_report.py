@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from panjue.eval.answers import open_run
-from panjue.eval.report import coloured, items_of, report
+from panjue.eval.fields import items_of
+from panjue.eval.report import OfClass, marked, report
 from panjue.eval.report_page import page
-from panjue.prompts.files import dump, sha256, write_json
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import dump, read_json, sha256, write_json
 from panjue.prompts.labels import Labels
+from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")
@@ -50,10 +53,14 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
             row = json.loads(dump(TASK.gold(example)))
             change(number, row)
             out.write(dump(row) + "\n")
-            raw.write(dump({"id": example.id, "texts": [f"raw reply of {example.id}"]}) + "\n")
+            reply = {"texts": [f"raw reply of {example.id}"], "finish": ["stop"]}
+            raw.write(dump({"id": example.id, **reply, "dropped_sentences": 2}) + "\n")
             each = {"charges": 0.9, "articles": 0.6, "penalty": 0.3}
             told = {"id": example.id, "confidence": [each] * len(row["judgments"])}
             sure.write(dump(told) + "\n")
+    decoding = {"examples": number + 1, "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
+    decoding["submission_sha256"] = sha256(folder / "submission.jsonl")
+    write_json(folder / "decode.json", decoding)
     curve = [{"step": step, "loss": 2 / step, "eval_loss": 1 / step} for step in (1, 2, 3)]
     (folder / "log.jsonl").write_text("".join(dump(row) + "\n" for row in curve), "utf-8")
     return folder
@@ -63,6 +70,8 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
 def hostile(tmp_path: Path) -> Path:
     fact = f"被告人{HOSTILE[0]}、{HOSTILE[1]}、{HOSTILE[2]}共同盗窃。{HOSTILE[2]}望风。无人在场。"
     rows = [case(1, HOSTILE, fact), case(2, ["甲"], "被告人甲盗窃。")]
+    for row in rows:
+        row["groups"] = {"class": "US$5 - $\\foo$", "confidence": "</script><q>", "[/b]": row["id"]}
     gold = tmp_path / "gold.jsonl"
     gold.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
 
@@ -75,34 +84,128 @@ def hostile(tmp_path: Path) -> Path:
 
 def test_the_numbers_by_hand(hostile: Path) -> None:
     found = report(open_run(hostile))
-    # 盗窃罪: four in gold, three told right. 2 * 3 / (4 + 3).
-    [(name, (count, f1))] = found.by_class.items()
-    assert (name, count) == ("盗窃罪", 4)
-    assert f1 == pytest.approx(6 / 7)
+    # 盗窃罪: four in gold, three predicted, all three right. 2 * 3 / (4 + 3).
+    assert found.classes["charges"] == {
+        "盗窃罪": OfClass(4, 3, 6 / 7),
+        "抢劫罪": OfClass(0, 1, 0),
+    }
     assert found.pairs == [("盗窃罪", "抢劫罪", 1)]
-    order = found.orders["penalty"]
-    wrong = order[5]
-    assert len(order) == 15  # all classes, from the gravest on
-    told = found.confusion["penalty"]
-    assert told == {(order[11], order[11]): 3, (order[11], wrong): 1}  # twelve months: class 11
+    year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
+    assert TASK.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
+    assert TASK.order["penalty"][-4:] == ("拘役", "管制一年以上", "管制一年以下", "免予刑事处罚")
+    assert sorted(TASK.order["penalty"]) == sorted(PENALTIES)
+    assert found.orders["penalty"] == [ten, year]
+    assert found.confusion == {"penalty": {(year, year): 3, (year, ten): 1}}
+    assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
+    assert found.classes["penalty"][year] == OfClass(4, 3, 6 / 7)
     assert [case.wrong for case in found.cases] == [["charges", "penalty"], []]
+    assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
     assert [case.confidence for case in found.cases] == [pytest.approx(0.6)] * 2
+    assert [case.handled for case in found.cases] == [["shortened", "unreadable"]] * 2
+    assert found.cases[0].notes[0] == "shortened to fit by 2 sentences"
     assert found.cases[0].reply == ["raw reply of 1"]
-    assert list(found.confusion) == ["penalty"]
+
+
+def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
+    assert report(open_run(hostile)).decoding["repaired"] == 7
+    with (hostile / "submission.jsonl").open("a", encoding="utf-8") as out:
+        out.write(dump({"id": 9, "judgments": []}) + "\n")
+    found = report(open_run(hostile))
+    assert not found.decoding
+    assert [case.confidence for case in found.cases] == [None, None]
+
+
+def test_gold_of_other_examples_is_refused(hostile: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(dump(case(7, ["甲"], "被告人甲盗窃。")) + "\n", "utf-8")
+    with pytest.raises(UserError, match="1 examples have no row there, 2 rows no example"):
+        open_run(hostile, other)
+
+
+def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
+    shared: Path, tmp_path: Path
+) -> None:
+    run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", lambda _number, _row: None)
+    made = read_json(run / "manifest.json")
+    made["generate"]["held_out"] = True
+    write_json(run / "manifest.json", made)
+    found = report(open_run(run))
+    assert 0 < len(found.cases) < 60
+    assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
 
 
 def test_sentences_know_whom_they_name() -> None:
     example = Example(1, "张某与张某甲打架。张某甲逃跑。无人受伤。", names=("张某", "张某甲"))
-    assert [named for _, named in coloured(example, example.names)] == [[0, 1], [1], []]
-    assert "".join(text for text, _ in coloured(example, example.names)) == example.text
+    assert [named for _, named in marked(example, example.names)] == [[0, 1], [1], []]
+    assert "".join(text for text, _ in marked(example, example.names)) == example.text
 
 
 def test_any_task_has_cases_to_look_at() -> None:
     severity = load_task("severity")
-    [(name, fields)] = items_of(severity, {"id": 1, "label": 3}, {"id": 1, "label": 2})
-    assert (name, fields[0].gold, fields[0].told, fields[0].is_right) == ("", ["3"], ["2"], False)
+    [(name, [label])] = items_of(severity, {"id": 1, "label": 3}, {"id": 1, "label": 2})
+    assert (name, label.gold, label.told, label.right) == (
+        "",
+        ["三年以上五年以下"],
+        ["一年以上三年以下"],
+        False,
+    )
     [(_, unanswered)] = items_of(severity, {"id": 1, "label": 3}, None)
     assert [one.told for one in unanswered] == [[]]
+
+
+@pytest.mark.parametrize(("name", "of"), [("reading", "answer"), ("cloze", "ret")])
+def test_one_of_several_references_is_enough(name: str, of: str) -> None:
+    task, gold = load_task(name), {"references": [["三万元", "30000元"]]}
+    for told, right in (("30000元", True), ("两万元", False), (None, False)):
+        said = [told] if name == "cloze" else told
+        row = None if told is None else {"id": 1, of: said}
+        [(_, [answer])] = items_of(task, gold, row)
+        assert answer.gold == ["三万元", "30000元"]
+        assert answer.right is right
+
+
+def test_the_page_judges_as_the_metric_does() -> None:
+    gold: dict[str, Any] = {
+        "id": 1,
+        "judgments": [{"name": "甲", "charges": ["盗窃罪"], "articles": [], "penalty": 1}],
+    }
+    right, wrong = dict(gold["judgments"][0]), {**gold["judgments"][0], "charges": ["抢劫罪"]}
+    right["charges"] = ["盗窃罪", "盗窃罪"]  # metrics are over sets, and the first of two counts
+    [(_, fields)] = items_of(TASK, gold, {"id": 1, "judgments": [right, wrong]})
+    assert all(one.right for one in fields)
+    dialogue, sample = load_task("dialogue"), Path(__file__).parents[1] / "samples/dialogue.folder"
+    want = dialogue.gold(next(iter(dialogue.read(sample))))
+    told = json.loads(dump(want))
+    [best] = told["chat"][0]["final_model_response"]
+    told["chat"][0]["final_model_response"] = [{**best, "sentiment": "doubt"}, best]
+    [(_, fields), *_] = items_of(dialogue, want, told)
+    assert all(one.right for one in fields)
+
+
+def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
+    task, sample = load_task("dialogue"), Path(__file__).parents[1] / "samples/dialogue.folder"
+    gold = task.gold(next(iter(task.read(sample))))
+    items = list(items_of(task, gold, gold))
+    assert [name for name, _ in items][:2] == [
+        "甲：你怎么又喝酒了，",
+        "乙：高兴嘛，儿子考上大学了。",
+    ]
+    assert [name for name, _ in items][-2:] == ["甲", "乙"]  # their emotions
+    assert all(one.right for _, fields in items for one in fields)
+    told = json.loads(dump(gold))
+    told["chat"][0]["final_model_response"][0]["sentiment"] = "positive"
+    told["chat"][1]["final_model_response"] = []
+    told["emo"]["甲"]["events"] = []
+    changed = {n: [f.name for f in of if not f.right] for n, of in items_of(task, gold, told)}
+    assert {name: wrong for name, wrong in changed.items() if wrong} == {
+        "甲：你怎么又喝酒了，": ["sentiment"],
+        "乙：高兴嘛，儿子考上大学了。": ["sentiment", "aspect", "opinion", "rationale"],
+        "甲": ["emotions"],
+    }
+    assert [f.told for _, of in items_of(task, gold, None) for f in of if f.told] == []
+    told["chat"][0]["final_model_response"][0]["opinion"] += "了"  # means the same
+    [(_, fields), *_] = items_of(task, gold, told)
+    assert {one.name: one.right for one in fields}["opinion"] is True, "as JSON has it"
 
 
 def test_the_page_needs_nothing_else(hostile: Path) -> None:
@@ -110,6 +213,10 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
     assert "<script>alert" not in text
     assert text.count("<script") == 2
+    assert text.count('<svg role="img" aria-label="') == text.count("<svg") >= 5
+    assert text.count("every example has weight 0") == 0
+    assert "&lt;q&gt;" in text
+    assert "<q>" not in text
     assert page(report(open_run(hostile))) == text, "the same report is the same page"
 
 
@@ -145,17 +252,24 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     (hostile / "report.html").write_text(page(report(open_run(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())
     opened.click("#list button >> nth=0")
-    assert opened.locator("#case h4").all_inner_texts() == HOSTILE
+    assert opened.locator("#case h4 .name").all_inner_texts() == HOSTILE
+    assert opened.locator("#facts sup").all_inner_texts() == ["1 2 3", "3"]
     assert opened.inner_text("#facts").startswith(f"被告人{HOSTILE[0]}、{HOSTILE[1]}")
     named = opened.locator("#facts span").evaluate_all("all => all.map(one => one.dataset.named)")
     assert named == ["0 1 2", "2", ""]
     shown = opened.locator("#facts span").nth(1).evaluate("one => one.style.background")
-    head = opened.locator("#case h4 span").nth(2).evaluate("one => one.style.background")
+    head = opened.locator("#case h4 .name").nth(2).evaluate("one => one.style.background")
     assert shown == head != ""
     second = opened.locator("#case section").nth(1)
-    assert second.locator(".missed").all_inner_texts()[0] == "盗窃罪"
-    assert second.locator(".added").all_inner_texts()[0] == "抢劫罪"
+    assert second.locator(".missed").all_inner_texts()[0] == "✗ 盗窃罪"
+    assert second.locator(".added").all_inner_texts()[0] == "+ 抢劫罪"
     assert opened.locator("#case section").nth(0).locator(".missed, .added").count() == 0
+    # Groups called as the page's own filters stay apart from them.
+    opened.get_by_label("charges").select_option("抢劫罪")
+    assert opened.inner_text("#count") == "1 / 2"
+    opened.get_by_label("class", exact=True).select_option("US$5 - $\\foo$")
+    opened.get_by_label("confidence", exact=True).select_option("</script><q>")
+    assert opened.inner_text("#count") == "1 / 2"
 
 
 def test_the_report_of_real_cases(opened: Any, shared: Path, tmp_path: Path) -> None:
@@ -171,19 +285,32 @@ def test_the_report_of_real_cases(opened: Any, shared: Path, tmp_path: Path) -> 
     assert (run / "report.html").stat().st_size < 5_000_000
     opened.goto((run / "report.html").as_uri())
     assert opened.inner_text("#count") == "285 / 285"
-    opened.select_option("#filter-wrong", "penalty")
+    opened.get_by_label("wrong field").select_option("penalty")
     some = opened.locator("#list button").count()
     assert 0 < some <= 95
-    opened.select_option("#filter-class", "盗窃罪")
+    opened.get_by_label("charges").select_option("盗窃罪")
     assert 0 < opened.locator("#list button").count() < some
-    opened.select_option("#filter-confidence", "≥ 0.8")
+    opened.get_by_label("confidence").select_option("≥ 0.8")
     assert opened.locator("#list button").count() == 0
-    opened.select_option("#filter-confidence", "")
+    opened.get_by_label("confidence").select_option("")
     opened.locator("#list button").first.focus()
     opened.keyboard.press("Enter")  # no mouse
     assert opened.locator("#case .missed").count() > 0
     assert opened.locator("#case pre").count() == 1
-    names = opened.locator("#case h4").all_inner_texts()
+    first = opened.inner_text("#case h3")
+    opened.get_by_role("button", name="next").press("Enter")
+    assert opened.inner_text("#case h3") != first
+    opened.get_by_role("button", name="previous").press("Enter")
+    assert opened.inner_text("#case h3") == first
+    opened.get_by_role("button", name="list").press("Enter")
+    assert opened.evaluate("document.activeElement.textContent").startswith(first)
+    # What is open goes with the list, and comes back with it.
+    opened.get_by_label("defendants", exact=True).select_option("3")
+    assert opened.inner_text("#case") == "choose a case · 请选择案例"
+    opened.get_by_label("defendants", exact=True).select_option("")
+    assert opened.inner_text("#case h3") == first
+    opened.locator("#list button").first.press("Enter")
+    names = opened.locator("#case h4 .name").all_inner_texts()
     parts = opened.locator("#facts span").evaluate_all(
         "all => all.map(one => [one.textContent, one.dataset.named])"
     )
@@ -193,4 +320,6 @@ def test_the_report_of_real_cases(opened: Any, shared: Path, tmp_path: Path) -> 
     opened.screenshot(path=ARTEFACTS / "report.png")
     opened.set_viewport_size({"width": 390, "height": 800})  # a phone
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
+    opened.locator("#list button").nth(1).click()
+    assert opened.locator("#case h3").bounding_box()["y"] < 200, "what was tapped is in sight"
     opened.screenshot(path=ARTEFACTS / "report-phone.png")

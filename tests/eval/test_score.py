@@ -100,6 +100,7 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
         "missing",
         "foreign",
         "doubled",
+        "faulty",
         "unknown_gold_labels",
         "calibration",
         "least_certain_set_aside",

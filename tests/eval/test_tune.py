@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from panjue.eval.answers import decode_run
+from panjue.eval.decide import is_fitted_on
 from panjue.eval.tune import _ratios, main
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump, sha256, write_json
+from panjue.prompts.files import dump, read_json, sha256, write_json
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
 from panjue.prompts.repair import PENALTIES
@@ -87,3 +88,30 @@ def test_what_was_fitted_is_no_part_of_the_adapters_identity(tmp_path: Path) -> 
     before = model_sha256(tmp_path)
     write_json(tmp_path / "decision.json", {"pair_price": 0.2})
     assert model_sha256(tmp_path) == before
+
+
+def test_what_the_base_answered_is_neither_fitted_nor_decided_by_the_adapters_fit(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    manifest = read_json(run / "manifest.json")
+    write_json(tmp_path / "adapter/decision.json", {"pair_price": 0.2})
+    for change in ({"adapter": "none"}, {"endpoint": "http://x/v1#m"}):
+        write_json(run / "manifest.json", {"generate": {**manifest["generate"], **change}})
+        with pytest.raises(UserError, match=r"adapter answered; only its answers are fitted"):
+            main(run)
+        assert decode_run(run).pair_price == 0
+        assert read_json(run / "decode.json")["decision_sha256"] is None
+
+
+def test_a_fit_is_known_by_the_cases_it_was_made_on(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    made = read_json(run / "manifest.json")["generate"]
+    assert not is_fitted_on(tmp_path / "adapter", made)
+    main(run)
+    assert is_fitted_on(tmp_path / "adapter", made)
+    assert not is_fitted_on(tmp_path / "adapter", {**made, "held_out": True})
+    assert str(tmp_path) not in (tmp_path / "adapter/decision.json").read_text("utf-8")
+    assert decode_run(run).decision_sha256 == sha256(tmp_path / "adapter/decision.json")

@@ -2,15 +2,17 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
-from panjue.prompts.card import write_card
-from panjue.prompts.files import read_json
+from panjue.prompts.card import NOTES, scored_in, scored_on, write_card
+from panjue.prompts.files import read_json, write_json
 from panjue.prompts.model import model_sha256
 from panjue.prompts.render import TEMPLATES
 
@@ -24,7 +26,8 @@ def snippets(folder: Path) -> dict[str, str]:
 def test_the_card_says_what_the_adapter_is(trained: Path) -> None:
     folder = trained / "adapter"
     made, card = read_json(folder / "manifest.json"), ModelCard.load(folder / "README.md")
-    assert card.data.base_model == made["base"]
+    assert card.data.base_model == Path(made["base"]).name
+    assert made["base"] not in card.text, "no folder of this machine"
     assert card.data.library_name == "peft"
     for told in ("base_sha256", "train_sha256", "prompt_sha256"):
         assert made[told] in card.text
@@ -32,21 +35,60 @@ def test_the_card_says_what_the_adapter_is(trained: Path) -> None:
     assert "Not scored yet" in card.text
     assert (folder / "prompt.md").read_bytes() == (TEMPLATES / "judgment.md").read_bytes()
     before = model_sha256(folder)
-    write_card(folder, {"examples": 285, "final": 0.5, "interval": {"final": [0.4, 0.6]}})
-    assert "| final | 0.5000 | 0.4000 - 0.6000 |" in (folder / "README.md").read_text("utf-8")
+    scores: dict[str, Any] = {"examples": 285, "final": 0.5, "event": None}
+    scores["interval"] = {"event": [None, None], "final": [0.4, 0.6]}
+    told = scored_on(scores, "a file with SHA-256 abc, greedy")
+    write_card(folder, told)
+    assert "On 285 examples, a file with SHA-256 abc, greedy:" in told
+    assert told.endswith("| event | - | - - - |\n| final | 0.5000 | 0.4000 - 0.6000 |")
+    assert scored_in(folder) == told
     assert model_sha256(folder) == before, "the card is no part of the model"
 
 
+def test_what_a_person_notes_below_a_card_stays(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run/adapter"
+    shutil.copytree(trained / "adapter", folder)
+    write_card(folder)
+    card = folder / "README.md"
+    own = "\n## 备注\n\n{name} 与 ``` 和 ---\n"
+    card.write_text(card.read_text("utf-8") + own, "utf-8")
+    write_card(folder, "On 285 examples:")
+    again = card.read_text("utf-8")
+    assert again.endswith(f"{NOTES}\n{own}")
+    assert "On 285 examples:" in again
+    write_card(folder, "On 285 examples:")
+    assert card.read_text("utf-8") == again
+
+
+def test_every_prompt_and_every_data_file_is_named(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run/adapter"
+    shutil.copytree(trained / "adapter", folder)
+    made = read_json(folder / "manifest.json")
+    made |= {"task": "dialogue", "mix_sha256": "m" * 64, "dev_sha256": "d" * 64}
+    write_json(folder / "manifest.json", made)
+    write_card(folder)
+    text = (folder / "README.md").read_text("utf-8")
+    names = {path.name for path in folder.glob("prompt*.md")}
+    assert len(names) == len(list(TEMPLATES.glob("dialogue*.md"))) > 1
+    assert all(f"`{name}`" in text for name in names)
+    assert "m" * 64 in text
+    assert "d" * 64 in text
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["peft", "vLLM"])
-def test_the_adapter_loads_by_the_cards_own_snippet(
-    library: str, trained: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "library"), [("adapter", "peft"), ("adapter", "vLLM"), ("merged", "transformers")]
+)
+def test_the_model_loads_by_the_cards_own_snippet(
+    kind: str, library: str, trained: Path, merged: Path, tmp_path: Path
 ) -> None:
+    folder = trained / "adapter" if kind == "adapter" else merged
+    write_card(folder)
     script = tmp_path / "snippet.py"
-    script.write_text(snippets(trained / "adapter")[library], "utf-8")
+    script.write_text(snippets(folder)[library], "utf-8")
     done = subprocess.run(
         [sys.executable, script],
-        cwd=trained / "adapter",
+        cwd=folder,
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"},
         capture_output=True,
         text=True,

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from panjue.finetune.examples import held_out_examples, mixed_examples, train_examples
+from panjue.finetune.examples import (
+    check_side,
+    held_out_examples,
+    mixed_examples,
+    train_examples,
+)
+from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump
 from panjue.prompts.fit import fit
 from panjue.prompts.split import is_held_out
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.task import Example, beside, load_task
 
 TASK = load_task("judgment")
 
@@ -53,6 +59,19 @@ def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
     assert not held & {e.text for e in mixed_examples(TASK, train, None, mix, 99)}
     dev = mix  # a file of one's own choice to hold out
     assert not list(mixed_examples(TASK, train, dev, mix, 99))
+
+
+def test_a_side_file_that_may_mean_two_examples_is_refused(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train, mix = files
+    side = tmp_path / "groups.jsonl"
+    side.write_text('{"id": 29, "gender": "女"}\n{"id": 500, "gender": "男"}\n', "utf-8")
+    task = beside(TASK, side)
+    check_side(task, [train])
+    check_side(TASK, [train, mix])
+    with pytest.raises(UserError, match=r"groups: id 29 stands in .*train\.jsonl and in .*mix"):
+        check_side(task, [train, mix])
 
 
 def scramble(example: Example) -> Example:

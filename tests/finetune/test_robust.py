@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from panjue.finetune.robust import Balanced, Objective, RobustConfig, reverse, slopes
+from panjue.finetune.robust import Objective, RobustConfig, reverse, slopes
+from panjue.finetune.samplers import balanced
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import per_example, pooled
 from panjue.prompts.errors import UserError
@@ -162,12 +163,12 @@ def test_what_an_objective_has_learnt_survives(method: str, tmp_path: Path) -> N
 
 def test_groups_are_drawn_alike_and_the_same_in_every_run() -> None:
     groups = [0] * 900 + [1] * 90 + [2] * 10
-    drawn = Counter(groups[i] for i in Balanced(groups, seed=0))
+    drawn = Counter(groups[i] for i in balanced(groups, seed=0))
     assert sum(drawn.values()) == 1000
     assert all(abs(n - 1000 / 3) < 60 for n in drawn.values())  # four standard deviations
-    again, later = Balanced(groups, seed=0), Balanced(groups, seed=0)
+    again, later = balanced(groups, seed=0), balanced(groups, seed=0)
     later.set_epoch(1)
-    assert list(again) == list(again) == list(Balanced(groups, seed=0)) != list(later)
+    assert list(again) == list(again) == list(balanced(groups, seed=0)) != list(later)
 
 
 def test_means_over_tokens_and_prompts_by_hand() -> None:

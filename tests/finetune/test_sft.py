@@ -115,7 +115,12 @@ AT_THE_END = ["trainer.eval_strategy='no'", "trainer.save_steps=40"]
 
 @pytest.mark.parametrize(
     ("number", "saves"),
-    [(signal.SIGTERM, AT_THE_END), (signal.SIGINT, AT_THE_END), (signal.SIGTERM, BY_EPOCH)],
+    [
+        (signal.SIGTERM, AT_THE_END),
+        (signal.SIGINT, AT_THE_END),
+        (signal.SIGTERM, BY_EPOCH),
+        (signal.SIGTERM, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
+    ],
 )
 def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
     workshop: Path, tmp_path: Path, number: int, saves: list[str]
@@ -164,6 +169,45 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
         assert word in said
     assert not (tmp_path / "run/adapter").exists()
     assert not (tmp_path / "run/manifest.json").exists()
+
+
+SHORT = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
+
+
+def test_what_a_dry_run_leaves_is_no_other_run(workshop: Path, tmp_path: Path) -> None:
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT, "dry_run=true", "seed=1"])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
+    assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
+
+
+KILLED_BEFORE_IT = """
+import os, signal, sys
+from pathlib import Path
+from panjue.finetune import sft
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(sft, sys.argv[1], killed)
+sft.main(Path(sys.argv[2]), sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize("moment", ["print_plan", "claim", "write_json", "newest_complete"])
+def test_a_kill_before_the_first_step_leaves_nothing_in_the_way(
+    workshop: Path, tmp_path: Path, moment: str
+) -> None:
+    config, words = str(workshop / "sft.yaml"), [f"run={tmp_path}/run", *SHORT]
+    command = [sys.executable, "-c", KILLED_BEFORE_IT, moment, config, *words]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    main(workshop / "sft.yaml", [*words, "seed=1"])
+    assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
+
+
+def test_a_checkpoint_without_a_record_is_somebodys_work(workshop: Path, tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints/checkpoint-6").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"holds another run \(there is no record"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
 
 
 def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
@@ -232,7 +276,7 @@ def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
         (["method=qlora"], "goes with method=qlora"),
         (["trainer.save_strategy=often"], "trainer: "),
         (["trainer.seed=1"], "use seed"),
-        (["trainer.save_total_limit=two"], "save_total_limit must be a number from 1"),
+        (["trainer.save_total_limit=two"], "save_total_limit: Input should be a valid integer"),
     ],
 )
 def test_bad_settings_end_in_one_line(

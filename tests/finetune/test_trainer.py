@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
 from panjue.finetune.data import IGNORED, Report, pack, rows
+from panjue.finetune.samplers import by_length
 from panjue.finetune.sft import main
 from panjue.finetune.trainer import PADDING, PartsTrainer, collate
 from panjue.prompts.errors import UserError
@@ -206,3 +207,16 @@ def test_training_stops_when_the_score_no_longer_rises(workshop: Path, tmp_path:
 def test_an_unknown_part_is_named(workshop: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no part 'penalti'.*did you mean 'penalty'"):
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", "token_weights.penalti=3"])
+
+
+def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
+    lengths = [n % 40 + 1 for n in range(200)]
+    order, later = by_length(lengths, 4, seed=0), by_length(lengths, 4, seed=0)
+    later.set_epoch(1)
+    torch.rand(7)  # whatever else has drawn meanwhile
+    assert list(order) == list(order) == list(by_length(lengths, 4, seed=0))
+    assert sorted(order) == sorted(later) == list(range(200))
+    assert list(order) != list(later)
+    places = list(order)
+    steps = [[lengths[i] for i in places[n : n + 4]] for n in range(4, 200, 4)]
+    assert sum(max(step) - min(step) for step in steps) / len(steps) < 5, "of forty"

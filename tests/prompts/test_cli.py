@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from panjue.prompts import cli
 from panjue.prompts.cli import main
-from panjue.prompts.files import dump
+from panjue.prompts.files import dump, write_json
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -97,13 +98,54 @@ def test_a_file_that_is_none_of_the_tasks_is_told_with_the_task(
     assert "(read as task 'cloze': is that right?)" in capsys.readouterr().err
 
 
+def test_a_run_folder_says_of_which_task_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(folder / "manifest.json", {"generate": {"task": "cloze"}})
+    words = ("check", folder / "submission.jsonl", "--cases", folder / "test.jsonl")
+    assert typed(monkeypatch, *words, "--task", "judgment") == 2
+    told = f"panjue: {folder}: is a run of the task 'cloze', not 'judgment'\n"
+    assert capsys.readouterr().err == told
+    assert typed(monkeypatch, *words) == 2  # read as cloze
+    assert "qid" in capsys.readouterr().err
+    write_json(folder / "manifest.json", {"generate": {"task": "judgment"}})
+    assert typed(monkeypatch, *words) == 0
+
+
+def test_a_folder_where_a_file_is_wanted_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "score", folder, folder / "submission.jsonl") == 2
+    assert f"{folder}: is a folder, a file is wanted here" in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(cli, "_load", missing)
+    assert typed(monkeypatch, "merge", folder) == 2
+    told = "panjue: torch is not installed; make install, or "
+    told += "pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')\n"
+    assert capsys.readouterr().err == told
+
+
 def test_nothing_that_is_read_is_written_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold, path = folder / "test.jsonl", folder / "submission.jsonl"
     before = path.read_bytes()
     assert typed(monkeypatch, "score", gold, path, "--json", path) == 2
-    assert f"{path}: is read here; write somewhere else" in capsys.readouterr().err
+    told = f"{path}: is read here or belongs to a run; write somewhere else"
+    assert told in capsys.readouterr().err
+    of_run = folder / "completions.jsonl"
+    of_run.write_text("{}", "utf-8")
+    assert typed(monkeypatch, "score", gold, path, "--json", of_run) == 2
+    assert of_run.read_text("utf-8") == "{}"
+    of_run.unlink()
+    capsys.readouterr()
     assert typed(monkeypatch, "fairness", gold, path, "--by", "defendants", "--html", gold) == 2
     assert path.read_bytes() == before
     assert typed(monkeypatch, "score", gold, path, "--json", folder) == 2

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from panjue.prompts.config import Config, check_settings, load_config
+from panjue.prompts.config import Config, check_known, check_ours, load_config, scrubbed
 from panjue.prompts.errors import UserError
 
 
@@ -98,7 +98,71 @@ def test_an_override_without_a_value_is_refused(path: Path) -> None:
 )
 def test_a_broken_file_is_named(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    assert complaint(path).startswith(f"{path}: ")
+    assert complaint(path).startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "problem"),
+    [
+        ("name: a\ntrainer:\n\tlr: 1\n", 3, "found character that cannot start any token"),
+        ("name: a\nmax_tokens: 1: 2\n", 2, "mapping values are not allowed in this context"),
+        ("a: 1\nname: [a", 3, "expected ',' or ']' (while parsing a flow sequence from line 2)"),
+        ("name: a\nmax_tokens: 1\nname: b\n", 3, "found duplicate key name"),
+    ],
+)
+def test_a_broken_file_is_named_with_line_and_problem(
+    path: Path, content: str, line: int, problem: str
+) -> None:
+    path.write_text(content, "utf-8")
+    told = complaint(path)
+    assert told.startswith(f"{path}:{line}: ")
+    assert problem in told
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("solve={way: window", "expected ',' or '}'"),
+        ("test=[x].jsonl", "expected <document start>"),
+        ("run=@x", "found character '@' that cannot start any token"),
+        ("trainer={a: 1, a: 2}", "found duplicate key a"),
+        ("name=\x07", "unacceptable character"),
+        ("name=\udce9.jsonl", "unacceptable character"),
+        ("name={null: 1}", "Incompatible key type"),
+        ("name=${nothing}", "Interpolation key 'nothing' not found"),
+        ("trainer.lr={a: '${'}", "no viable alternative"),
+        ("trainer.lr=[1, '${nothing}']", "Interpolation key 'nothing' not found"),
+        ("trainer=[1]", "a list cannot stand for a section"),
+    ],
+)
+def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, problem: str) -> None:
+    told = complaint(path, "max_tokens=20", word)
+    assert told.startswith(f"{word!r}: ")
+    assert problem in told
+    assert f"{path}:" not in told
+
+
+def test_a_reference_that_leads_nowhere_is_named_with_its_key(path: Path) -> None:
+    path.write_text("name: ${nothing}\n", "utf-8")
+    told = complaint(path, "max_tokens=20")
+    assert told == f"{path}: name: Interpolation key 'nothing' not found"
+
+
+@pytest.mark.parametrize(
+    "word", ["name=a #c", "name=#c", "trainer={lr: 1} # c", "name=[a, #c\n b]"]
+)
+def test_what_yaml_takes_for_a_comment_is_not_silently_dropped(path: Path, word: str) -> None:
+    told = complaint(path, word)
+    assert told.startswith(f"{word!r}: ")
+    assert "comment" in told
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("name=a#c", "a#c"), ("name='a #c'", "a #c"), ("name=http://x/v1#m", "http://x/v1#m")],
+)
+def test_a_number_sign_that_is_text_stays(path: Path, word: str, name: str) -> None:
+    assert load_config(Settings, path, [word]).name == name
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -106,7 +170,53 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_library_settings_are_checked_against_the_library() -> None:
-    check_settings("lora", {"r": 8}, iter(["r", "lora_alpha"]))
+    check_known("lora", {"r": 8}, iter(["r", "lora_alpha"]))
     with pytest.raises(UserError) as caught:
-        check_settings("lora", {"r": 8, "lora_alfa": 1}, iter(["r", "lora_alpha"]))
+        check_known("lora", {"r": 8, "lora_alfa": 1}, iter(["r", "lora_alpha"]))
     assert str(caught.value) == "lora: no setting 'lora_alfa'; did you mean 'lora_alpha'?"
+
+
+def test_settings_that_panjue_makes_itself_are_refused_with_the_one_to_use() -> None:
+    check_ours("trainer", {"max_steps": 8}, {"seed": "seed"})
+    with pytest.raises(UserError) as caught:
+        check_ours("trainer", {"max_steps": 8, "seed": 1}, {"seed": "seed"})
+    assert str(caught.value) == "trainer: 'seed' is panjue's to set; use seed"
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("/x/y.jsonl", "y.jsonl"),
+        ("file:///home/me/x.json", "x.json"),
+        ("~/z", "z"),
+        ("~me/z", "z"),
+        ("/home/me/my cases.json", "my cases.json"),
+        ("host:/mnt/me/a", "host:a"),
+        ("--x=/home/me/q", "--x=q"),
+        ("C:/Users/a.json", "a.json"),
+        (r"\\server\share\x", "x"),
+        (r"C:\Users\me\a.json", "a.json"),
+        ('{"cache_dir":"/home/me"}', '{"cache_dir":"me"}'),
+        ({"/k/l": ["/a/b", 1, None]}, {"l": ["b", 1, None]}),
+    ],
+)
+def test_no_absolute_path_stays(given: Any, left: Any) -> None:
+    assert scrubbed(given) == left
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "runs/q",
+        "../a/b",
+        "Qwen/Qwen3-8B",
+        "http://a.b:1/v1#m",
+        r".*\.(q|v)_proj$",
+        "a / b",
+        "</s>",
+        "</judgment>",
+        "在/x/y",
+    ],
+)
+def test_what_is_no_absolute_path_stays(given: str) -> None:
+    assert scrubbed(given) == given

@@ -6,6 +6,7 @@ import pytest
 
 from panjue.prompts import demo as demo_module
 from panjue.prompts.demo import CRIMES, write_demo
+from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_lines
 from panjue.prompts.fit import leaving_order, split_sentences
 from panjue.prompts.task import Example, load_task
@@ -121,3 +122,15 @@ def test_nothing_else_is_left_in_the_folder(demo: Path) -> None:
     ]
     digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in demo.iterdir()}
     assert len(digests) == 3
+
+
+def test_nobodys_own_cases_are_written_over(tmp_path: Path) -> None:
+    write_demo(tmp_path, {"train": 2, "test": 2})
+    write_demo(tmp_path, {"train": 3, "test": 2})
+    own = tmp_path / "test.jsonl"
+    for text in ('{"id": 0, "fact": "被告人甲盗窃。"}\n', "no JSON\n"):
+        own.write_text(text, "utf-8")
+        with pytest.raises(UserError, match=r"test\.jsonl: holds other cases"):
+            write_demo(tmp_path, {"train": 4, "test": 2})
+        assert own.read_text("utf-8") == text
+        assert (tmp_path / "train.jsonl").read_text("utf-8").count("\n") == 3

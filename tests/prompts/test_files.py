@@ -219,6 +219,14 @@ def test_difference_names_every_entry_that_differs() -> None:
     assert difference(old, dict(old)) == ""
 
 
+def test_difference_names_entries_within_entries() -> None:
+    old = {"trainer": {"max_steps": 10, "seed": 0, "of": {"a": 1}}, "lora": {"r": 8}}
+    new = {"trainer": {"max_steps": 20, "seed": 0, "of": {"a": 2}}, "lora": {}}
+    told = "trainer.max_steps: 10 -> 20; trainer.of.a: 1 -> 2; lora.r: 8 -> null"
+    assert difference(old, new) == told
+    assert difference({"bias": {"1234": -100}}, {"bias": {1234: -100}}) == "", "as JSON has it"
+
+
 def test_a_file_that_moved_but_has_its_hash_is_no_difference() -> None:
     old, new = {"test": "a.jsonl", "test_sha256": "1"}, {"test": "b.jsonl", "test_sha256": "1"}
     assert difference(old, new) == ""

@@ -89,7 +89,9 @@ def test_no_labels() -> None:
     assert Labels({"charges": {"盗窃罪": 1}}).commonest("charges", {}) is None
 
 
-@pytest.mark.parametrize("content", ['{"charges": []}', "[1]", "3", "{", ""])
+@pytest.mark.parametrize(
+    "content", ['{"charges": []}', '{"counts": []}', '{"most": {"a": "b"}}', "[1]", "3", "{", ""]
+)
 def test_another_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "labels.json").write_text(content, "utf-8")
     with pytest.raises(UserError, match=r"labels\.json: not "):

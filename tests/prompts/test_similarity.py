@@ -1,8 +1,7 @@
 """Cosines: worked out by hand, and of a model's vectors, which are made once."""
 
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -70,13 +69,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
+def endpoint(answering: Callable[[ThreadingHTTPServer], None]) -> str:
+    answering(server := ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    return f"http://127.0.0.1:{server.server_port}/v1"
 
 
 def test_an_endpoint_embeds(endpoint: str) -> None:
@@ -88,7 +83,11 @@ def test_an_endpoint_embeds(endpoint: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("words", "neither ngrams, nor a folder, nor URL#MODEL"), ("http://x/v1", "say which model")],
+    [
+        ("http://u:pw@x/v1#m", "no password goes into an address"),
+        ("words", "neither ngrams, nor a folder, nor URL#MODEL"),
+        ("http://x/v1", "say which model"),
+    ],
 )
 def test_what_is_no_similarity_is_named(name: str, told: str) -> None:
     with pytest.raises(UserError, match=told):

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from panjue.prompts.errors import UserError
-from panjue.serve.chat import Asked, Stranger, events, pasted, speaker
+from panjue.serve.chat import KEYS, Asked, Stranger, client, events, pasted, read_fact, speaker
 
 PANJUE = Path(sys.executable).with_name("panjue")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -171,3 +171,74 @@ def test_what_goes_wrong_ends_in_one_line(
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("panjue: ")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:port", "nowhere", "http://xn--a", f"http://{'a' * 70}.b", "http://"]
+)
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match=r"^--url \S*: write it like \S+$"), client(Asked(url)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "message"),
+    [
+        (("--url", "http://127.0.0.1:port"), "", "--url http://127.0.0.1:port: write it like "),
+        ((), "密钥", "PANJUE_API_KEY: must be of printable ASCII characters, as keys are"),
+    ],
+)
+def test_what_goes_wrong_without_a_server_ends_in_one_line(
+    words: tuple[str, ...], key: str, message: str
+) -> None:
+    done = chat(*words, text=FACT, key=key)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"panjue: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("before", ["", "\ufeff"])
+def test_a_byte_order_mark_is_no_part_of_the_facts(before: str, tmp_path: Path) -> None:
+    file = tmp_path / "case.txt"
+    file.write_text(before + FACT, "utf-8")
+    assert read_fact(file) == FACT
+    file.write_bytes(before.encode() + b"a\xff")
+    with pytest.raises(UserError, match=f"not UTF-8 at byte {len(before.encode()) + 1}"):
+        read_fact(file)
+
+
+@pytest.mark.parametrize("row", ['{"id": 1, "fact": "某日。"}\n', '\ufeff {\r\n"fact": ""}', "{}"])
+def test_a_row_of_a_file_of_cases_is_no_text_of_facts(row: str, tmp_path: Path) -> None:
+    file = tmp_path / "case.jsonl"
+    file.write_text(row, "utf-8")
+    with pytest.raises(UserError, match=rf"^{file}: is a JSON object; give the plain text of the"):
+        read_fact(file)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    ["{", '"被告人甲盗窃。"', '{"a": 1} 被告人甲盗窃。', "264", '{"a":' * 100_000],
+    ids=["a brace", "a string", "an object before", "a number", "too deep"],
+)
+def test_facts_may_have_anything_of_json_in_them(fact: str, tmp_path: Path) -> None:
+    file = tmp_path / "case.txt"
+    file.write_text(fact, "utf-8")
+    assert read_fact(file) == fact
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        ((" ours\n", "another"), "Bearer ours"),  # a file's end of line is in many a variable
+        (("ours", "密钥"), "Bearer ours"),  # which nobody needs then
+        ((" ", "another"), "Bearer another"),
+        (("", ""), None),
+    ],
+)
+def test_the_first_key_that_is_set_is_shown(
+    keys: tuple[str, str], shown: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, key in zip(KEYS, keys, strict=True):
+        monkeypatch.setenv(name, key)
+    with client(Asked("http://127.0.0.1:9")) as http:
+        assert http.headers.get("Authorization") == shown

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from panjue.prompts.files import read_lines, sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, call_key, load_task
 from panjue.serve.ask import PlainAsker
-from panjue.serve.endpoint import Endpoint
+from panjue.serve.endpoint import KEY, Endpoint
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
@@ -67,7 +67,8 @@ class Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
-        status, headers, content = self.server.behave(body) or (200, {}, said(body))
+        found = 200 if self.path == "/v1/chat/completions" else 404
+        status, headers, content = self.server.behave(body) or (found, {}, said(body))
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
@@ -86,13 +87,9 @@ def said(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def server(answering: Callable[[ThreadingHTTPServer], None]) -> Server:
+    answering(server := Server())
+    return server
 
 
 def dialogue(turns: int) -> Example:
@@ -111,7 +108,7 @@ def ask(
     calls = Calls(asker, iter([dialogue(turns)]), [sampling or {}])
     endpoint = Endpoint(server.name, sampling)
     made: list[dict[str, Any]] = []
-    for row in rows(endpoint, asker, iter(()), in_flight, check=check, calls=calls):
+    for row in rows(endpoint, calls, in_flight, check=check):
         made.append(row)
         server.made = made  # type: ignore[attr-defined]  # what was there when it failed
     return made
@@ -159,7 +156,7 @@ def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
         return None
 
     server.behave = behave
-    with pytest.raises(UserError, match=r"404.*what is answered is kept"):
+    with pytest.raises(UserError, match=r"completions: 404 Not Found; what is answered is kept"):
         ask(server)
     kept = {row["question"] for row in server.made}  # type: ignore[attr-defined]
     assert kept == {"1/window 0", *(f"1/sextuple {n}" for n in (1, 3, 4, 5, 6))}
@@ -196,6 +193,13 @@ def test_as_many_are_in_flight_as_is_said(server: Server) -> None:
     assert len(ask(server, turns=150, in_flight=200)) > 150
 
 
+def test_a_slash_that_ends_its_address_is_not_doubled(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "name", server.name.replace("#", "/#"))
+    assert len(ask(server)) == 8
+
+
 def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
     times = iter(range(100))
     server.behave = lambda _: (503, {"Retry-After": "0.1"}, "busy") if next(times) < 6 else None
@@ -206,16 +210,33 @@ def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
 def test_a_reply_in_no_form_ends_the_run(
     reply: Any, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.serve.endpoint.PAUSES_S", (0,))
+    monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0,))
     server.behave = lambda _: (200, {}, reply)
     with pytest.raises(UserError, match="goes on from there"):
         ask(server)
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1:9", "http://x/v1", "http://[::1/v1#m", "#m", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "127.0.0.1:9",
+        "http://x/v1",
+        "http://[::1/v1#m",
+        "http://x:port#m",
+        "http://xn--a#m",
+        "#m",
+        "",
+    ],
+)
 def test_what_is_no_endpoint_is_named(name: str) -> None:
     with pytest.raises(UserError, match="is not URL#MODEL"):
         Endpoint(name)
+
+
+def test_what_is_no_key_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "密钥")
+    with pytest.raises(UserError, match=f"^{KEY}: must be of printable ASCII characters"):
+        Endpoint(server.name)
 
 
 def config_of(folder: Path) -> Path:
@@ -268,7 +289,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
         [*words, "solve.bucket=false"], capture_output=True, text=True, check=False
     )
     assert other.returncode == 2
-    assert "was made otherwise (solve:" in other.stderr
+    assert "was made otherwise (solve.bucket:" in other.stderr
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from panjue.serve.ask import Asker, Refusal
 from panjue.serve.engine import LLM, Request, complete, requests
 from panjue.serve.forks import WAYS
 from panjue.serve.merge import merge
-from panjue.serve.rows import rows
+from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")
 
@@ -35,7 +35,7 @@ def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
 
 @pytest.fixture(scope="module")
 def finished(llm: LLM, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
-    return list(rows(llm, asker, iter(examples), in_flight=8))
+    return list(rows(llm, Calls(asker, iter(examples)), in_flight=8))
 
 
 def test_every_example_is_answered_once(
@@ -75,7 +75,9 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
 def test_greedy_answers_are_the_same_whatever_stands_beside_them(
     llm: LLM, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
 ) -> None:
-    alone = {row["id"]: row["texts"] for row in rows(llm, asker, iter(examples[:4]), in_flight=1)}
+    alone = {
+        row["id"]: row["texts"] for row in rows(llm, Calls(asker, iter(examples[:4])), in_flight=1)
+    }
     together = {row["id"]: row["texts"] for row in finished}
     assert alone == {key: together[key] for key in alone}
 
@@ -97,7 +99,7 @@ def test_several_samples_come_back_together(
     llm: LLM, asker: Asker, examples: list[Example]
 ) -> None:
     sampling = {"n": 3, "temperature": 1.0}
-    [row] = rows(llm, asker, iter(examples[:1]), in_flight=1, turns=[sampling])
+    [row] = rows(llm, Calls(asker, iter(examples[:1]), [sampling]), in_flight=1)
     assert len(row["texts"]) == len(row["finish"]) == 3
 
 
@@ -106,7 +108,7 @@ def sampled(llm: LLM, asker: Asker, examples: list[Example]) -> list[dict[str, A
     """Return rows of a few examples with four samples each behind the greedy reply."""
     turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
     turns.append({**turns[0], "n": 4, "temperature": 1.0})
-    return list(rows(llm, asker, iter(examples[:4]), in_flight=3, turns=turns))
+    return list(rows(llm, Calls(asker, iter(examples[:4]), turns), in_flight=3))
 
 
 def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
@@ -163,7 +165,10 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
 ) -> None:
     names = examples[0].names
     hopeless = replace(examples[0], id=-1, text="、".join(names) + "出行" * 4000)
-    done = {row["id"]: row for row in rows(llm, asker, iter([hopeless, examples[1]]), in_flight=4)}
+    done = {
+        row["id"]: row
+        for row in rows(llm, Calls(asker, iter([hopeless, examples[1]])), in_flight=4)
+    }
     assert "max_tokens" in done[-1]["refused"]
     assert done[examples[1].id]["finish"] == ["stop"]
     with pytest.raises(Refusal):
@@ -174,7 +179,7 @@ def test_a_long_case_is_shortened_and_says_so(
     llm: LLM, asker: Asker, examples: list[Example]
 ) -> None:
     long = replace(examples[0], text="案发当日天气晴朗。" * 1200 + examples[0].text)
-    [row] = rows(llm, asker, iter([long]), in_flight=1)
+    [row] = rows(llm, Calls(asker, iter([long])), in_flight=1)
     assert row["dropped_sentences"] > 0
     assert row["prompt_tokens"] < asker.max_tokens
 

@@ -10,8 +10,10 @@ import pytest
 
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json, write_json
 from panjue.prompts.task import load_task
 from panjue.serve.generate import GenerateConfig, main
+from panjue.serve.trained import served_model
 
 PANJUE = Path(sys.executable).with_name("panjue")
 
@@ -85,6 +87,65 @@ def test_a_finished_run_starts_no_engine(run: Path, capsys: pytest.CaptureFixtur
 def test_resuming_under_other_sampling_stops_and_names_it(run: Path) -> None:
     with pytest.raises(UserError, match="sampling"):
         main(run / "generate.yaml", ["sampling.temperature=0.5"])
+
+
+def test_other_versions_are_told_and_hinder_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    manifest = read_json(copy / "manifest.json")
+    manifest["generate"]["versions"]["transformers"] = "5.0"
+    write_json(copy / "manifest.json", manifest)
+    main(run / "generate.yaml", [f"run={copy}"])
+    assert "going on with other versions: transformers: 5.0 -> " in capsys.readouterr().out
+    now = read_json(copy / "manifest.json")["generate"]
+    assert now["versions"] == manifest["generate"]["versions"], (
+        "they are of the rows that are there"
+    )
+
+
+def test_what_was_decoded_from_completions_goes_with_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, words = tmp_path / "run", [f"run={tmp_path}/run", "sampling.temperature=0.5"]
+    shutil.copytree(run, copy)
+    for name in ("scores.json", "report.html"):
+        (copy / name).write_text("{}", "utf-8")
+    with pytest.raises(UserError, match=r"sampling\.temperature: null -> 0\.5.*goes too"):
+        main(run / "generate.yaml", words)
+    (copy / "completions.jsonl").unlink()
+    with pytest.raises(UserError, match="engine"):  # so it never answers
+        main(run / "generate.yaml", [*words, "engine.dtype=float23"])
+    assert "deleted submission.jsonl, decode.json" in capsys.readouterr().out
+    left = {path.name for path in copy.iterdir()}
+    assert not left & {"submission.jsonl", "decode.json", "scores.json", "report.html"}
+    assert {"manifest.json", "adapter"} <= left
+
+
+def test_files_that_no_run_made_are_left_alone(run: Path, tmp_path: Path) -> None:
+    own = tmp_path / "submission.jsonl"
+    own.write_text("mine", "utf-8")
+    words = [f"run={tmp_path}", f"trained={run}/adapter", "engine.dtype=float23"]
+    with pytest.raises(UserError, match="engine"):
+        main(run / "generate.yaml", words)
+    assert own.read_text("utf-8") == "mine"
+
+
+def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
+    run: Path, workshop: Path, tmp_path: Path
+) -> None:
+    adapter, base = tmp_path / "adapter", tmp_path / "base"
+    shutil.copytree(run / "adapter", adapter)
+    made = read_json(adapter / "manifest.json")
+    shutil.copytree(made["base"], base)
+    write_json(adapter / "manifest.json", {**made, "base": "/no/where"})
+    with pytest.raises(UserError, match="if it has moved, say base=FOLDER"):
+        served_model(adapter, "lora")
+    assert served_model(adapter, "lora", str(base)).model == base
+    (base / "config.json").write_text("{}", "utf-8")
+    with pytest.raises(UserError, match="was trained on another base than"):
+        served_model(adapter, "lora", str(base))
 
 
 @pytest.mark.parametrize(

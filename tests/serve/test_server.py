@@ -179,6 +179,8 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
         ({"engine": {"model": "x"}}, "'model' is panjue's to set; use trained"),
         ({"engine": {"api_key": "x"}}, "'api_key' is panjue's to set"),
         ({"engine": {"trust-remote-code": True}}, "no setting 'trust-remote-code'"),
+        ({"engine": {"trust_remote_cod": True}}, "no setting 'trust_remote_cod'"),
+        ({"engine": {"dtyp": "float32"}}, "engine: no setting 'dtyp'; did you mean 'dtype'"),
         ({"task": "nothing"}, "no task 'nothing'"),
         ({"law": "nowhere.json"}, "nowhere.json"),
     ],

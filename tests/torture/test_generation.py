@@ -237,8 +237,7 @@ def test_something_else(
     elif what == "prompt":
         shutil.copytree(render.TEMPLATES, tmp_path / "templates")
         other_bytes(tmp_path / "templates/judgment.md")
-        for module in ("panjue.prompts.render", "panjue.prompts.model"):
-            monkeypatch.setattr(f"{module}.TEMPLATES", tmp_path / "templates")
+        monkeypatch.setattr(render, "TEMPLATES", tmp_path / "templates")
     elif what == "model":
         base = Path(json.loads((copy / "manifest.json").read_text("utf-8"))["base"])
         shutil.copytree(base, tmp_path / "base")

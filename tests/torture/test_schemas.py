@@ -12,7 +12,7 @@ import pytest
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal, loosened
-from panjue.serve.rows import rows
+from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")
 
@@ -37,11 +37,11 @@ def test_memory_is_flat_over_distinct_schemas(
 ) -> None:
     examples = list(TASK.read(workshop / "demo/test.jsonl"))
     source, wanted = distinct(examples), 1000 if full else 30
-    warm = sum(1 for _ in rows(llm, asker, islice(source, wanted // 5), in_flight=32))
+    warm = sum(1 for _ in rows(llm, Calls(asker, islice(source, wanted // 5)), in_flight=32))
     before = resident()
     with promise.attempt():
         answered = 0
-        for row in rows(llm, asker, islice(source, wanted - warm), in_flight=32):
+        for row in rows(llm, Calls(asker, islice(source, wanted - warm)), in_flight=32):
             answered += 1
             assert row["finish"] == ["stop"] or row["finish"] == ["length"], row
             assert row["texts"][0].startswith('{"judgments":[{"name":"'), row
@@ -68,7 +68,7 @@ def test_a_schema_that_is_refused_falls_back(
         question = odd.question(example)
         assert question.loosened
         assert question.schema == loosened(TASK.schema(example, asker.labels))
-        [row] = rows(llm, odd, iter([example]), in_flight=1)
+        [row] = rows(llm, Calls(odd, iter([example])), in_flight=1)
         assert row["loosened_schema"]
         answer = TASK.decode(row["texts"][0], example, asker.labels).answer
         assert [judged["name"] for judged in answer["judgments"]] == list(example.names)

@@ -1,0 +1,124 @@
+"""What asking an OpenAI-compatible server takes, whatever is asked: a name, a key, patience."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import httpx
+
+from panjue.prompts.errors import UserError
+
+T = TypeVar("T")
+
+PAUSES_S = (1, 4, 16)
+"""Before a request that failed for no fault of its own is tried again."""
+
+BUSY = frozenset({429, 503})
+LONGEST_BUSY_S = 600
+"""How long a server may say that it is busy."""
+
+REFUSED = frozenset({400, 413, 422})
+LASTING = REFUSED | {401, 403, 404}
+"""What another try would meet again."""
+
+FAILURES = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeError)
+"""Of asking (a client that is closed raises RuntimeError) and of reading what came."""
+
+
+def address(url: str) -> httpx.URL | None:
+    """Return the address that `url` says; None where no server can have it."""
+    try:
+        place = httpx.URL(url)
+        place.host.encode("idna")  # as a connection does, whose UnicodeError nobody expects
+    except (httpx.InvalidURL, UnicodeError):
+        return None
+    return place if place.scheme in {"http", "https"} and place.host else None
+
+
+def named(name: str) -> tuple[str, str] | None:
+    """Return the address and the model of `URL#MODEL`; None where it is not of that form.
+
+    Raises:
+        UserError: It has a password in it, which would be written down.
+    """
+    url, _, model = name.partition("#")
+    place = address(url)
+    if place and place.userinfo:
+        raise UserError(f"{place.host}: no password goes into an address; keys are in variables")
+    return (url.rstrip("/"), model) if place and model else None
+
+
+def key_header(*variables: str) -> dict[str, str]:
+    """Return the header that shows the key of the first environment variable that has one.
+
+    Raises:
+        UserError: It is no key; does not show it.
+    """
+    for variable in variables:
+        key = os.environ.get(variable, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"{variable}: must be of printable ASCII characters, as keys are")
+        if key:
+            return {"Authorization": f"Bearer {key}"}
+    return {}
+
+
+def post(url: str, body: dict[str, Any], variable: str, read: Callable[[Any], T]) -> T:
+    """Send one request and return what `read` makes of its reply's JSON.
+
+    Raises:
+        UserError: There was none, or not what is read; names the address.
+    """
+    headers = key_header(variable)
+
+    def ask() -> T:
+        reply = httpx.post(url, json=body, headers=headers, timeout=120)
+        return read(reply.raise_for_status().json())
+
+    def pause(seconds: float) -> None:
+        print(f"{url}: has no answer yet, asking again in {seconds:g} s", file=sys.stderr)
+        time.sleep(seconds)
+
+    return patiently(ask, url, variable, pause)
+
+
+def patiently(
+    ask: Callable[[], T], url: str, variable: str, pause: Callable[[float], None] = time.sleep
+) -> T:
+    """Return what `ask` does; it is called again where the server is busy, fails or is not there.
+
+    Raises:
+        UserError: It has failed for good; names the address, or the key's variable as well.
+    """
+    pauses, busy_until = list(PAUSES_S), time.monotonic() + LONGEST_BUSY_S
+    while True:
+        try:
+            return ask()
+        except FAILURES as error:
+            reply = error.response if isinstance(error, httpx.HTTPStatusError) else None
+            if reply is not None and reply.status_code in BUSY and time.monotonic() < busy_until:
+                wait = _seconds(reply.headers.get("retry-after", ""))
+            elif pauses and (reply is None or reply.status_code not in LASTING):
+                wait = pauses.pop(0)
+            else:
+                raise UserError(f"{url}: {_told(error, variable)}") from None
+        pause(wait)
+
+
+def _seconds(retry_after: str) -> float:
+    with suppress(ValueError):
+        return min(max(0.1, float(retry_after)), 60.0)  # in this order NaN is 0.1
+    return 2.0
+
+
+def _told(error: Exception, variable: str) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        more = f"; is {variable} right?" if status in {401, 403} else ""
+        return f"{status} {error.response.reason_phrase}".rstrip() + more
+    if isinstance(error, LookupError | TypeError):
+        return "its reply has not OpenAI's form"
+    return str(error) or type(error).__name__

@@ -1,0 +1,60 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.errors import UserError
+from panjue.prompts.lock import alone_in
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from panjue.prompts.lock import alone_in
+with alone_in(Path(sys.argv[1])):
+    print("there", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [sys.executable, "-c", HOLDS, str(run)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "there\n"
+        with pytest.raises(UserError, match="run: another process is at work there"), alone_in(run):
+            pass
+        first.kill()
+    entered = 0
+    for _ in range(2):
+        with alone_in(run):
+            entered += 1
+    assert entered == 2
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from panjue.prompts.lock import alone_in
+with alone_in(Path(sys.argv[1])):
+    if os.fork() == 0:
+        time.sleep(60)
+    print("there", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"there\n"
+        with pytest.raises(UserError), alone_in(tmp_path):
+            pass
+        first.kill()
+        first.wait()
+        with alone_in(tmp_path):
+            os.killpg(first.pid, signal.SIGKILL)  # the worker was there all the time

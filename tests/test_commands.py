@@ -1,0 +1,410 @@
+"""Every command of the READMEs runs here as it is printed, in a copy of the house.
+
+Words that stand for something of the user's (`RUN`, `TRAIN=…`) are replaced, sizes are small, and
+the configs are those of these tests; everything else is verbatim. A new command fails here until
+it is said what its words stand for.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .conftest import BASE_YAML, SFT_YAML
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "tests/samples"
+READMES = ("README.md", "README.zh.md")
+LONGEST_S = 600
+FACT = "经审理查明，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。\n"
+
+pytestmark = pytest.mark.slow
+
+
+def sections(readme: str) -> list[tuple[str, str]]:
+    """Return (heading, text) of every section."""
+    parts = re.split(r"^## (.*)\n", (ROOT / readme).read_text("utf-8"), flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def commands(text: str) -> list[str]:
+    """Return the commands of all `sh` blocks, without remarks, continued lines joined."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+# .*", "", line).strip() for line in lines]
+
+
+def spans(text: str) -> set[str]:
+    """Return the commands that stand within sentences and tables."""
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    starts = r"(?:PANJUE_\w+=\S+ )?(?:make|panjue|pip|python|\.|\.venv/bin/\w+) \S"
+    return {one for one in re.findall(r"`([^`\n]+)`", plain) if re.match(starts, one)}
+
+
+BLOCKS = {heading: lines for heading, text in sections("README.md") if (lines := commands(text))}
+DEMO_SECTION = "See it work"
+VLLM = (
+    "VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_NUM_OF_RESERVED_CPU=0 "
+    "python -m vllm.entrypoints.openai.api_server --model tiny --served-model-name MODEL "
+    "--port 8001 --host 127.0.0.1 --dtype float32 "
+    "--enforce-eager --max-model-len 4096 --max-num-seqs 16"
+)
+"""Some server that is not ours, for what asks one."""
+
+MODEL = {"MODEL=…": "MODEL=tiny", "TRAIN=…": "TRAIN=train.jsonl", "TEST=…": "TEST=test.jsonl"}
+WORDS: dict[str, dict[str, str]] = {
+    "See it work": {},
+    "Your own cases, a real model": MODEL,
+    "Deciding, not echoing": MODEL,
+    "Reading and cloze": MODEL,
+    "Fair to whom": {
+        **MODEL,
+        "GOLD RUN": "test.jsonl runs/s",
+        "make sft": "make sft CONFIG=demo RUN=runs/dro",
+    },
+    "Long dialogues": MODEL,
+    "Look at it, hand it in": {
+        "RUN_A": "runs/demo",
+        "RUN_B": "runs/again",
+        "RUN": "runs/demo",
+        "TEST": "data/demo/test.jsonl",
+    },
+    "Ask it": {},
+}
+"""Heading -> what the words of its blocks stand for."""
+
+OPTIONS = {"[key=value …]": "", "[--": "--", "]": ""}
+DEMO = {
+    "GOLD": "data/demo/test.jsonl",
+    "SUBMISSION": "runs/demo",
+    "RUN": "runs/demo",
+    "NAME": "judgment",
+    "OTHER": "runs/demo/submission.jsonl",
+    "CASES": "data/demo/test.jsonl",
+    "ATTRIBUTES": "defendants",
+    "--groups FILE": "--groups groups.jsonl",
+    "--json FILE": "--json numbers.json",
+    "--html FILE": "--html page.html",
+    "--labels FILE": "--labels runs/demo/labels.json",
+    "FOLDER": "small",
+    **OPTIONS,
+}
+SPANS: dict[str, tuple[str, dict[str, str]]] = {
+    "make sft generate check-submission": (
+        "Your own cases, a real model",
+        {"submission": "submission MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl"},
+    ),
+    ". .venv/bin/activate": ("See it work", {"activate": "activate && panjue --help"}),
+    "panjue demo FOLDER": ("See it work", DEMO),
+    "panjue base CONFIG": ("See it work", {"CONFIG": "finetune/configs/base.yaml"}),
+    "panjue sft CONFIG [key=value …]": (
+        "See it work",
+        {"CONFIG": "finetune/configs/demo.yaml", **OPTIONS},
+    ),
+    "panjue merge RUN": ("See it work", DEMO),
+    "panjue generate CONFIG [key=value …]": (
+        "See it work",
+        {"CONFIG": "serve/configs/demo.yaml", "[key=value …]": "test=data/demo/test.jsonl"},
+    ),
+    "panjue decode RUN [--greedy]": ("See it work", DEMO),
+    "panjue decode RUN --greedy": ("See it work", DEMO),
+    "panjue decode --greedy": ("See it work", {"--greedy": "runs/demo --greedy"}),
+    "panjue tune RUN": ("Deciding, not echoing", {"RUN": "runs/qwen2.5-0.5b-cpu-tiny-train/tune"}),
+    "panjue score GOLD SUBMISSION [--task NAME] [--against OTHER] [--json FILE]": (
+        "See it work",
+        DEMO,
+    ),
+    "panjue fairness GOLD SUBMISSION --by ATTRIBUTES [--task NAME] [--groups FILE] [--json FILE] "
+    "[--html FILE]": ("See it work", DEMO),
+    "panjue check SUBMISSION --cases CASES [--task NAME] [--labels FILE]": ("See it work", DEMO),
+    "panjue serve CONFIG [key=value …]": (
+        "See it work",
+        {"CONFIG": "serve/configs/demo.yaml", **OPTIONS},
+    ),
+    "panjue chat [--url URL] [--file CASE] [--json]": (
+        "Ask it",
+        {"URL": "http://127.0.0.1:8000", "CASE": "case.txt", **OPTIONS},
+    ),
+    ".venv/bin/accelerate launch .venv/bin/panjue sft CONFIG …": (
+        "See it work",
+        {"CONFIG …": "finetune/configs/demo.yaml run=runs/several"},
+    ),
+    "make -n sft …": ("See it work", {"…": "MODEL=tiny TRAIN=train.jsonl"}),
+    "panjue score IN.json RUN --task reading --out-of-domain OUT.json OTHER_RUN": (
+        "Reading and cloze",
+        {
+            "IN.json": "dev.json",
+            "OUT.json": "dev.json",
+            "OTHER_RUN": "runs/qwen2.5-0.5b-cpu-reading-tiny-train",
+            " RUN": " runs/qwen2.5-0.5b-cpu-reading-tiny-train",
+        },
+    ),
+    "panjue generate CONFIG run=OTHER trained=RUN/adapter adapter=none test=…": (
+        "Reading and cloze",
+        {
+            "CONFIG": "serve/configs/demo.yaml task=reading",
+            "OTHER": "runs/bare",
+            "RUN": "runs/qwen2.5-0.5b-cpu-reading-tiny-train",
+            "test=…": "test=dev.json",
+        },
+    ),
+    'PANJUE_API_KEY=… make serve SERVE="host=0.0.0.0"': ("See it work", {"=…": "=secret"}),
+    "panjue chat --url … --labels RUN/adapter/labels.json": (
+        "Long dialogues",  # where there is a server that is not ours
+        {"…": "http://127.0.0.1:8001", "RUN/adapter": "."},
+    ),
+    "python answer.py TEST OUT": (
+        "Look at it, hand it in",
+        {
+            " OUT": " ../answers",
+            "TEST": "../data/demo/test.jsonl",
+            "python": "python -m zipfile -e OUT.zip out; cd out; python",
+        },
+    ),
+    'pip install "sentence-transformers>=5"': (
+        "See it work",
+        {"install": "install --dry-run --no-deps"},
+    ),
+    "make … ON_BAD_ROW=skip": ("See it work", {"…": "check-submission"}),
+    "make install PYTHON=python3.12": ("See it work", {}),
+}
+"""Command within a sentence -> the section behind whose commands it runs, and what its words
+stand for."""
+
+NAMES = re.compile(r"(?:make|panjue) (?:[a-z-]+|…)")
+"""What only names a command."""
+
+
+def test_both_languages_have_the_same_commands() -> None:
+    english, chinese = ([commands(text) for _, text in sections(readme)] for readme in READMES)
+    assert english == chinese
+    ours, theirs = (spans((ROOT / readme).read_text("utf-8")) for readme in READMES)
+    assert ours == theirs
+
+
+def test_every_command_is_known_here() -> None:
+    assert set(BLOCKS) == set(WORDS)
+    found = spans((ROOT / "README.md").read_text("utf-8"))
+    known = {word for lines in BLOCKS.values() for line in lines for word in words_of(line)}
+    known |= {word for span in SPANS for word in words_of(span)}
+    for span in found - set(SPANS):
+        assert NAMES.fullmatch(span), span
+        assert span in known | {"make …"}, span
+    assert set(SPANS) <= found
+
+
+def words_of(command: str) -> Iterator[str]:
+    """Yield the targets and subcommands that a command calls."""
+    if called := re.search(r"\b(make|panjue) ([a-z][a-z -]*)", command):
+        yield from (f"{called[1]} {name}" for name in called[2].split())
+
+
+class House:
+    """A copy of the project in which commands run."""
+
+    def __init__(self, place: Path, workshop: Path) -> None:
+        if not (Path(sys.prefix) / "installed").exists():
+            pytest.skip("not installed by `make install`")
+        self.place = place
+        for name in (".ci/install", "Makefile", "pyproject.toml"):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+            os.utime(place / name, (0, 0))  # older than what is installed: nothing to do
+        (place / ".venv").symlink_to(sys.prefix)
+        for room in ("finetune", "serve"):
+            shutil.copytree(ROOT / room / "configs", place / room / "configs")
+        serve = place / "serve/configs/qwen2.5-0.5b-cpu.yaml"
+        eager = "engine:\n  enforce_eager: true\n"  # compiling takes longer than these few replies
+        serve.write_text(serve.read_text("utf-8").replace("engine:\n", eager), "utf-8")
+        small = {"folder": "FOLDER"}
+        base = BASE_YAML.format(**small).replace("FOLDER/demo", "data/demo")
+        tuned = SFT_YAML.format(**small).replace("FOLDER/demo", "data/demo")
+        base = base.replace("FOLDER/base", "runs/base")
+        tuned = tuned.replace("FOLDER/run", "runs/demo").replace("FOLDER/base", "runs/base")
+        (place / "finetune/configs/base.yaml").write_text(base, "utf-8")
+        (place / "finetune/configs/demo.yaml").write_text(tuned, "utf-8")
+        (place / "Qwen").mkdir()
+        for name in ("tiny", "Qwen/Qwen3-8B"):
+            (place / name).symlink_to(workshop / "base/model")
+        for name, source in (("train", "train"), ("train_single", "base"), ("test", "test")):
+            lines = (workshop / f"demo/{source}.jsonl").read_text("utf-8").splitlines(True)
+            (place / f"{name}.jsonl").write_text("".join(lines[:40]), "utf-8")
+        (place / "case.txt").write_text(FACT, "utf-8")
+        shutil.copy(place / "tiny/labels.json", place)
+        groups = [{"id": n, "court": "AB"[n % 2]} for n in range(200)]
+        write_lines(place / "groups.jsonl", groups)
+
+    def run(self, command: str, **more: str) -> str:
+        """Run one command as a user's shell does."""
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.place,
+            env=environment(**more),
+            input=FACT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST_S,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # A GPU is not for these tests, whatever machine they run on.
+    return {**os.environ, "PATH": path, "MAKEFLAGS": "GPU=", "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def write_lines(place: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    place.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
+
+
+def many(sample: str, place: Path, times: int = 12) -> None:
+    """Write a sample so many times over, each time with other texts and ids."""
+    rows = [json.loads(line) for line in (SAMPLES / sample).read_text("utf-8").splitlines()]
+    key, text = ("qid", "query") if "qid" in rows[0] else ("id", "fact")
+    made = [
+        {**row, key: f"{row[key]}-{n}", text: f"{row[text]} ({n})"}
+        for n in range(times)
+        for row in rows
+    ]
+    write_lines(place, made)
+
+
+def many_documents(place: Path, times: int = 12) -> None:
+    sample, made = (SAMPLES / "reading.json").read_text("utf-8"), []
+    for n in range(times):
+        for document in json.loads(sample)["data"]:
+            for paragraph in document["paragraphs"]:
+                paragraph["context"] += f"({n})"
+                for question in paragraph["qas"]:
+                    question["id"] += f"-{n}"
+            made.append(document)
+    place.write_text(json.dumps({"data": made}, ensure_ascii=False), "utf-8")
+
+
+def many_dialogues(place: Path, times: int) -> None:
+    """Write the first sentences of a sample so many times over."""
+    chat, emo = (
+        json.loads((SAMPLES / f"dialogue.folder/{name}/{name}_1.json").read_text("utf-8"))
+        for name in ("chat", "emo")
+    )
+    for n in range(times):
+        some = [{**one, "sentence": f"{one['sentence']}({n})"} for one in chat[:2]]
+        for name, content in (("chat", some), ("emo", emo)):
+            (place / name).mkdir(parents=True, exist_ok=True)
+            text = json.dumps(content, ensure_ascii=False)
+            (place / name / f"{name}_{n}.json").write_text(text, "utf-8")
+
+
+def furnish(house: House, heading: str) -> None:
+    """Put there what a section takes for granted."""
+    place = house.place
+    if heading == "Reading and cloze":
+        for name in ("train", "dev"):
+            many_documents(place / f"{name}.json")
+            many("cloze.jsonl", place / f"{name}.jsonl")
+    if heading == "Fair to whom":
+        for name in ("train", "test"):
+            many("severity.jsonl", place / f"{name}.jsonl", 20)
+        house.run("make base")
+        task = "task=severity run=runs/s"
+        house.run(f"panjue sft finetune/configs/demo.yaml {task} train=train.jsonl model=tiny")
+        house.run(f"panjue generate serve/configs/demo.yaml {task} test=test.jsonl")
+    if heading == "Long dialogues":
+        many_dialogues(place / "train", 16)
+        many_dialogues(place / "test", 1)
+    if heading == "Look at it, hand it in":
+        shutil.copytree(place / "runs/demo", place / "runs/again")
+
+
+def replaced(command: str, words: Mapping[str, str]) -> str:
+    for word, meant in words.items():
+        command = command.replace(word, meant)
+    return command
+
+
+@contextmanager
+def serving(house: House, command: str, url: str) -> Iterator[None]:
+    """Run a command that serves until the block ends; enter when it can answer."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", int(re.findall(r":(\d+)/", url)[0]))) == 0:
+            pytest.skip(f"something else answers at {url}")
+    log = house.place / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=house.place,
+            env=environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        until_answered(url, process, log)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def until_answered(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(LONGEST_S):
+        assert process.poll() is None, log.read_text("utf-8")[-3000:]
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(1)
+    pytest.fail(f"{url}: nothing answers")
+
+
+def follow(house: House, lines: Iterable[str]) -> None:
+    """Run commands in order; what serves is served until the end, or the next that does."""
+    with ExitStack() as served:
+        for line in lines:
+            if "#MODEL" in line:
+                served.enter_context(serving(house, VLLM, "http://127.0.0.1:8001/health"))
+            if re.search(r"\b(?:make|panjue) serve\b", line):
+                served.close()
+                served.enter_context(serving(house, line, "http://127.0.0.1:8000/readyz"))
+            else:
+                house.run(line)
+
+
+@pytest.fixture(scope="module")
+def demo(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> House:
+    """Return the house in which the first section's commands have run: it has a finished run."""
+    house = House(tmp_path_factory.mktemp("house"), workshop)
+    follow(house, BLOCKS[DEMO_SECTION])
+    return house
+
+
+@pytest.mark.parametrize("heading", list(WORDS))
+def test_a_section(
+    heading: str, workshop: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if heading == "Ask it" and not shutil.which("curl"):
+        pytest.skip("there is no curl here")
+    goes_on = heading in {DEMO_SECTION, "Look at it, hand it in", "Ask it"}
+    house = request.getfixturevalue("demo") if goes_on else House(tmp_path, workshop)
+    furnish(house, heading)
+    # The first section's own commands have run for all that go on with them.
+    lines = [] if heading == DEMO_SECTION else BLOCKS[heading]
+    inline = [replaced(span, words) for span, (where, words) in SPANS.items() if where == heading]
+    follow(house, [*(replaced(line, WORDS[heading]) for line in lines), *inline])
