@@ -189,11 +189,14 @@ def _told(response: httpx.Response) -> Told:
     counts = usage if isinstance(usage, dict) else {}
     each = range(int(counts.get("completion_tokens") or 0) // len(choices))
     details = counts.get("prompt_tokens_details")
+    replies = [
+        Choice(str(one["message"]["content"] or ""), str(one.get("finish_reason")), each)
+        for one in choices
+    ]
+    if any(reply.finish_reason == "abort" for reply in replies):
+        raise ValueError("its engine is ending")  # vLLM's server says 200 all the same
     return Told(
-        [
-            Choice(str(one["message"]["content"] or ""), str(one.get("finish_reason")), each)
-            for one in choices
-        ],
+        replies,
         int((details or {}).get("cached_tokens") or 0),
         int(counts.get("prompt_tokens") or 0),
     )

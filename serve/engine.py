@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from panjue.prompts.config import check_known, check_ours
@@ -22,6 +24,8 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.core_client import SyncMPClient
+from vllm.v1.engine.exceptions import EngineDeadError
 
 __all__ = [
     "LLM",
@@ -41,6 +45,11 @@ __all__ = [
 
 Sampling = Mapping[str, Any]
 """Settings of vLLM's SamplingParams."""
+
+ENDED = (
+    "engine: its process ended before its work (what it said is above); where memory was short, "
+    "lower engine.gpu_memory_utilization. What is answered is kept, the same command goes on"
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,9 @@ def engine(
         max_tokens: Prompt plus reply of the longest request.
         seed: Of the engine. A seed per request kills the CPU engine when a prefill is chunked.
         lora_rank: The largest rank of an adapter that requests may bring, 0 for none.
+
+    Raises:
+        UserError: It does not start with these settings, or dies.
     """
     ours: dict[str, Any] = {
         **engine_arguments(max_tokens, seed),
@@ -105,10 +117,29 @@ def engine(
         except RuntimeError as error:  # of its process, which has printed why
             why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
             raise UserError(f"engine: {str(error).splitlines()[0]} {why}") from None
+        tell_of_its_death(llm)
         try:
             yield llm
+        except EngineDeadError:
+            raise UserError(ENDED) from None
         finally:
             llm.llm_engine.engine_core.shutdown()
+
+
+def tell_of_its_death(llm: LLM) -> None:
+    """Have an engine that is killed end the wait for its next output with EngineDeadError.
+
+    vLLM notices too and closes all, but whoever waits for an output then waits for ever.
+    """
+    client = llm.llm_engine.engine_core
+    if not isinstance(client, SyncMPClient):
+        return  # the engine is in this process
+
+    def watch() -> None:
+        connection.wait(client.resources.engine_manager.sentinels())
+        client.outputs_queue.put_nowait(EngineDeadError())
+
+    Thread(target=watch, name="death of the engine", daemon=True).start()
 
 
 class Pending:
@@ -146,6 +177,9 @@ def complete(
     Requests are drawn one by one, at most `in_flight` wait in the engine: memory stays flat and
     preparing the next prompts overlaps with decoding. None among them says that the next depends
     on an output that is still to come. `check` is called between steps.
+
+    Raises:
+        UserError: The engine was told to end: it then calls every request finished.
     """
     pending = Pending(requests)
     running: dict[str, Request] = {}
@@ -157,6 +191,8 @@ def complete(
             prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
             llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)
         for output in llm.llm_engine.step() if running else ():
+            if any(reply.finish_reason == "abort" for reply in output.outputs):
+                raise UserError(ENDED)
             if output.finished:
                 yield running.pop(output.request_id), output
 

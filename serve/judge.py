@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from panjue.eval.decide import Decider
 from panjue.prompts.task import Example, Task
 from panjue.serve.ask import Asker, Question
-from panjue.serve.backend import Backend
+from panjue.serve.backend import Backend, Unavailable
 from panjue.serve.forks import WAYS, forks
 from panjue.serve.settings import NAME
 
@@ -27,9 +27,15 @@ class Reply:
     finish: str | None = None
 
     def add(self, choice: Mapping[str, Any]) -> None:
-        """Take a piece of vLLM's answer; tokens are told by id, as `token_id:123`."""
+        """Take a piece of vLLM's answer; tokens are told by id, as `token_id:123`.
+
+        Raises:
+            Unavailable: The engine was told to end, and its replies with it.
+        """
         self.text += choice["text"]
         self.finish = choice.get("finish_reason") or self.finish
+        if self.finish == "abort":
+            raise Unavailable("the engine is ending")
         told = choice.get("logprobs") or {"tokens": [], "top_logprobs": []}
         self.tokens += map(_id, told["tokens"])
         self.options += [

@@ -184,6 +184,8 @@ def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -
     if refused:
         return {"refused": refused}
     replies = [reply for _, output in turns for reply in output.outputs]
+    if any(reply.finish_reason == "error" for reply in replies):
+        return {"refused": "the engine failed at it"}
     greedy = request.params.temperature == 0
     return {
         "texts": [reply.text for reply in replies],

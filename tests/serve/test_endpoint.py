@@ -206,6 +206,18 @@ def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
     assert len(ask(server)) == 8
 
 
+def test_what_vllm_broke_off_as_it_ended_is_asked_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0,))
+    times = iter(range(100))
+    ended = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}
+    server.behave = lambda _: (200, {}, ended) if next(times) == 2 else None
+    made = ask(server)
+    assert len(made) == 8
+    assert all(row["finish"] == ["stop"] for row in made)
+
+
 @pytest.mark.parametrize("reply", [[], {"choices": []}, {"choices": [{}]}, {"choices": "no"}, 3])
 def test_a_reply_in_no_form_ends_the_run(
     reply: Any, server: Server, monkeypatch: pytest.MonkeyPatch

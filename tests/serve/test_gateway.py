@@ -21,8 +21,10 @@ from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve import gateway
 from panjue.serve.ask import Asker
+from panjue.serve.backend import Unavailable
 from panjue.serve.engine import LLM
 from panjue.serve.gateway import LARGEST_BODY
+from panjue.serve.judge import Reply
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")
@@ -458,6 +460,11 @@ def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
         headers = httpx.get(server.url + path).headers
         assert headers["content-security-policy"].startswith("default-src 'self'")
         assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_what_vllm_broke_off_as_it_ended_is_no_answer() -> None:
+    with pytest.raises(Unavailable):
+        Reply().add({"text": "{", "finish_reason": "abort"})
 
 
 @pytest.mark.parametrize("path", ["/v1/judgments", "/v1/chat/completions"])

@@ -78,8 +78,13 @@ def finish(config: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S, check=False)
 
 
-def kill(config: Path, number: int, rows: int) -> tuple[subprocess.Popen[bytes], str]:
-    """Start, and send the signal when `rows` more rows are there (0: while all is starting)."""
+def kill(
+    config: Path, number: int, rows: int, *, engine: bool = False
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start, and send the signal when `rows` more rows are there (0: while all is starting).
+
+    With `engine` its process alone gets it.
+    """
     completions = config.with_suffix("") / "completions.jsonl"
     wanted = lines_of(completions) + rows
     words = [PANJUE, "generate", str(config)]
@@ -98,7 +103,9 @@ def kill(config: Path, number: int, rows: int) -> tuple[subprocess.Popen[bytes],
                 break
             time.sleep(0.01)
         children = psutil.Process(running.pid).children(recursive=True)
-        if number == signal.SIGINT:
+        if engine:
+            next(child for child in children if "EngineCore" in child.name()).send_signal(number)
+        elif number == signal.SIGINT:
             os.killpg(running.pid, number)  # as a terminal does: the engine gets it too
         else:
             running.send_signal(number)
@@ -106,6 +113,12 @@ def kill(config: Path, number: int, rows: int) -> tuple[subprocess.Popen[bytes],
     _gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, f"the engine outlives its parent: {alive}"
     return running, errors.read_text("utf-8")
+
+
+def finished(config: Path) -> set[str]:
+    """Return why the replies that are there ended."""
+    rows = read_lines(config.with_suffix("") / "completions.jsonl")
+    return {reason for _, row in rows for reason in row["finish"]}
 
 
 def lines_of(path: Path) -> int:
@@ -162,6 +175,24 @@ def test_signals(make: Callable[..., Path], once: Path, promise: Any, full: bool
             assert "the same command goes on from there\n" in told, told
             # A terminal's Ctrl-C reaches the engine too, which says so at length.
             assert number == signal.SIGINT or "Traceback" not in told, told
+    assert finished(config) <= {"stop", "length"}
+    if full:
+        with promise.attempt():
+            assert finish(config).returncode == 0
+            check_same(config.with_suffix(""), once)
+
+
+@pytest.mark.promise("an engine that ends is no reply")
+def test_engine_ends(make: Callable[..., Path], once: Path, promise: Any, full: bool) -> None:
+    """Told to end, vLLM's engine calls every request finished; killed, it leaves us waiting."""
+    config = make("ended", "test" if full else "train")
+    tries = [signal.SIGINT, signal.SIGKILL, signal.SIGTERM]
+    for number in tries if full else tries[:2]:
+        with promise.attempt():
+            running, told = kill(config, number, 3, engine=True)
+            assert running.returncode == 2, told
+            assert "the same command goes on\n" in told, told
+            assert finished(config) <= {"stop", "length"}
     if full:
         with promise.attempt():
             assert finish(config).returncode == 0
