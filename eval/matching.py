@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 from panjue.prompts.decode import after_thinking
 from panjue.prompts.errors import UserError
-from panjue.prompts.openai import named, post
+from panjue.prompts.openai import content, named, post
 from panjue.prompts.similarity import BUILT_IN, Similarity, similarity
 from panjue.prompts.task import Task
 
@@ -21,6 +22,9 @@ AGREE = "agree"
 
 KEY = "PANJUE_JUDGE_KEY"
 """Environment variable with the key that a judge's endpoint wants."""
+
+ROOM = 1024
+"""Tokens of a judge's reply, its thinking among them."""
 
 QUESTION = "下面两个名称说的是同一件事吗？只回答“是”或“否”。\n一：{gold}\n二：{found}"
 
@@ -111,9 +115,16 @@ def _endpoint(name: str) -> Judge:
             "model": model,
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
-            "max_tokens": 1024,  # a model that thinks first must come to its end
+            "max_tokens": ROOM,  # a model that thinks first must come to its end
         }
-        text = post(place, asked, KEY, lambda reply: reply["choices"][0]["message"]["content"])
-        return verdict(str(text), f"judge {model}")
+        reply, ended = post(place, asked, KEY, _told)
+        if ended == "length":
+            raise UserError(f"judge {model}: comes to no end in {ROOM} tokens; take another judge")
+        return verdict(reply, f"judge {model}")
 
     return judge
+
+
+def _told(answer: Any) -> tuple[str, Any]:
+    choice = answer["choices"][0]
+    return content(choice), choice.get("finish_reason")

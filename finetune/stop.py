@@ -1,5 +1,6 @@
 """SIGTERM or Ctrl-C while training: the step at hand is finished and saved, then all stops."""
 
+import os
 import signal
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def __init__(self) -> None:
         """Listen from the first step on."""
         self.received: int | None = None
+        self._saved = -1
         self._before: dict[int, Any] = {}
 
     def on_train_begin(
@@ -34,6 +36,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.received = number
         self._release()
+        # It may take minutes; `print` may be at work where the signal came.
+        os.write(2, b"stopping: this step is finished and saved; a second signal ends it at once\n")
 
     def _release(self) -> None:
         for number, handler in self._before.items():
@@ -58,6 +62,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if self.received and state.epoch is not None and state.epoch % 1:
             control.should_save = control.should_evaluate = control.should_log = False
 
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Note the step."""
+        self._saved = state.global_step
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
@@ -68,8 +78,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """
         self._release()
         if self.received and state.global_step < state.max_steps:
+            # With `save_strategy: best` a step that is no better is not.
+            saved = "which" if self._saved == state.global_step else "the last checkpoint before"
             raise Stopped(
-                f"stopped at step {state.global_step} of {state.max_steps}, which is saved; "
+                f"stopped at step {state.global_step} of {state.max_steps}, {saved} is saved; "
                 "the same command goes on from there",
                 self.received,
             )

@@ -24,6 +24,10 @@ REFUSED = frozenset({400, 413, 422})
 LASTING = REFUSED | {401, 403, 404}
 """What another try would meet again."""
 
+BROKEN_OFF = frozenset({"abort", "error"})
+"""What a server says of a reply that neither its model nor a limit has ended: vLLM's, for one, of
+all that are under way when its engine is told to end."""
+
 FAILURES = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeError)
 """Of asking (a client that is closed raises RuntimeError) and of reading what came."""
 
@@ -83,6 +87,19 @@ def post(url: str, body: dict[str, Any], variable: str, read: Callable[[Any], T]
         time.sleep(seconds)
 
     return patiently(ask, url, variable, pause)
+
+
+def content(choice: Any) -> str:
+    """Return the text of one choice of a chat completion.
+
+    Raises:
+        LookupError, TypeError: It is none.
+        ValueError: The server broke it off.
+    """
+    text = str(choice["message"]["content"] or "")
+    if choice.get("finish_reason") in BROKEN_OFF:
+        raise ValueError("it broke its reply off")
+    return text
 
 
 def patiently(

@@ -21,7 +21,7 @@ from panjue.prompts.errors import UserError
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.law import read_law
 from panjue.prompts.names import find_defendants
-from panjue.prompts.openai import address, key_header
+from panjue.prompts.openai import BROKEN_OFF, address, key_header
 from panjue.prompts.task import Example, load_task
 from panjue.serve.settings import KEY
 
@@ -262,6 +262,8 @@ class Stranger:
                     if "error" in data:
                         raise UserError(f"{self._asked.url}: {message(data)}")
                     for choice in data.get("choices", ()):
+                        if choice.get("finish_reason") in BROKEN_OFF:
+                            raise UserError(f"{self._asked.url}: broke its reply off; ask again")
                         piece = choice.get("delta", {}).get("content") or ""
                         text += piece
                         grow(piece)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import httpx
 
 from panjue.prompts.config import check_known
 from panjue.prompts.errors import UserError
-from panjue.prompts.openai import REFUSED, key_header, named, patiently
+from panjue.prompts.openai import REFUSED, content, key_header, named, patiently
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.engine import Pending, Request
 
@@ -84,17 +84,14 @@ class Endpoint:
         self, requests: Iterable[Request | None], in_flight: int, check: Callable[[], None]
     ) -> Iterator[tuple[Request, Any]]:
         """Yield every request with its outcome, as `engine.complete` does."""
-        pool = ThreadPoolExecutor(in_flight)
         try:
-            yield from self._outcomes(pool, requests, in_flight, check)
-        finally:  # nobody waits for replies that nobody wants
+            yield from self._outcomes(requests, in_flight, check)
+        finally:
             self._ending.set()
             self._client.close()
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def _outcomes(
         self,
-        pool: ThreadPoolExecutor,
         requests: Iterable[Request | None],
         in_flight: int,
         check: Callable[[], None],
@@ -106,7 +103,7 @@ class Endpoint:
         while running or not pending.exhausted:
             check()
             for request in pending.draw(in_flight - len(running)):
-                running[pool.submit(self._ask, request)] = request
+                running[self._asked(request)] = request
             if held and (not running or len(held) >= AT_FIRST):
                 raise self._refuses_all(held[0][1])
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
@@ -134,6 +131,19 @@ class Endpoint:
             f"{self._place}: refuses what it is asked ({outcome.refused}); "
             "if it takes no schema, say constrained=false"
         )
+
+    def _asked(self, request: Request) -> Future[Told]:
+        """Ask in a thread of its own that no exit waits for: nobody wants its reply any more."""
+        future: Future[Told] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._ask(request))
+            except Exception as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
 
     def _ask(self, request: Request) -> Told:
         body = self._body(request)
@@ -177,7 +187,7 @@ def _told(response: httpx.Response) -> Told:
 
     Raises:
         httpx.HTTPStatusError: It is an error, and no refusal of this one request.
-        ValueError: It has not the form of chat completions.
+        ValueError: It has not the form of chat completions, or was broken off.
     """
     if response.status_code in REFUSED:
         return Told(refused=f"{response.status_code}: {response.text[:200]}")
@@ -189,14 +199,8 @@ def _told(response: httpx.Response) -> Told:
     counts = usage if isinstance(usage, dict) else {}
     each = range(int(counts.get("completion_tokens") or 0) // len(choices))
     details = counts.get("prompt_tokens_details")
-    replies = [
-        Choice(str(one["message"]["content"] or ""), str(one.get("finish_reason")), each)
-        for one in choices
-    ]
-    if any(reply.finish_reason == "abort" for reply in replies):
-        raise ValueError("its engine is ending")  # vLLM's server says 200 all the same
     return Told(
-        replies,
+        [Choice(content(one), str(one.get("finish_reason")), each) for one in choices],
         int((details or {}).get("cached_tokens") or 0),
         int(counts.get("prompt_tokens") or 0),
     )

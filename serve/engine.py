@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from multiprocessing import connection
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
@@ -26,6 +27,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.utils import CoreEngineProcManager
 
 __all__ = [
     "LLM",
@@ -43,12 +45,14 @@ __all__ = [
     "requests",
 ]
 
+P = ParamSpec("P")
+
 Sampling = Mapping[str, Any]
 """Settings of vLLM's SamplingParams."""
 
 ENDED = (
-    "engine: its process ended before its work (what it said is above); where memory was short, "
-    "lower engine.gpu_memory_utilization. What is answered is kept, the same command goes on"
+    "engine: its process was ended; where memory was short, lower engine.gpu_memory_utilization "
+    "or, on a CPU, VLLM_CPU_KVCACHE_SPACE. What is answered is kept, the same command goes on"
 )
 
 
@@ -114,10 +118,11 @@ def engine(
             llm = LLM(model=str(model), **{**settings, **ours})
         except (ValueError, TypeError, VLLMValidationError) as error:
             raise UserError(f"engine: {str(error).splitlines()[0]}") from None
+        except EngineDeadError:
+            raise UserError(ENDED) from None
         except RuntimeError as error:  # of its process, which has printed why
             why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
             raise UserError(f"engine: {str(error).splitlines()[0]} {why}") from None
-        tell_of_its_death(llm)
         try:
             yield llm
         except EngineDeadError:
@@ -126,20 +131,40 @@ def engine(
             llm.llm_engine.engine_core.shutdown()
 
 
-def tell_of_its_death(llm: LLM) -> None:
-    """Have an engine that is killed end the wait for its next output with EngineDeadError.
+def tell_of_its_death(client: SyncMPClient) -> None:
+    """Have the end of an engine's process end every wait for it with EngineDeadError.
 
-    vLLM notices too and closes all, but whoever waits for an output then waits for ever.
+    vLLM notices too and closes all, but whoever waits for an output, or while the engine starts
+    for the outcome of a call, then waits for ever.
     """
-    client = llm.llm_engine.engine_core
-    if not isinstance(client, SyncMPClient):
-        return  # the engine is in this process
+    manager = client.resources.engine_manager
+    if not isinstance(manager, CoreEngineProcManager):
+        return  # no processes of this machine
 
     def watch() -> None:
-        connection.wait(client.resources.engine_manager.sentinels())
+        connection.wait(manager.sentinels())
+        client.resources.engine_dead = True  # calls to come fail by this
+        for call in list(client.utility_results.values()):
+            if not call.done():
+                call.set_exception(EngineDeadError())
         client.outputs_queue.put_nowait(EngineDeadError())
 
     Thread(target=watch, name="death of the engine", daemon=True).start()
+
+
+def _watched(
+    make: Callable[Concatenate[SyncMPClient, P], None],
+) -> Callable[Concatenate[SyncMPClient, P], None]:
+    @wraps(make)
+    def made(client: SyncMPClient, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        make(client, *args, **kwargs)
+        tell_of_its_death(client)
+
+    return made
+
+
+# Its first calls wait within LLM(), where nobody else has a hold of it.
+SyncMPClient.__init__ = _watched(SyncMPClient.__init__)
 
 
 class Pending:

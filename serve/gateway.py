@@ -48,6 +48,9 @@ ROLES = ("system", "user", "assistant")
 CHAT = "/v1/chat/completions"
 """The path here and in vLLM."""
 
+ABORTED = b'"finish_reason":"abort"'
+"""How vLLM says, with status 200, that its engine was told to end; a text's quotes are escaped."""
+
 CHAT_FIELDS = (
     "model",
     "messages",
@@ -241,6 +244,8 @@ class Gateway:
                 await check(answer)
                 return self._held(relayed(answer), held)
             body = await until_gone(request, backend.whole(CHAT, payload))
+        if ABORTED in body:
+            raise Unavailable("the engine is ending")
         return Response(body, media_type="application/json")
 
     def _held(self, events: AsyncIterator[bytes], held: AsyncExitStack) -> Response:
@@ -421,12 +426,16 @@ async def _hung_up(request: Request) -> None:
 
 
 async def relayed(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield a body as it comes."""
+    """Yield a body as it comes, up to where its engine breaks it off."""
+    failed = b"\n\n" + sse("error", error_body(503, "the engine failed half way"))
     try:
         async for piece in answer.content.iter_any():
+            if ABORTED in piece:
+                yield failed
+                return
             yield piece
     except (aiohttp.ClientError, TimeoutError):
-        yield b"\n\n" + sse("error", error_body(503, "the engine failed half way"))
+        yield failed
 
 
 class Held(StreamingResponse):

@@ -184,8 +184,9 @@ def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -
     if refused:
         return {"refused": refused}
     replies = [reply for _, output in turns for reply in output.outputs]
-    if any(reply.finish_reason == "error" for reply in replies):
+    if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed at it"}
+    replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
     greedy = request.params.temperature == 0
     return {
         "texts": [reply.text for reply in replies],

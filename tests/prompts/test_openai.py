@@ -85,6 +85,21 @@ def test_who_fails_for_no_fault_of_the_request_is_asked_again(
     assert len(server.paths) == len(fates) + 1
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_what_a_server_broke_off_is_asked_again(reason: str, server: Server) -> None:
+    half = {"message": {"content": "这两个名称是"}, "finish_reason": reason}
+    server.fates = [{"choices": [half]}, {"choices": [{"message": {"content": "否"}}]}]
+    assert judges(f"{server.url}#m") == 0.0
+    assert len(server.paths) == 2
+
+
+def test_a_judge_that_comes_to_no_end_is_named(server: Server) -> None:
+    half = {"message": {"content": "这两个名称是"}, "finish_reason": "length"}
+    server.fates = [{"choices": [half]}]
+    with pytest.raises(UserError, match="judge m: comes to no end in 1024 tokens"):
+        judges(f"{server.url}#m")
+
+
 @pytest.mark.parametrize("when", ["nan", "-1", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_who_is_busy_is_waited_for_whatever_it_says_of_when(when: str, server: Server) -> None:
     server.fates, server.retry_after = [503], when

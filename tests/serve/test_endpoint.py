@@ -206,12 +206,13 @@ def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
     assert len(ask(server)) == 8
 
 
-def test_what_vllm_broke_off_as_it_ended_is_asked_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_what_it_broke_off_is_asked_again(
+    reason: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0,))
     times = iter(range(100))
-    ended = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}
+    ended = {"choices": [{"message": {"content": ""}, "finish_reason": reason}]}
     server.behave = lambda _: (200, {}, ended) if next(times) == 2 else None
     made = ask(server)
     assert len(made) == 8
@@ -302,6 +303,25 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
     )
     assert other.returncode == 2
     assert "was made otherwise (solve.bucket:" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_path: Path) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def behave(_: dict[str, Any]) -> None:
+        asked.set()
+        release.wait(4 * LONGEST_S)
+
+    server.behave = behave
+    words = command(server, tmp_path)
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+        assert asked.wait(LONGEST_S)
+        running.send_signal(signal.SIGTERM)
+        _, told = running.communicate(timeout=LONGEST_S)
+    release.set()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert told.decode().endswith("the same command goes on from there\n")
 
 
 @pytest.mark.slow

@@ -14,10 +14,17 @@ from panjue.finetune.data import rows as training_rows
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal
-from panjue.serve.engine import LLM, Request, complete, requests
+from panjue.serve.engine import (
+    LLM,
+    CompletionOutput,
+    Request,
+    RequestOutput,
+    complete,
+    requests,
+)
 from panjue.serve.forks import WAYS
 from panjue.serve.merge import merge
-from panjue.serve.rows import Calls, rows
+from panjue.serve.rows import Calls, row, rows
 
 TASK = load_task("judgment")
 
@@ -120,10 +127,10 @@ def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
     greedy = {row["id"]: row["texts"][0] for row in finished}
     assert {row["id"] for row in sampled} == {example.id for example in examples[:4]}
     assert any(row["forks"][0] for row in sampled)
-    for row in sampled:
-        assert len(row["texts"]) == len(row["forks"]) == 5
-        assert row["texts"][0] == greedy[row["id"]]
-        for text, of_text in zip(row["texts"], row["forks"], strict=True):
+    for one in sampled:
+        assert len(one["texts"]) == len(one["forks"]) == 5
+        assert one["texts"][0] == greedy[one["id"]]
+        for text, of_text in zip(one["texts"], one["forks"], strict=True):
             for place, ways in of_text:
                 assert (text + asker.tokenizer.eos_token)[place:].startswith(ways[0][0])
                 assert len(ways) > 1
@@ -158,6 +165,33 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
     for text, chance in ways:
         wanted = its_chance * chances[text] / chances[taken]
         assert chance == pytest.approx(wanted, abs=2e-3)
+
+
+def reply(reason: str, text: str) -> CompletionOutput:
+    return CompletionOutput(0, text, [1], None, [], finish_reason=reason)
+
+
+def output(*replies: CompletionOutput) -> RequestOutput:
+    return RequestOutput("1", None, [1], None, list(replies), finished=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "kept"),
+    [
+        (("stop", "{}"), ["{}", "一", "三"]),
+        (("error", "{"), ["{", "一", "三"]),
+        (("error", ""), None),
+    ],
+)
+def test_a_sample_that_the_engine_fails_at_costs_no_other(
+    first: tuple[str, str], kept: list[str] | None, asker: Asker, examples: list[Example]
+) -> None:
+    turns = requests("1", asker.question(examples[0]), [{}, {"n": 3, "temperature": 1.0}])
+    samples = [reply("stop", "一"), reply("error", ""), reply("length", "三")]
+    made = row(list(zip(turns, [output(reply(*first)), output(*samples)], strict=True)), None)
+    assert made.get("texts") == kept
+    assert ("refused" in made) == (kept is None)
+    assert kept is None or len(made["finish"]) == len(made["forks"]) == len(kept)
 
 
 def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(

@@ -6,7 +6,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -465,6 +466,39 @@ def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
 def test_what_vllm_broke_off_as_it_ended_is_no_answer() -> None:
     with pytest.raises(Unavailable):
         Reply().add({"text": "{", "finish_reason": "abort"})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_chat_completion_that_vllm_broke_off_is_an_error(server: Running, stream: bool) -> None:
+    good, bad = (
+        f'data: {{"choices":[{{"delta":{{"content":"{text}"}},"finish_reason":{why}}}]}}\n\n'
+        for text, why in (("甲", "null"), ('\\"finish_reason\\":\\"abort\\"', "null"))
+    )
+    ended = 'data: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\n'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for event in (good, bad, ended, "data: [DONE]\n\n"):
+            yield event.encode()
+
+    @asynccontextmanager
+    async def send(*_: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(status=200, content=SimpleNamespace(iter_any=pieces))
+
+    async def whole(*_: Any) -> bytes:
+        return ended.encode()
+
+    backend = SimpleNamespace(send=send, whole=whole)
+    service = server.service._replace(engine=SimpleNamespace(ready=True, backend=backend))
+    body = {"messages": MESSAGES, "stream": stream}
+    headers = {"Authorization": f"Bearer {KEY}"}
+    path = "/v1/chat/completions"
+    told = asyncio.run(inside(service, "POST", path, json=body, headers=headers))
+    if stream:
+        assert told.text.startswith(good + bad), "what a text says ends nothing"
+        assert "[DONE]" not in told.text
+        assert told.text.count("event: error") == 1
+    else:
+        assert told.status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/v1/judgments", "/v1/chat/completions"])
