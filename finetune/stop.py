@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from types import FrameType
 from typing import Any
 
@@ -12,6 +13,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from panjue.prompts.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+TWICE_S = 2.0
+"""Within this time a signal is the first once more: `make` and launchers pass on what all got."""
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
@@ -24,7 +28,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def __init__(self) -> None:
         """Listen from the first step on."""
         self.received: int | None = None
-        self._saved = -1
+        self._saved, self._since = -1, 0.0
         self._before: dict[int, Any] = {}
 
     def on_train_begin(
@@ -34,8 +38,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        self.received = number
-        self._release()
+        if self.received is not None:
+            if time.monotonic() - self._since > TWICE_S:
+                self._release()
+                signal.raise_signal(number)
+            return
+        self.received, self._since = number, time.monotonic()
         # It may take minutes; `print` may be at work where the signal came.
         os.write(2, b"stopping: this step is finished and saved; a second signal ends it at once\n")
 

@@ -428,12 +428,16 @@ async def _hung_up(request: Request) -> None:
 async def relayed(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield a body as it comes, up to where its engine breaks it off."""
     failed = b"\n\n" + sse("error", error_body(503, "the engine failed half way"))
+    rest = b""
     try:
         async for piece in answer.content.iter_any():
-            if ABORTED in piece:
-                yield failed
+            events, end, rest = (rest + piece).rpartition(b"\n\n")
+            good, aborted, _ = events.partition(ABORTED)
+            if aborted:
+                yield b"".join(good.rpartition(b"\n\n")[:2]) + failed
                 return
-            yield piece
+            yield events + end
+        yield rest
     except (aiohttp.ClientError, TimeoutError):
         yield failed
 

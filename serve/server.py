@@ -140,8 +140,13 @@ def make_service(config: ServeConfig, key: str | None, place: Path) -> Service:
     )
 
 
+TWICE_S = 2.0
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers: they kill the process when it has drained."""
+
+    _asked = 0.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -149,9 +154,13 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Take no more connections and finish what runs; asked again, leave it."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Take no more connections and finish what runs; asked again, leave it.
+
+        A signal that follows at once is the first once more: `make` passes on what all got.
+        """
+        self.force_exit = self.should_exit and time.monotonic() - self._asked > TWICE_S
+        if not self.should_exit:
+            self.should_exit, self._asked = True, time.monotonic()
 
 
 async def run(

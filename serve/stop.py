@@ -1,11 +1,15 @@
 """SIGTERM or Ctrl-C while generating: what is answered stays, and a word says how to go on."""
 
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Self
 
 from panjue.prompts.errors import Stopped
+
+LATE_S = 1.0
+"""How much later than its engine this process may get a signal that is sent to both."""
 
 
 class StopSignals:
@@ -32,9 +36,14 @@ class StopSignals:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Give the signals back; an engine that a Ctrl-C reached too has failed for that reason."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if kind is not None and issubclass(kind, Exception):
+        failed = kind is not None and issubclass(kind, Exception)
+        try:
+            if failed and not self._received:
+                time.sleep(LATE_S)
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        if failed:
             self.check()
 
     def _receive(self, number: int, _: FrameType | None) -> None:

@@ -40,9 +40,8 @@ import os, sys, time
 from pathlib import Path
 from panjue.prompts.lock import alone_in
 with alone_in(Path(sys.argv[1])):
-    if os.fork() == 0:
-        time.sleep(60)
-    print("there", flush=True)
+    if os.fork() == 0:  # it says so itself: only then has it let go of its copy
+        print("there", flush=True)
     time.sleep(60)
 """
 

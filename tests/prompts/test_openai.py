@@ -3,12 +3,15 @@
 import json
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from panjue.eval.matching import make_matching
 from panjue.prompts.errors import UserError
+from panjue.prompts.openai import LONGEST_BUSY_S
 from panjue.prompts.similarity import similarity
 
 Fate = int | dict[str, Any] | None
@@ -140,7 +143,8 @@ def test_who_fails_again_and_again_is_named(
 def test_who_is_busy_for_ever_is_named(
     ask: Ask, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.prompts.openai.LONGEST_BUSY_S", 0.1)
+    clock = SimpleNamespace(monotonic=count(0, LONGEST_BUSY_S / 8).__next__, sleep=lambda _: None)
+    monkeypatch.setattr("panjue.prompts.openai.time", clock)
     server.fates = [503] * 1000
     with pytest.raises(UserError, match="503 Service Unavailable"):
         ask(f"{server.url}#m")

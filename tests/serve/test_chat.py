@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 import threading
 import time
 from dataclasses import replace
@@ -77,7 +78,7 @@ def test_a_long_paste_arrives_whole() -> None:
     parent, child = pty.openpty()
     long = "被告人张某甲盗窃。" * 1000  # one line of 27,000 bytes; a terminal's line keeps 4,095
     typed = long.encode() + "错".encode() + b"\x7f" + b"\x04"
-    writer = threading.Thread(target=lambda: _write(parent, typed))
+    writer = threading.Thread(target=lambda: _write(parent, child, typed))
     reader = threading.Thread(target=lambda: _drain(parent), daemon=True)
     reader.start()
     writer.start()
@@ -88,8 +89,9 @@ def test_a_long_paste_arrives_whole() -> None:
     os.close(parent)
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    time.sleep(0.3)  # the terminal must have left its line mode
+def _write(descriptor: int, terminal: int, data: bytes) -> None:
+    while termios.tcgetattr(terminal)[3] & termios.ICANON:  # it must leave its line mode first
+        time.sleep(0.01)
     while data:
         data = data[os.write(descriptor, data[:1000]) :]
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from panjue.serve.rows import Calls, rows
 TASK = load_task("dialogue")
 SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
 PANJUE = str(Path(sys.executable).with_name("panjue"))
-LONGEST_S = 120
+LONGEST_S = 400
 
 
 Behave = Callable[[dict[str, Any]], tuple[int, dict[str, str], Any] | None]
@@ -273,10 +274,13 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
     asked = len(server.asked)
     assert asked == 16
 
-    def slowly(_: dict[str, Any]) -> None:
-        time.sleep(0.2)
+    killed, times = threading.Event(), count()
 
-    server.behave = slowly
+    def behave(_: dict[str, Any]) -> None:
+        if next(times) >= 4:
+            killed.wait(LONGEST_S)
+
+    server.behave = behave
     words = command(server, tmp_path / "killed", "in_flight=1")
     completions = tmp_path / "killed/run/completions.jsonl"
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
@@ -285,6 +289,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
             assert time.monotonic() - began < LONGEST_S
             time.sleep(0.01)
         running.send_signal(signal.SIGKILL)
+    killed.set()
     kept = completions.read_bytes()
     assert 3 <= kept.count(b"\n") < 16
     server.behave = lambda _: None

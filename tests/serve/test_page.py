@@ -67,8 +67,9 @@ def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, serve
     page.fill("#fact", FACT.replace("张某甲", "赵某丁"))
     assert page.locator("#names input").count() == 0, "they were found in another text"
     ask(page, FACT, server.key)
-    page.wait_for_selector("article >> nth=1")
+    page.wait_for_selector("#go:enabled")  # till then the cards of the case before may stand
     page.hover("article >> nth=1")
+    page.wait_for_selector("#marked mark.picked >> nth=1")
     assert page.locator("#marked mark.picked").count() == 2, "the sentences that name 李某乙"
     assert "judgments" in page.locator("#raw").text_content()
     page.fill("#names input >> nth=1", "王某丙")
@@ -99,7 +100,9 @@ def test_both_languages_and_the_keyboard(page: Any, server: Any) -> None:
     page.wait_for_selector("article")
     page.keyboard.press("Tab")
     assert "Charges" in page.locator("article").first.inner_text()
+    page.wait_for_selector("#go:enabled")
     page.focus("article >> nth=0")
+    page.wait_for_selector("#marked mark.picked >> nth=1")
     assert page.locator("#marked mark.picked").count() == 2
 
 
