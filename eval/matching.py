@@ -110,16 +110,18 @@ def _endpoint(name: str) -> Judge:
 
     @cache
     def judge(gold: str, found: str) -> bool:
-        content = QUESTION.format(gold=gold, found=found)
+        question = QUESTION.format(gold=gold, found=found)
         asked = {
             "model": model,
-            "messages": [{"role": "user", "content": content}],
+            "messages": [{"role": "user", "content": question}],
             "temperature": 0,
             "max_tokens": ROOM,  # a model that thinks first must come to its end
         }
         reply, ended = post(place, asked, KEY, _told)
         if ended == "length":
-            raise UserError(f"judge {model}: comes to no end in {ROOM} tokens; take another judge")
+            raise UserError(
+                f"judge {model}: is cut off before it comes to an end; take another judge"
+            )
         return verdict(reply, f"judge {model}")
 
     return judge

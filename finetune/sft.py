@@ -215,7 +215,7 @@ def make_trainer(
         size=config.score_examples,
         max_tokens=config.max_tokens,
     )
-    callbacks = [Journal(config.run, console), StopOnSignal()]  # the journal ends first
+    callbacks = [Journal(config.run, console), StopOnSignal(console)]  # the journal ends first
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     model = make_model(config, folder, bf16=bool(args.bf16))

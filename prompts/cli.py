@@ -4,7 +4,7 @@ import errno
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -402,7 +402,8 @@ def main() -> None:
         print(f"panjue: {error.name} is not installed; {told}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
-        print(f"panjue: {stopped}", file=sys.stderr)
+        with suppress(OSError):  # a Ctrl-C ends `| tee` too
+            print(f"panjue: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)
 
 

@@ -4,6 +4,9 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+TWICE_S = 2.0
+"""Within this time a signal is the first once more: `make` and launchers pass on what all got."""
+
 
 class UserError(Exception):
     """The run cannot go on, and the person at the keyboard can fix it.

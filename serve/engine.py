@@ -28,6 +28,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.core_client import SyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.utils import CoreEngineProcManager
+from zmq import ZMQError
 
 __all__ = [
     "LLM",
@@ -51,8 +52,9 @@ Sampling = Mapping[str, Any]
 """Settings of vLLM's SamplingParams."""
 
 ENDED = (
-    "engine: its process was ended; where memory was short, lower engine.gpu_memory_utilization "
-    "or, on a CPU, VLLM_CPU_KVCACHE_SPACE. What is answered is kept, the same command goes on"
+    "engine: its process has ended, what it printed above may say why; where memory was short, "
+    "lower engine.gpu_memory_utilization or, on a CPU, VLLM_CPU_KVCACHE_SPACE. "
+    "What is answered is kept, the same command goes on"
 )
 
 
@@ -116,7 +118,12 @@ def engine(
     with guarded():
         try:
             llm = LLM(model=str(model), **{**settings, **ours})
-        except (ValueError, TypeError, VLLMValidationError) as error:
+        except (
+            ValueError,
+            TypeError,
+            VLLMValidationError,
+            ZMQError,
+        ) as error:  # a long TMPDIR, say
             raise UserError(f"engine: {str(error).splitlines()[0]}") from None
         except EngineDeadError:
             raise UserError(ENDED) from None
@@ -125,7 +132,7 @@ def engine(
             raise UserError(f"engine: {str(error).splitlines()[0]} {why}") from None
         try:
             yield llm
-        except EngineDeadError:
+        except (EngineDeadError, ZMQError):  # vLLM closes the sockets when its process ends
             raise UserError(ENDED) from None
         finally:
             llm.llm_engine.engine_core.shutdown()
@@ -137,17 +144,19 @@ def tell_of_its_death(client: SyncMPClient) -> None:
     vLLM notices too and closes all, but whoever waits for an output, or while the engine starts
     for the outcome of a call, then waits for ever.
     """
-    manager = client.resources.engine_manager
+    # The thread holds no client: vLLM ends an engine whose client nobody has any more.
+    resources, calls, outputs = client.resources, client.utility_results, client.outputs_queue
+    manager = resources.engine_manager
     if not isinstance(manager, CoreEngineProcManager):
         return  # no processes of this machine
 
     def watch() -> None:
         connection.wait(manager.sentinels())
-        client.resources.engine_dead = True  # calls to come fail by this
-        for call in list(client.utility_results.values()):
+        resources.engine_dead = True  # calls to come fail by this
+        for call in list(calls.values()):
             if not call.done():
                 call.set_exception(EngineDeadError())
-        client.outputs_queue.put_nowait(EngineDeadError())
+        outputs.put_nowait(EngineDeadError())
 
     Thread(target=watch, name="death of the engine", daemon=True).start()
 

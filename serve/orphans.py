@@ -44,11 +44,18 @@ def watch(parent: int) -> None:
     """Wait until the process `parent` has ended, then kill all that bear its mark."""
     while os.getppid() == parent:
         time.sleep(POLL_S)
-    mark = f"{MARK}={parent}".encode()
+    while _kill_marked(f"{MARK}={parent}".encode()):
+        time.sleep(POLL_S)  # one of them may just have started another
+
+
+def _kill_marked(mark: bytes) -> int:
+    killed = 0
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or somebody else's
             if int(place.name) != os.getpid() and mark in _environment(place):
                 os.kill(int(place.name), signal.SIGKILL)
+                killed += 1
+    return killed
 
 
 def _environment(place: Path) -> list[bytes]:

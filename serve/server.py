@@ -21,7 +21,7 @@ from rich.console import Console
 
 from panjue.eval.decide import fitted_decider
 from panjue.prompts.config import check_known, check_ours, load_config
-from panjue.prompts.errors import UserError
+from panjue.prompts.errors import TWICE_S, UserError
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.law import read_law
@@ -140,9 +140,6 @@ def make_service(config: ServeConfig, key: str | None, place: Path) -> Service:
     )
 
 
-TWICE_S = 2.0
-
-
 class Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers: they kill the process when it has drained."""
 
@@ -156,7 +153,7 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Take no more connections and finish what runs; asked again, leave it.
 
-        A signal that follows at once is the first once more: `make` passes on what all got.
+        A signal that follows at once is the first once more.
         """
         self.force_exit = self.should_exit and time.monotonic() - self._asked > TWICE_S
         if not self.should_exit:

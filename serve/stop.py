@@ -9,7 +9,8 @@ from typing import Self
 from panjue.prompts.errors import Stopped
 
 LATE_S = 1.0
-"""How much later than its engine this process may get a signal that is sent to both."""
+"""How much later than its engine this process may get a signal that is sent to both: so long is
+waited for one when the block fails."""
 
 
 class StopSignals:

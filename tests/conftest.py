@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-settings.register_profile("untimed", deadline=None)  # tests are never timed
-settings.load_profile("untimed")
+# Tests are never timed. The suite tries the same examples every time, `make torture` new ones.
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("suite", untimed, derandomize=True)
+settings.register_profile("torture", untimed, derandomize=False)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -69,6 +71,11 @@ trainer:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Know `--torture`: every try of tests/torture, and not its quick form."""
     parser.addoption("--torture", action="store_true", help="as many tries as `make torture`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Hypothesis draw its examples as the suite or `make torture` wants them."""
+    settings.load_profile("torture" if config.getoption("--torture") else "suite")
 
 
 @pytest.fixture(scope="session")

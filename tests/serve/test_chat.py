@@ -78,7 +78,7 @@ def test_a_long_paste_arrives_whole() -> None:
     parent, child = pty.openpty()
     long = "被告人张某甲盗窃。" * 1000  # one line of 27,000 bytes; a terminal's line keeps 4,095
     typed = long.encode() + "错".encode() + b"\x7f" + b"\x04"
-    writer = threading.Thread(target=lambda: _write(parent, child, typed))
+    writer = threading.Thread(target=lambda: _write(parent, child, typed), daemon=True)
     reader = threading.Thread(target=lambda: _drain(parent), daemon=True)
     reader.start()
     writer.start()

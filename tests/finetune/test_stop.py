@@ -1,0 +1,93 @@
+"""Signals while several processes train, worked out step by step."""
+
+import os
+import signal
+from collections.abc import Iterator
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from panjue.finetune import stop
+from panjue.finetune.stop import StopOnSignal
+from panjue.prompts.errors import Stopped
+
+STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
+
+
+@pytest.fixture
+def arguments(tmp_path: Any) -> TrainingArguments:
+    return TrainingArguments(output_dir=tmp_path, report_to=[])
+
+
+@pytest.fixture
+def one_of_two(monkeypatch: pytest.MonkeyPatch, arguments: Any) -> Iterator[StopOnSignal]:
+    """Return what the first of two processes listens with."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it
+    state = SimpleNamespace(num_processes=2, is_local_main_process=True)
+    monkeypatch.setattr(stop, "PartialState", lambda: state)
+    listening = StopOnSignal(Console(file=StringIO()))
+    listening.on_train_begin(arguments, STATE, TrainerControl())
+    yield listening
+    listening._release()
+    signal.signal(signal.SIGINT, before)
+
+
+def end_of_step(listening: StopOnSignal, arguments: TrainingArguments) -> bool:
+    control = TrainerControl()
+    listening.on_step_end(arguments, STATE, control)
+    assert control.should_training_stop == control.should_save
+    return bool(control.should_training_stop)
+
+
+def test_a_signal_while_the_processes_agree_is_for_the_next_step(
+    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(mine: list[int]) -> list[int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return [*mine, 0]
+
+    monkeypatch.setattr(stop, "gather_object", gather)
+    assert not end_of_step(one_of_two, arguments)  # as the other process, which knows of none
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
+    assert end_of_step(one_of_two, arguments)
+    with pytest.raises(Stopped, match="stopped at step 3 of 9"):
+        one_of_two.on_train_end(arguments, STATE, TrainerControl())
+
+
+def test_a_signal_of_our_own_after_the_others_is_no_second_one(
+    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, signal.SIGINT])
+    assert end_of_step(one_of_two, arguments)
+    os.kill(os.getpid(), signal.SIGINT)  # raises KeyboardInterrupt where nobody listens any more
+    with pytest.raises(Stopped) as stopped:
+        one_of_two.on_train_end(arguments, STATE, TrainerControl())
+    assert stopped.value.exit_code == 130
+
+
+def test_a_second_signal_ends_it_at_once(
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "TWICE_S", 1e9)
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # passed on by `make`
+    monkeypatch.setattr(stop, "TWICE_S", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_nobody_reads_the_word_any_more(
+    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_descriptor: int, _word: bytes) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
+    os.kill(os.getpid(), signal.SIGINT)
+    assert one_of_two._console.quiet
+    assert end_of_step(one_of_two, arguments)
