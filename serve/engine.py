@@ -118,12 +118,8 @@ def engine(
     with guarded():
         try:
             llm = LLM(model=str(model), **{**settings, **ours})
-        except (
-            ValueError,
-            TypeError,
-            VLLMValidationError,
-            ZMQError,
-        ) as error:  # a long TMPDIR, say
+        except (ValueError, TypeError, VLLMValidationError, ZMQError) as error:
+            # ZMQError: its sockets cannot be made, in a TMPDIR with a long name, say
             raise UserError(f"engine: {str(error).splitlines()[0]}") from None
         except EngineDeadError:
             raise UserError(ENDED) from None

@@ -161,7 +161,7 @@ def test_our_own_server_answers_without_a_schema(
 def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JUDGE_KEY, server.key)
     matching = make_matching(judge=f"{server.url}/v1#panjue")
-    with pytest.raises(UserError, match=r"neither 是 nor 否|is cut off"):  # it knows neither
+    with pytest.raises(UserError, match="neither 是 nor 否"):  # the tiny model knows no such thing
         matching.judge("争吵", "吵架")
     assert "built in" not in matching.name
     with pytest.raises(UserError, match=r"/v2/chat/completions: 4\d\d "):

@@ -521,7 +521,7 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
         if seen:
             break
     assert seen
-    until(lambda: server.engine_metric(running) == 0, seconds=15)
+    until(lambda: server.engine_metric(running) == 0, seconds=5)
     until(lambda: "panjue_requests_running 0.0" in http.get("/metrics").text)
     assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
 

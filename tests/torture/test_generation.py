@@ -110,7 +110,7 @@ def kill(
         else:
             running.send_signal(number)
         running.wait(timeout=LONGEST_S)
-    _gone, alive = psutil.wait_procs(children, timeout=LONGEST_S)
+    _gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, f"the engine outlives its parent: {alive}"
     return running, errors.read_text("utf-8")
 
