@@ -7,16 +7,14 @@ or two defendants. It can do nothing else; it stands where a real Qwen would.
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import BaseConfig, base_settings
 from panjue.finetune.sft import train
-from panjue.prompts.config import check_known, check_ours, load_config
+from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.files import read_json, sha256, whole_folder, write_json
 from panjue.prompts.skip import reading
 from panjue.prompts.task import Task, load_task
@@ -53,23 +51,18 @@ CHAT_TEMPLATE = (
 """As Qwen3's hybrid models have it, the empty think block included."""
 
 
-class BaseConfig(SftConfig):
-    """Settings of the tiny base: those of a full fine-tuning, and the shape it starts from."""
-
-    vocab_size: int = Field(4096, ge=512)
-    """Tokens, the 256 bytes included."""
-    shape: dict[str, Any] = Field(default_factory=dict)
-    """Passed to transformers' Qwen3Config as they are."""
-
-
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
+    """Make the tiny base as the config at `path` says."""
+    make_base(base_settings(path, overrides))
+
+
+def make_base(config: BaseConfig) -> None:
     """Make `model`, the untrained start, then train all its weights into RUN/model."""
-    config = load_config(BaseConfig, path, overrides)
     ours = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
     check_ours("shape", config.shape, ours)
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
     start = {"shape": config.shape, "vocab_size": config.vocab_size, "seed": config.seed}
-    start["train_sha256"] = sha256(config.train) if config.train.is_file() else None
+    start["train_sha256"] = sha256(config.train)
     stamp = Path(config.model) / "start.json"
     if not stamp.exists() or read_json(stamp) != start:
         make_untrained(config, Path(config.model))

@@ -7,16 +7,15 @@ step, over all its batches and all processes, and are constants to the gradient,
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from panjue.prompts.config import Config
+from panjue.finetune.settings import RobustConfig
 
 Sums = Tensor
 """Of a step's examples by group, [3, groups]: how many, their losses, their slopes."""
@@ -26,22 +25,6 @@ STATE = "robust.safetensors"
 
 ADVERSARY_RATE = 1e-3
 """Learning rate of the adversary, a single linear layer under Adam."""
-
-
-class RobustConfig(Config):
-    """Which objective, over which groups."""
-
-    method: Literal["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"] = "erm"
-    """Mean over examples; over groups; worst-case weights; variance of groups; one scale that is
-    best for all groups; no group to be told from the prompt's states."""
-    by: str
-    """Attribute of the groups. Examples whose group nobody knows are a group of their own."""
-    step: float = Field(0.01, gt=0)
-    """Of group_dro: how fast the weights of groups with high losses grow."""
-    weight: float = Field(0.5, ge=0)
-    """Of the penalty of vrex, irm and adversarial."""
-    warmup: int = Field(500, ge=0)
-    """Of irm: optimizer steps before the penalty counts."""
 
 
 class Objective:

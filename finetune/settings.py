@@ -1,108 +1,35 @@
-"""Settings of a training run, and which of its libraries' settings they may carry."""
+"""Settings of a training run, and what can be said of them before the libraries are imported."""
 
-from collections.abc import Mapping
-from dataclasses import fields
-from enum import Enum
-from inspect import signature
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from peft import LoraConfig
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
-from pydantic.errors import PydanticSchemaGenerationError
-from pydantic_core import to_json
-from transformers import BitsAndBytesConfig
-from trl import SFTConfig as TrainerConfig
+from pydantic import Field, field_validator
 
-from panjue.finetune.robust import RobustConfig
-from panjue.prompts.config import DATA, Config, check_known, check_ours
+from panjue.prompts.config import DATA, Config, load_config
 from panjue.prompts.errors import UserError
+from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.skip import OnBadRow
+from panjue.prompts.task import load_task
 
-OURS = {
-    "output_dir": "run",
-    "max_length": "max_tokens",
-    "truncation_mode": "max_tokens",
-    "dataset_text_field": "task",
-    "chat_template_path": "model",
-    "trust_remote_code": "nothing: a model's code is never run",
-    "hub_token": "the environment variable HF_TOKEN: what is set here is written down",
-    "seed": "seed",
-    "data_seed": "seed",
-    "use_cpu": "nothing: a GPU is used where there is one",
-    "disable_tqdm": "nothing: panjue shows its own progress",
-    "packing_strategy": "nothing: packs hold whole examples",
-    "eval_packing": "nothing: held-out examples stand alone",
-    "padding_free": "packing",
-    "completion_only_loss": "nothing: the loss is on the reply",
-    "assistant_only_loss": "nothing: the loss is on the reply",
-    "loss_type": "token_weights",
-    "label_smoothing_factor": "nothing: the loss is the likelihood of the reply",
-    "pad_to_multiple_of": "nothing: rows are padded to the longest",
-    "router_aux_loss_coef": "nothing: experts are not balanced anew",
-    "dataset_kwargs": "nothing: rows are made by panjue",
-    "eos_token": "nothing: rows are made before, and end as the model's replies do",
-    "save_only_model": "nothing: without its optimizer a training cannot be gone on with",
-    "ignore_data_skip": "nothing: a training that goes on takes the examples that are left",
-    "restore_callback_states_from_checkpoint": "nothing: patience goes on where it was",
-    "resume_from_checkpoint": "resume",
-    "auto_find_batch_size": "trainer.per_device_train_batch_size: it would begin again midway",
-    "enable_jit_checkpoint": "nothing: SIGTERM saves a checkpoint, a second one ends at once",
-    "save_on_each_node": "nothing: all processes share one run folder",
-    "eval_on_start": "nothing: on going on it would count against patience once more",
-    "dataloader_in_order": "nothing: a training that goes on must know the order",
-}
-"""trl settings that panjue makes itself -> the setting to use instead."""
-
-OURS_OF_LORA = {
-    "task_type": "nothing: it is a causal model",
-    "inference_mode": "nothing: the adapter is trained",
-}
-"""The same of peft."""
-
-POSITIVE, NOT_NEGATIVE = Field(gt=0), Field(ge=0)
-LIMITS = {
-    "num_train_epochs": POSITIVE,
-    "gradient_accumulation_steps": POSITIVE,
-    "per_device_train_batch_size": POSITIVE,
-    "per_device_eval_batch_size": POSITIVE,
-    "eval_accumulation_steps": POSITIVE,
-    "dataloader_prefetch_factor": POSITIVE,
-    "dataloader_num_workers": NOT_NEGATIVE,
-    "save_total_limit": POSITIVE,
-    "logging_steps": NOT_NEGATIVE,
-    "eval_steps": NOT_NEGATIVE,
-    "save_steps": NOT_NEGATIVE,
-    "learning_rate": NOT_NEGATIVE,
-    "adam_epsilon": NOT_NEGATIVE,
-    "adam_beta1": Field(ge=0, lt=1),
-    "adam_beta2": Field(ge=0, lt=1),
-    "neftune_noise_alpha": NOT_NEGATIVE,
-    "r": POSITIVE,
-    "lora_alpha": POSITIVE,
-    "lora_dropout": Field(ge=0, le=1),
-}
-"""Limits that trl and peft do not check themselves, or only in the midst of things."""
-
-UNTYPED = {"init_lora_weights", "lora_alpha", "fsdp", "debug"}
-"""Settings whose annotation does not tell all that they may be: `pissa_niter_4`, 22.6, true."""
+STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
+"""trl settings that may be `no`: when something is logged, measured, saved."""
 
 
-def hints_of(cls: type) -> dict[str, Any]:
-    """Return the types of a library's settings; none where a new version hides them from us."""
-    try:
-        return {key: hint for key, hint in get_type_hints(cls).items() if key not in UNTYPED}
-    except NameError:  # imported for type checkers alone
-        return {}
+class RobustConfig(Config):
+    """Which objective, over which groups."""
 
-
-STRATEGIES = [
-    name
-    for name, hint in hints_of(TrainerConfig).items()
-    for kind in get_args(hint)
-    if isinstance(kind, type) and issubclass(kind, Enum) and "no" in {one.value for one in kind}
-]
-"""trl settings that may be `no`: when something is saved, measured, logged."""
+    method: Literal["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"] = "erm"
+    """Mean over examples; over groups; worst-case weights; variance of groups; one scale that is
+    best for all groups; no group to be told from the prompt's states."""
+    by: str
+    """Attribute of the groups. Examples whose group nobody knows are a group of their own."""
+    step: float = Field(0.01, gt=0)
+    """Of group_dro: how fast the weights of groups with high losses grow."""
+    weight: float = Field(0.5, ge=0)
+    """Of the penalty of vrex, irm and adversarial."""
+    warmup: int = Field(500, ge=0)
+    """Of irm: optimizer steps before the penalty counts."""
 
 
 class SftConfig(Config):
@@ -167,59 +94,41 @@ class SftConfig(Config):
         }
 
 
-def check_all_settings(config: SftConfig) -> None:
-    """Refuse missing files and wrong library settings before anything slow begins."""
+class BaseConfig(SftConfig):
+    """Settings of the tiny base: those of a full fine-tuning, and the shape it starts from."""
+
+    vocab_size: int = Field(4096, ge=512)
+    """Tokens, the 256 bytes included."""
+    shape: dict[str, Any] = Field(default_factory=dict)
+    """Passed to transformers' Qwen3Config as they are."""
+
+
+def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
+    """Read the config at `path`, and refuse what is wrong with it before torch is imported.
+
+    What trl and peft must be asked about is checked later, by `libraries.check_library_settings`.
+
+    Raises:
+        UserError: A key or value is wrong, or the task, a file or the base model is not there.
+    """
+    config = load_config(SftConfig, path, overrides)
+    check_data(config)
+    if not is_hub_name(config.model):
+        model_folder(config.model)
+    return config
+
+
+def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
+    """Do the same for the tiny base, whose model is made and need not be there."""
+    config = load_config(BaseConfig, path, overrides)
+    check_data(config)
+    return config
+
+
+def check_data(config: SftConfig) -> None:
+    """Refuse a task or a data file that is not there."""
+    load_task(config.task)
     for name in DATA:
         file = getattr(config, name)
         if file is not None and not file.exists():
             raise UserError(f"{name}: no file {file}")
-    check_library_settings(config)
-
-
-def check_library_settings(config: SftConfig) -> None:
-    """Refuse settings that trl, peft or bitsandbytes do not have or take, and those of panjue.
-
-    Raises:
-        UserError: Names the section, the setting, and what to write instead.
-    """
-    check_ours("trainer", config.trainer, OURS)
-    check_known("trainer", config.trainer, (f.name for f in fields(TrainerConfig) if f.init))
-    check_ours("lora", config.lora, OURS_OF_LORA)
-    check_known("lora", config.lora, (f.name for f in fields(LoraConfig) if f.init))
-    check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
-    check_values("trainer", config.trainer, TrainerConfig)
-    check_values("lora", config.lora, LoraConfig)
-    sampling = config.trainer.get("accelerator_config") or {}
-    check_ours("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
-    if config.robust and config.trainer.get("packing"):
-        raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
-    if (config.method == "qlora") != bool(config.quantization):
-        raise UserError("quantization: goes with method=qlora, and method=qlora with it")
-    for section, cls in (("lora", LoraConfig), ("quantization", BitsAndBytesConfig)):
-        try:
-            cls(**getattr(config, section))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{section}: {str(error).splitlines()[0]}") from None
-
-
-def check_values(section: str, given: Mapping[str, Any], cls: type) -> None:
-    """Refuse values that the fields of a library's dataclass are not annotated for.
-
-    The libraries do not look themselves: a word for a number would fail in the midst of training.
-
-    Raises:
-        UserError: Names the setting and its value.
-    """
-    hints, metadata = hints_of(cls), {field.name: field.metadata for field in fields(cls)}
-    for key, value in given.items():
-        try:  # as JSON: strict about numbers, but a list may stand for a tuple
-            hint = hints.get(key)
-            kind: Any = Annotated[hint, LIMITS.get(key, Field())] if hint else Any
-            TypeAdapter(kind).validate_json(to_json(value), strict=True)
-        except ValidationError as error:
-            raise UserError(f"{section}.{key}: {error.errors()[0]['msg']}, got {value!r}") from None
-        except PydanticSchemaGenerationError:
-            continue  # of a type that no setting in YAML has
-        choices = metadata[key].get("choices")
-        if choices and value is not None and value not in choices:
-            raise UserError(f"{section}.{key}: {value!r} is none of {', '.join(choices)}")

@@ -21,16 +21,16 @@ from panjue.finetune.checkpoints import is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
 from panjue.finetune.journal import Journal
+from panjue.finetune.libraries import check_library_settings
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
 from panjue.finetune.plan import print_example, print_plan
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore
-from panjue.finetune.settings import SftConfig, check_all_settings
+from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.card import write_card
-from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import (
     difference,
@@ -66,7 +66,7 @@ ROWS_DEPEND_ON = (
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Train as the config at `path` says; a run that is finished already is left alone."""
-    train(load_config(SftConfig, path, overrides))
+    train(sft_settings(path, overrides))
 
 
 def train(config: SftConfig) -> None:
@@ -81,7 +81,7 @@ def train(config: SftConfig) -> None:
         ask_for_huge_pages()
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
-    check_all_settings(config)
+    check_library_settings(config)
     task, skipped = reading(beside(load_task(config.task), config.groups), config.on_bad_row)
     task = configured(task, config.solve)
     if task.solve:

@@ -1,4 +1,7 @@
-"""The `panjue` command. Each command loads its room when it is called, so that scoring is light."""
+"""The `panjue` command. Each command imports its stage when it is called, so that scoring is light.
+
+Settings are read and checked before the stage itself: importing torch or vLLM takes seconds.
+"""
 
 import errno
 import logging
@@ -92,13 +95,15 @@ def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) 
 @app.command()
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from nothing, on invented cases."""
-    _load("finetune.base", "main")(config, overrides or [])
+    settings = _load("finetune.settings", "base_settings")(config, overrides or [])
+    _load("finetune.base", "make_base")(settings)
 
 
 @app.command()
 def sft(config: Path, overrides: Overrides = None) -> None:
     """Fine-tune: cases in, adapter out."""
-    _load("finetune.sft", "main")(config, overrides or [])
+    settings = _load("finetune.settings", "sft_settings")(config, overrides or [])
+    _load("finetune.sft", "train")(settings)
 
 
 @app.command()
@@ -113,7 +118,8 @@ def merge(
 @app.command()
 def generate(config: Path, overrides: Overrides = None) -> None:
     """Answer every case of the test file, then decode: completions.jsonl and the submission."""
-    _decode(_load("serve.generate", "main")(config, overrides or []))
+    settings = _load("serve.settings", "generate_settings")(config, overrides or [])
+    _decode(_load("serve.generate", "generate")(settings))
 
 
 @app.command()
@@ -135,7 +141,8 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
 @app.command()
 def serve(config: Path, overrides: Overrides = None) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a page to look at."""
-    _load("serve.server", "main")(config, overrides or [])
+    settings = _load("serve.settings", "serve_settings")(config, overrides or [])
+    _load("serve.server", "serve")(settings)
 
 
 @app.command()

@@ -39,12 +39,18 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def is_hub_name(name: str) -> bool:
+    """Say whether a base model that is no folder here can be one of the hub's."""
+    in_hub_form = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    return in_hub_form and not Path(name).is_dir()
+
+
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     place = f"base model {name!r}"
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not is_hub_name(name):
         raise UserError(
             f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B"
         )

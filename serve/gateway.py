@@ -27,7 +27,7 @@ from panjue.serve.ask import Question, Refusal
 from panjue.serve.backend import Rejected, Unavailable, check
 from panjue.serve.judge import Judge, sse
 from panjue.serve.meters import Measured, Meters
-from panjue.serve.settings import NAME
+from panjue.serve.settings import LOOPBACK, NAME
 from panjue.serve.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ LARGEST_DISCARD = 2**26
 
 BODY_TIMEOUT_S = 30.0
 MOST_SAMPLES = 32
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROLES = ("system", "user", "assistant")
 
 CHAT = "/v1/chat/completions"

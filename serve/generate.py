@@ -7,10 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from rich.console import Console
 
-from panjue.prompts.config import check_known, check_ours, load_config
+from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import (
     Rows,
@@ -27,7 +26,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.lock import alone_in
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
-from panjue.prompts.skip import OnBadRow, reading
+from panjue.prompts.skip import reading
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import (
     Decoded,
@@ -45,44 +44,21 @@ from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import LLM, EngineArgs, Sampling, check_sampling, engine
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, rows
-from panjue.serve.settings import OURS, EngineConfig
+from panjue.serve.settings import OURS, GenerateConfig, generate_settings, trained_folder
 from panjue.serve.stop import StopSignals
-from panjue.serve.trained import served_model, trained_folder
+from panjue.serve.trained import served_model
 
 DECODED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
 """What is made of completions, beside the submission."""
 
 
-class GenerateConfig(EngineConfig):
-    """Settings of one generation; completions and submission are written to `run`."""
-
-    test: Path
-    """Cases to answer."""
-    constrained: bool = True
-    """Decode under each case's schema. Without it replies are free text, repaired if need be."""
-    sampling: dict[str, Any] = Field(default_factory=dict)
-    """Passed to vLLM's SamplingParams as they are; greedy by default."""
-    samples: int = Field(0, ge=0)
-    """Further replies per case, drawn at temperature 1; with them, answers are decided."""
-    on_bad_row: OnBadRow = "stop"
-    """What a row of `test` does that is no case: stop the run, or be listed and left out."""
-    solve: dict[str, Any] = Field(default_factory=dict)
-    """How an example of several calls is solved; what is not set is as it was in training."""
-    endpoint: str | None = None
-    """URL#MODEL of an OpenAI-compatible server that answers instead of an engine of our own."""
-    held_out: bool = False
-    """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
-
-
 def main(path: Path, overrides: Sequence[str] = ()) -> Path:
     """Generate as the config at `path` says, from where it stopped, and return the run folder."""
-    config = load_config(GenerateConfig, path, overrides)
-    generate(config)
-    return config.run
+    return generate(generate_settings(path, overrides))
 
 
-def generate(config: GenerateConfig) -> None:
-    """Write one row per example of `config.test` to `completions.jsonl`.
+def generate(config: GenerateConfig) -> Path:
+    """Write one row per example of `config.test` to `completions.jsonl`; return the run folder.
 
     A row has the raw replies (`texts`, the first by `sampling`, then the `samples`), why each ended
     (`finish`), its `forks`, token counts and how many sentences `fit` left out; greedy rows list
@@ -94,7 +70,7 @@ def generate(config: GenerateConfig) -> None:
     """
     console = Console(soft_wrap=True)
     task, skipped = reading(load_task(config.task), config.on_bad_row)
-    check_all_settings(config, task)
+    check_library_settings(config, task)
     if config.held_out:
         task = replace(task, only=is_held_out)
     examples = sum(1 for _ in task.read(config.test))
@@ -112,16 +88,15 @@ def generate(config: GenerateConfig) -> None:
         if skipped.rows:
             console.print(str(skipped), highlight=False, markup=False)
         answer(config, task, source, examples, console)
+    return config.run
 
 
-def check_all_settings(config: GenerateConfig, task: Task) -> None:
+def check_library_settings(config: GenerateConfig, task: Task) -> None:
     """Refuse what would fail only when the engine is up.
 
     Raises:
-        UserError: There is no test file, or a setting is unknown or does nothing for the task.
+        UserError: A setting is unknown, or does nothing for the task.
     """
-    if not config.test.exists():
-        raise UserError(f"test: no file {config.test}")
     check_ours("engine", config.engine, OURS)
     check_known("engine", config.engine, (f.name for f in fields(EngineArgs)))
     check_sampling(config.sampling)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import os
 import signal
 import socket
 import tempfile
@@ -16,11 +15,10 @@ from pathlib import Path
 import torch
 import uvicorn
 import uvloop
-from pydantic import Field
 from rich.console import Console
 
 from panjue.eval.decide import fitted_decider
-from panjue.prompts.config import check_known, check_ours, load_config
+from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import TWICE_S, UserError
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
@@ -29,34 +27,27 @@ from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.backend import Backend
 from panjue.serve.engine import AsyncEngineArgs
-from panjue.serve.gateway import LOOPBACK, Service, create_app
+from panjue.serve.gateway import Service, create_app
 from panjue.serve.judge import Judge
 from panjue.serve.orphans import guarded
-from panjue.serve.settings import KEY, OF_VLLMS_SERVER, SERVER_OURS, EngineConfig
+from panjue.serve.settings import (
+    LOOPBACK,
+    OF_VLLMS_SERVER,
+    SERVER_OURS,
+    ServeConfig,
+    serve_settings,
+    server_key,
+    trained_folder,
+)
 from panjue.serve.supervisor import Supervisor, supervisor
-from panjue.serve.trained import served_model, trained_folder
+from panjue.serve.trained import served_model
 
 PROGRESS_S = 5.0
 
 
-class ServeConfig(EngineConfig):
-    """Settings of the server; the engine's output goes to `run`/engine.log."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on. Beyond this machine only with a key in PANJUE_API_KEY."""
-    port: int = Field(8000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
-    law: Path | None = None
-    """JSON file, article -> {"text": …}, whose texts are shown beside articles."""
-    timeout_s: float = Field(600, gt=0)
-    """The longest that one request may take."""
-    drain_s: int = Field(30, ge=0)
-    """How long running requests may go on after a stop was asked for."""
-
-
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Serve as the config at `path` says, until stopped."""
-    serve(load_config(ServeConfig, path, overrides))
+    serve(serve_settings(path, overrides))
 
 
 def serve(config: ServeConfig) -> None:
@@ -66,11 +57,7 @@ def serve(config: ServeConfig) -> None:
         UserError: A file or setting is wrong, the port is in use, or the engine does not start.
     """
     console = Console(soft_wrap=True, highlight=False)
-    key = os.environ.get(KEY) or None
-    if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
-    if config.host not in LOOPBACK and not key:
-        raise UserError(f"host={config.host}: can be reached by others; set {KEY} to a secret")
+    key = server_key(config.host)
     check_ours("engine", config.engine, SERVER_OURS)
     # vLLM's command line takes a word for what it begins: `trust_remote_cod` would switch that on.
     known = [*(f.name for f in fields(AsyncEngineArgs)), *OF_VLLMS_SERVER]

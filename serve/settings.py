@@ -1,17 +1,26 @@
-"""What offline decoding and the server have in common: vLLM's settings, those of a run's engine."""
+"""Settings of generation and of the server, and what is checked before vLLM is imported."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from panjue.prompts.config import Config
+from panjue.prompts.config import Config, load_config
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json, sha256
+from panjue.prompts.skip import OnBadRow
+from panjue.prompts.task import load_task
 
 NAME = "panjue"
 """What clients call the model that answers."""
 
 KEY = "PANJUE_API_KEY"
 """Environment variable with the key that clients must show."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that only this machine reaches."""
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -98,3 +107,117 @@ class EngineConfig(Config):
     """Replies in the engine at once. More wait; the server asks their clients to come back."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's engine as they are."""
+
+
+class GenerateConfig(EngineConfig):
+    """Settings of one generation; completions and submission are written to `run`."""
+
+    test: Path
+    """Cases to answer."""
+    constrained: bool = True
+    """Decode under each case's schema. Without it replies are free text, repaired if need be."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Passed to vLLM's SamplingParams as they are; greedy by default."""
+    samples: int = Field(0, ge=0)
+    """Further replies per case, drawn at temperature 1; with them, answers are decided."""
+    on_bad_row: OnBadRow = "stop"
+    """What a row of `test` does that is no case: stop the run, or be listed and left out."""
+    solve: dict[str, Any] = Field(default_factory=dict)
+    """How an example of several calls is solved; what is not set is as it was in training."""
+    endpoint: str | None = None
+    """URL#MODEL of an OpenAI-compatible server that answers instead of an engine of our own."""
+    held_out: bool = False
+    """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
+
+
+class ServeConfig(EngineConfig):
+    """Settings of the server; the engine's output goes to `run`/engine.log."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond this machine only with a key in PANJUE_API_KEY."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    law: Path | None = None
+    """JSON file, article -> {"text": …}, whose texts are shown beside articles."""
+    timeout_s: float = Field(600, gt=0)
+    """The longest that one request may take."""
+    drain_s: int = Field(30, ge=0)
+    """How long running requests may go on after a stop was asked for."""
+
+
+def trained_folder(config: EngineConfig) -> Path:
+    """Return the folder of the training result to serve.
+
+    Raises:
+        UserError: It has no labels or manifest, or was trained for another task.
+    """
+    candidates = (
+        [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
+    )
+    for folder in candidates:
+        if (folder / "manifest.json").exists():
+            check_trained(folder, config.task)
+            return folder
+    raise UserError(
+        f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
+    )
+
+
+def check_trained(folder: Path, task: str) -> None:
+    """Refuse what was trained for another task, or with other labels than lie beside it now.
+
+    Raises:
+        UserError: Names the folder and what does not match.
+    """
+    made = read_json(folder / "manifest.json")
+    if "task" not in made or not (folder / "labels.json").exists():
+        raise UserError(f"{folder}: is no adapter or model folder; take RUN/adapter or RUN/model")
+    if made["task"] != task:
+        raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
+    if sha256(folder / "labels.json") != made["labels_sha256"]:
+        raise UserError(
+            f"{folder}: labels.json is not the one it was trained with; restore it or train again"
+        )
+
+
+def server_key(host: str) -> str | None:
+    """Return the key that clients must show, if the environment has one.
+
+    Raises:
+        UserError: It cannot be sent in a header, or is missing though other machines reach `host`.
+    """
+    key = os.environ.get(KEY) or None
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
+    if host not in LOOPBACK and not key:
+        raise UserError(f"host={host}: can be reached by others; set {KEY} to a secret")
+    return key
+
+
+def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConfig:
+    """Read the config at `path`, and refuse what is wrong with it before vLLM is imported.
+
+    Raises:
+        UserError: A key or value is wrong, or the task, test file or training result is not there.
+    """
+    config = load_config(GenerateConfig, path, overrides)
+    load_task(config.task)
+    if not config.test.exists():
+        raise UserError(f"test: no file {config.test}")
+    if config.trained or not config.endpoint:
+        trained_folder(config)
+    return config
+
+
+def serve_settings(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
+    """Read the config at `path`, and refuse what is wrong with it before vLLM is imported.
+
+    Raises:
+        UserError: A key or value is wrong, the task or training result is not there, or other
+            machines reach the address and there is no key.
+    """
+    config = load_config(ServeConfig, path, overrides)
+    load_task(config.task)
+    server_key(config.host)
+    trained_folder(config)
+    return config

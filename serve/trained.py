@@ -1,47 +1,11 @@
-"""The training result that is served: where it lies, and what an engine starts of it."""
+"""What an engine starts of a training result."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, sha256
+from panjue.prompts.files import read_json
 from panjue.serve.merge import check_base, merge
-from panjue.serve.settings import EngineConfig
-
-
-def trained_folder(config: EngineConfig) -> Path:
-    """Return the folder of the training result to serve.
-
-    Raises:
-        UserError: It has no labels or manifest, or was trained for another task.
-    """
-    candidates = (
-        [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
-    )
-    for folder in candidates:
-        if (folder / "manifest.json").exists():
-            check_trained(folder, config.task)
-            return folder
-    raise UserError(
-        f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
-    )
-
-
-def check_trained(folder: Path, task: str) -> None:
-    """Refuse what was trained for another task, or with other labels than lie beside it now.
-
-    Raises:
-        UserError: Names the folder and what does not match.
-    """
-    made = read_json(folder / "manifest.json")
-    if "task" not in made or not (folder / "labels.json").exists():
-        raise UserError(f"{folder}: is no adapter or model folder; take RUN/adapter or RUN/model")
-    if made["task"] != task:
-        raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
-    if sha256(folder / "labels.json") != made["labels_sha256"]:
-        raise UserError(
-            f"{folder}: labels.json is not the one it was trained with; restore it or train again"
-        )
 
 
 class Served(NamedTuple):

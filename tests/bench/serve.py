@@ -31,7 +31,8 @@ import uvloop
 from rich.console import Console
 
 from panjue.prompts.task import load_task
-from panjue.serve.server import ServeConfig, bound, make_service, run
+from panjue.serve.server import bound, make_service, run
+from panjue.serve.settings import ServeConfig
 
 ROUNDS = 6
 TOKENS = 64

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from panjue.finetune.robust import Objective, RobustConfig, reverse, slopes
+from panjue.finetune.robust import Objective, reverse, slopes
 from panjue.finetune.samplers import balanced
+from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import per_example, pooled
 from panjue.prompts.errors import UserError

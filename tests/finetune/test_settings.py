@@ -8,7 +8,8 @@ import pytest
 from peft import LoraConfig
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.settings import SftConfig, check_library_settings, check_values
+from panjue.finetune.libraries import check_library_settings, check_values
+from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError

@@ -316,8 +316,8 @@ def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) ->
     "path", sorted((Path(__file__).parents[2] / "finetune/configs").glob("*.yaml"))
 )
 def test_every_shipped_config_loads(path: Path) -> None:
-    from panjue.finetune.base import BaseConfig
-    from panjue.finetune.settings import check_library_settings
+    from panjue.finetune.libraries import check_library_settings
+    from panjue.finetune.settings import BaseConfig
 
     config = load_config(BaseConfig if path.stem == "base" else SftConfig, path, ["train=x.jsonl"])
     check_library_settings(config)

@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 
 from panjue.serve.gateway import Service, create_app
-from panjue.serve.server import ServeConfig, Server, bound, make_service
+from panjue.serve.server import Server, bound, make_service
+from panjue.serve.settings import ServeConfig
 
 
 @dataclass

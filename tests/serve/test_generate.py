@@ -12,7 +12,8 @@ from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
 from panjue.prompts.task import load_task
-from panjue.serve.generate import GenerateConfig, main
+from panjue.serve.generate import main
+from panjue.serve.settings import GenerateConfig
 from panjue.serve.trained import served_model
 
 PANJUE = Path(sys.executable).with_name("panjue")

@@ -22,7 +22,8 @@ from panjue.prompts.files import read_json, write_json
 from panjue.serve import backend
 from panjue.serve import supervisor as supervising
 from panjue.serve.backend import Backend
-from panjue.serve.server import ServeConfig, bound, serve
+from panjue.serve.server import bound, serve
+from panjue.serve.settings import ServeConfig
 from panjue.serve.supervisor import Supervisor, complaint, flags
 from panjue.serve.trained import Served
 
