@@ -1,15 +1,22 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
 import os
+import shutil
+import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from panjue.prompts.cli import main as command_line
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -68,6 +75,14 @@ trainer:
 """
 
 
+GENERATE_YAML = """
+run: {run}
+test: {folder}/demo/test.jsonl
+engine: {{dtype: float32, max_num_seqs: 32, enforce_eager: true}}
+on_bad_row: skip
+"""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Know `--torture`: every try of tests/torture, and not its quick form."""
     parser.addoption("--torture", action="store_true", help="as many tries as `make torture`")
@@ -76,6 +91,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Have Hypothesis draw its examples as the suite or `make torture` wants them."""
     settings.load_profile("torture" if config.getoption("--torture") else "suite")
+    if not config.getoption("--torture"):
+        # Threads of one tiny matrix product wait for one another actively: with both cores busy
+        # elsewhere a training took 96 s with two of them, and 9 s with one.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    config.pluginmanager.register(FixtureCosts())
+
+
+class FixtureCosts:
+    """What the set-ups of each fixture took, those of the fixtures it asks for not included.
+
+    A plugin, since the hooks of a conftest.py are not called for fixtures of the whole session.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """Measure one."""
+        began = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self._seconds[fixturedef.argname] += time.perf_counter() - began
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the dearest."""
+        terminalreporter.section("slowest 10 fixtures")
+        dearest = sorted(self._seconds.items(), key=lambda item: -item[1])[:10]
+        for name, seconds in dearest:
+            terminalreporter.write_line(f"{seconds:.2f}s {name}")
 
 
 @pytest.fixture(scope="session")
@@ -121,8 +167,76 @@ def llm(merged: Path, small: dict[str, Any]) -> Iterator[Any]:
     """Return vLLM's offline engine on the tiny trained model, started once for all."""
     from panjue.serve.engine import engine
 
-    with engine(merged, small["engine"], small["max_tokens"], seed=0) as started:
+    # Room for a dialogue of a hundred turns; most who ask it keep to `small`.
+    with engine(merged, small["engine"], 16384, seed=0) as started:
         yield started
+
+
+Answering = Callable[[], AbstractContextManager[list[Path]]]
+
+
+@pytest.fixture(scope="session")
+def answering(llm: Any) -> Answering:
+    """Return what has `generate` answer with the engine that runs already, within a block.
+
+    Whatever model a run wants, the tiny trained one answers; the block gets those wanted.
+    """
+
+    @contextmanager
+    def block() -> Iterator[list[Path]]:
+        wanted: list[Path] = []
+
+        @contextmanager
+        def running(model: Path, *_: object) -> Iterator[Any]:
+            wanted.append(model)
+            yield llm
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("panjue.serve.generate.engine", running)
+            yield wanted
+
+    return block
+
+
+@pytest.fixture
+def running_engine(answering: Answering) -> Iterator[list[Path]]:
+    """Spare the `generate` of a test the start of an engine of its own."""
+    with answering() as wanted:
+        yield wanted
+
+
+@pytest.fixture(scope="session")
+def answered(
+    trained: Path, workshop: Path, answering: Answering, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return the folder of a finished run, which nobody may change, with its generate.yaml."""
+    from panjue.eval.answers import decode_run
+    from panjue.serve.generate import main as generate
+
+    run = tmp_path_factory.mktemp("answered") / "run"
+    shutil.copytree(trained, run)
+    config = run / "generate.yaml"
+    config.write_text(GENERATE_YAML.format(run=run, folder=workshop), "utf-8")
+    with answering():
+        decode_run(generate(config))
+    return run
+
+
+@pytest.fixture
+def panjue(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., CompletedProcess[str]]:
+    """Return the command line, run in this process: one of its own imports torch anew."""
+
+    def run(*words: object) -> CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["panjue", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            command_line()
+        said = capsys.readouterr()
+        return CompletedProcess(sys.argv, int(end.value.code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +259,7 @@ def shared() -> Path:
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[HTTPServer], None]]:
+def serving() -> Iterator[Callable[[HTTPServer], None]]:
     """Return what lets a server answer, in a thread, as long as the test runs."""
 
     def start(server: HTTPServer) -> None:

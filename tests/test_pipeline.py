@@ -2,9 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -13,43 +13,44 @@ from panjue.prompts.task import load_task, task_names
 ALIKE = {"judgment", "severity", "scotus", "fscs"}
 """The first is tried at length elsewhere, the others are `ecthr` with one class each."""
 
-PANJUE = Path(sys.executable).with_name("panjue")
 SAMPLES = Path(__file__).parent / "samples"
 
-GENERATE = "engine={dtype: float32, max_num_seqs: 32, enforce_eager: true}"
 
-
-def panjue(*words: object) -> str:
-    done = subprocess.run(
-        [PANJUE, *map(str, words)], capture_output=True, text=True, check=False, timeout=900
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in task_names() if name not in ALIKE])
-def test_the_whole_way(name: str, workshop: Path, tmp_path: Path) -> None:
+def test_the_whole_way(
+    name: str,
+    workshop: Path,
+    tmp_path: Path,
+    panjue: Callable[..., CompletedProcess[str]],
+    running_engine: list[Path],
+) -> None:
+    def said(*words: object) -> str:
+        done = panjue(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     [sample] = SAMPLES.glob(f"{name}.*")
     task, run = load_task(name), tmp_path / "run"
     (tmp_path / "empty.yaml").write_text(f"task: {name}\nrun: {run}\n", "utf-8")
     config = tmp_path / "empty.yaml"
     data = (f"train={sample}", f"dev={sample}")
-    trained = panjue(
+    trained = said(
         "sft", config, f"model={workshop}/base/model", *data,
         "max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer={max_steps: 2}",
     )  # fmt: skip
     assert "refused      0" in trained
     samples = "samples=2" if task.ranks else "samples=0"
-    told = panjue("generate", config, f"test={sample}", samples, GENERATE)
+    told = said("generate", config, f"test={sample}", samples)
+    assert running_engine == [run / "merged"]
+    assert (run / "merged/model.safetensors").is_file()
     examples = list(task.read(sample))
     assert re.search(rf"^{len(examples)} examples(?: in \d+ calls)?: ", told, re.MULTILINE), told
     assert f"written: {run / task.handin.name}" in told
-    assert panjue("check", run, "--cases", sample, "--task", name).endswith(": clean\n")
-    panjue("score", sample, run, "--task", name, "--json", run / "scores.json")
+    assert said("check", run, "--cases", sample, "--task", name).endswith(": clean\n")
+    said("score", sample, run, "--task", name, "--json", run / "scores.json")
     scores = json.loads((run / "scores.json").read_text("utf-8"))
     assert set(task.scores) <= scores.keys()
     assert scores["missing"] == 0
     assert scores["peers"][task.fallback] is not None
-    panjue("report", run)
+    said("report", run)
     assert "Scores · 得分" in (run / "report.html").read_text("utf-8")

@@ -2,10 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")
-PANJUE = Path(sys.executable).with_name("panjue")
 DAMAGED = 30
 
 
@@ -87,12 +86,13 @@ def test_a_run_against_itself_gives_zero(runs: tuple[Path, Path], shared: Path) 
     assert not found.is_worse
 
 
-def test_the_command_gates(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_gates(
+    runs: tuple[Path, Path], tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
     numbers = tmp_path / "numbers.json"
 
-    def compare(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [str(PANJUE), "compare", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def compare(*words: object) -> CompletedProcess[str]:
+        return panjue("compare", *words)
 
     done = compare(*runs, "--json", numbers)
     assert done.returncode == 0, done.stderr

@@ -2,9 +2,9 @@
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from panjue.prompts.task import Row, load_task
 
 TASK = load_task("dialogue")
 SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
-PANJUE = Path(sys.executable).with_name("panjue")
 
 
 def given(alike: dict[tuple[str, str], float], *, agrees: bool = True) -> Matching:
@@ -245,22 +244,21 @@ def test_emotions_that_cannot_be_read_leave_the_mean(tmp_path: Path) -> None:
     assert "emo/emo_1.json: not JSON" in scores.notes[0]
 
 
-def test_the_command_says_what_texts_were_compared_by(tmp_path: Path) -> None:
+def test_the_command_says_what_texts_were_compared_by(
+    tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
     told, numbers = folder_of(tmp_path), tmp_path / "scores.json"
-    done = subprocess.run(
-        [*map(str, (PANJUE, "score", SAMPLE, told, "--task", "dialogue", "--json", numbers))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = panjue("score", SAMPLE, told, "--task", "dialogue", "--json", numbers)
     assert done.returncode == 0, done.stderr
     written = json.loads(numbers.read_text("utf-8"))
     assert (written["sextuple"], written["event"]) == (1.0, 1.0)
     assert written["compared_by"] == "cosine: character 1-2-grams, judge: agree (built in)"
     assert " ".join(done.stdout.split()).count("judge: agree (built in)") == 2  # in both tables
-    check = [str(PANJUE), "check", str(told), "--cases", str(SAMPLE), "--task", "dialogue"]
-    clean = subprocess.run(check, capture_output=True, text=True, check=False)
+    check = ("check", told, "--cases", SAMPLE, "--task", "dialogue")
+    clean = panjue(*check)
     assert clean.stdout.endswith(": clean\n"), clean.stdout
     damaged(told, "chat/chat_2.json", lambda chat: chat[0].update(holder="9"))
-    torn = subprocess.run(check, capture_output=True, text=True, check=False)
+    torn = panjue(*check)
     assert torn.returncode == 1
     assert "chat/chat_2.json: id 2: sentence 1: is not what the dialogue has there" in torn.stdout
 

@@ -4,10 +4,9 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 
 TASK = load_task("judgment")
-PANJUE = Path(sys.executable).with_name("panjue")
 ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
@@ -272,15 +270,15 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     assert opened.inner_text("#count") == "1 / 2"
 
 
-def test_the_report_of_real_cases(opened: Any, shared: Path, tmp_path: Path) -> None:
+def test_the_report_of_real_cases(
+    opened: Any, shared: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
     def change(number: int, row: dict[str, Any]) -> None:
         if number % 3 == 0:
             row["judgments"][0]["penalty"] = 14 - row["judgments"][0]["penalty"] // 2
 
     run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", change)
-    done = subprocess.run(
-        [str(PANJUE), "report", str(run)], capture_output=True, text=True, check=False
-    )
+    done = panjue("report", run)
     assert done.returncode == 0, done.stderr
     assert (run / "report.html").stat().st_size < 5_000_000
     opened.goto((run / "report.html").as_uri())

@@ -1,8 +1,6 @@
 """Group-robust objectives: numbers by hand, gradients against autograd, resuming, real steps."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,8 @@ from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import per_example, pooled
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump
+
+from .conftest import ROBUST_STEPS, Trained, robust_words
 
 CPU = Accelerator(cpu=True)
 GROUPS = ("a", "b", "c")
@@ -205,33 +204,19 @@ def test_batches_of_a_step_add_up_to_the_gradient_of_one(method: str) -> None:
 
 
 @pytest.fixture
-def config(workshop: Path, tmp_path: Path) -> Path:
+def config(courts: Path, tmp_path: Path) -> Path:
     """Return a config of few steps on cases of three courts, one without."""
-    lines = (workshop / "demo/train.jsonl").read_text("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    for row in rows:
-        court = ["high", "low", None][row["id"] % 3]
-        row["groups"] = {"court": court}
-    train = tmp_path / "train.jsonl"
-    train.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
-    text = (workshop / "sft.yaml").read_text("utf-8")
-    text = text.replace(str(workshop / "demo/train.jsonl"), str(train))
     path = tmp_path / "sft.yaml"
-    path.write_text(text.replace(f"run: {workshop}/run", f"run: {tmp_path}/run"), "utf-8")
+    text = courts.read_text("utf-8").replace("run: nowhere", f"run: {tmp_path}/run")
+    path.write_text(text, "utf-8")
     return path
-
-
-STEPS = (
-    "trainer.max_steps=4", "trainer.save_steps=2", "trainer.eval_strategy='no'",
-    "trainer.logging_steps=1", "trainer.gradient_accumulation_steps=2", "score_examples=0",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "method", ["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"]
 )
 def test_real_steps_with_accumulation(method: str, config: Path, tmp_path: Path) -> None:
-    sft(config, [*STEPS, f"robust.method={method}", "robust.by=court", "robust.warmup=2"])
+    sft(config, [*ROBUST_STEPS, f"robust.method={method}", "robust.by=court", "robust.warmup=2"])
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if "loss" in entry]
     assert len(steps) == 4
@@ -246,7 +231,7 @@ def test_real_steps_with_accumulation(method: str, config: Path, tmp_path: Path)
 @pytest.mark.parametrize("method", ["group_dro", "adversarial"])
 def test_a_resumed_run_ends_in_the_same_weights(method: str, config: Path, tmp_path: Path) -> None:
     """Of its second epoch too: an epoch is two steps here."""
-    words = [*STEPS, f"robust.method={method}", "robust.by=court"]
+    words = [*ROBUST_STEPS, f"robust.method={method}", "robust.by=court"]
     words += ["trainer.per_device_train_batch_size=32", "trainer.save_steps=3"]
     sft(config, words)
     whole = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
@@ -262,27 +247,14 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("method", ["vrex", "group_dro"])
 def test_accumulation_and_processes_train_as_one_batch_does(
-    method: str, config: Path, tmp_path: Path
+    method: str, config: Path, tmp_path: Path, two_processes: Trained
 ) -> None:
-    words = [*STEPS, f"robust.method={method}", "robust.by=court", "robust.weight=5"]
-    words += [
-        "robust.step=0.5",
-        "trainer.save_strategy='no'",
-        "dtype=float32",
-        "trainer.bf16=false",
-    ]
+    words = robust_words(method)
     batch, many = "trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"
     sft(config, [*words, f"run={tmp_path}/one", f"{batch}=8", f"{many}=1"])
     sft(config, [*words, f"run={tmp_path}/parts", f"{batch}=2", f"{many}=4"])
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    launch += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
-    launch += ["--dynamo_backend=no", "--main_process_port=0"]
-    launch += [str(Path(sys.executable).with_name("panjue")), "sft", str(config)]
-    both = [*words, f"run={tmp_path}/both", f"{batch}=2", f"{many}=2"]
-    done = subprocess.run([*launch, *both], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     one = weights(tmp_path / "one")
-    for other in (weights(tmp_path / "parts"), weights(tmp_path / "both")):
+    for other in (weights(tmp_path / "parts"), weights(two_processes.folder / method)):
         for name, tensor in one.items():
             torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=2e-4)
 
@@ -291,7 +263,7 @@ def test_accumulation_and_processes_train_as_one_batch_does(
 def test_a_penalty_that_counts_changes_the_weights(
     method: str, config: Path, tmp_path: Path
 ) -> None:
-    words = [*STEPS, f"robust.method={method}", "robust.by=court", "robust.warmup=0"]
+    words = [*ROBUST_STEPS, f"robust.method={method}", "robust.by=court", "robust.warmup=0"]
     for weight in (0, 5):
         sft(config, [*words, f"run={tmp_path}/{weight}", f"robust.weight={weight}"])
     without, with_it = weights(tmp_path / "0"), weights(tmp_path / "5")
@@ -309,4 +281,4 @@ def test_a_penalty_that_counts_changes_the_weights(
 )
 def test_what_cannot_be(config: Path, words: list[str], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        sft(config, [*STEPS, *words])
+        sft(config, [*ROBUST_STEPS, *words])

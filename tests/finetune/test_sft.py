@@ -3,6 +3,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_lines
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import load_task
+
+from .conftest import PLAIN_WORDS, Trained
 
 
 def losses(run: Path) -> list[float]:
@@ -108,64 +112,132 @@ def test_resume_false_drops_the_checkpoints_of_before(
     assert all(torch.equal(again[name], once[name]) for name in once)
 
 
-BY_EPOCH = ["trainer.eval_strategy=epoch", "trainer.save_strategy=epoch", "score_examples=2"]
-AT_THE_END = ["trainer.eval_strategy='no'", "trainer.save_steps=40"]
+AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
+BY_EPOCH = [
+    "trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch",
+    "score_examples=2",
+]  # fmt: skip
+STOPS: list[tuple[signal.Signals, list[str]]] = [
+    (signal.SIGTERM, AT_THE_END),
+    (signal.SIGINT, AT_THE_END),
+    (signal.SIGTERM, BY_EPOCH),
+    (signal.SIGTERM, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
+]
+MOMENTS = ["print_plan", "claim", "write_json", "newest_complete"]
+SHORT = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
 
-
-TOLD_TO_STOP = """
-import os, sys
+FORKS = """
+import json, os, signal, sys
+from pathlib import Path
+from panjue.finetune import sft
 from panjue.finetune.journal import Journal
 from panjue.prompts.cli import main
 
-number, logged = int(sys.argv.pop(1)), Journal.on_log
+def told_to_stop(number, *words):
+    logged = Journal.on_log
 
-def on_log(self, args, state, control, **more):
-    logged(self, args, state, control, **more)
-    if state.global_step == 2:  # twice: `make` and launchers pass on what all got
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)
+    def on_log(self, args, state, control, **more):
+        logged(self, args, state, control, **more)
+        if state.global_step == 2:  # twice: `make` and launchers pass on what all got
+            os.kill(os.getpid(), int(number))
+            os.kill(os.getpid(), int(number))
 
-Journal.on_log = on_log
-main()
+    Journal.on_log = on_log
+    sys.argv[1:] = ["sft", *words]
+    main()
+
+def killed_before(moment, *words):
+    setattr(sft, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    sft.main(Path(words[0]), words[1:])
+
+ends = []
+for name, words, errors in json.loads(sys.argv[1]):
+    if not (child := os.fork()):
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        globals()[name](*words)
+        sys.exit(0)
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(ends))
 """
+"""Each training is a process of its own, forked from one that has imported torch for all."""
 
 
-@pytest.mark.parametrize(
-    ("number", "saves"),
-    [
-        (signal.SIGTERM, AT_THE_END),
-        (signal.SIGINT, AT_THE_END),
-        (signal.SIGTERM, BY_EPOCH),
-        (signal.SIGTERM, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
-    ],
-)
+@dataclass(frozen=True)
+class Ended:
+    """How the process of a training ended."""
+
+    run: Path
+    code: int
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Return how trainings ended that got a signal (`stop-0`, …) or were killed (`claim`, …)."""
+    folder, config = tmp_path_factory.mktemp("ended"), str(workshop / "sft.yaml")
+    tries = {
+        f"stop-{n}": ("told_to_stop", [str(int(number)), config, f"run={folder}/stop-{n}", *saves])
+        for n, (number, saves) in enumerate(STOPS)
+    }
+    for moment in MOMENTS:
+        words = [moment, config, f"run={folder}/{moment}", *SHORT]
+        tries[moment] = ("killed_before", words)
+    given = [(name, words, f"{folder}/{key}.err") for key, (name, words) in tries.items()]
+    words = [sys.executable, "-c", FORKS, json.dumps(given)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout.splitlines()[-1])
+    return {
+        key: Ended(folder / key, code, (folder / f"{key}.err").read_text("utf-8"))
+        for key, code in zip(tries, codes, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    workshop: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[list[str]], Path]:
+    """Return what gives the run folder of a training with these words that nobody disturbed."""
+    folder, made = tmp_path_factory.mktemp("undisturbed"), dict[tuple[str, ...], Path]()
+
+    def once(words: list[str]) -> Path:
+        run = made.setdefault(tuple(words), folder / str(len(made)))
+        main(workshop / "sft.yaml", [f"run={run}", *words])  # a finished one is left alone
+        return run
+
+    return once
+
+
+@pytest.mark.parametrize("stop", range(len(STOPS)))
 def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
-    workshop: Path, tmp_path: Path, number: int, saves: list[str]
+    stop: int, ended: dict[str, Ended], undisturbed: Callable[[list[str]], Path], workshop: Path
 ) -> None:
-    config = workshop / "sft.yaml"
-    words = ["trainer.max_steps=40", *saves]
-    command = [sys.executable, "-c", TOLD_TO_STOP, str(int(number))]
-    running = subprocess.run(
-        [*command, "sft", str(config), f"run={tmp_path}/run", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    told = running.stderr
-    assert running.returncode == 128 + number, told
+    (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
+    told = training.errors
+    assert training.code == 128 + number, told
     assert told.count("stopping: this step is finished and saved") == 1
     assert "which is saved; the same command goes on from there" in told.splitlines()[-1]
     assert "Traceback" not in told
-    assert not (tmp_path / "run/adapter").exists()
-    stopped_at = newest_complete(tmp_path / "run/checkpoints")
+    assert not (training.run / "adapter").exists()
+    stopped_at = newest_complete(training.run / "checkpoints")
     assert stopped_at is not None
-    assert 2 <= int(stopped_at.name.split("-")[1]) < 40
-    main(config, [f"run={tmp_path}/run", *words])
-    main(config, [f"run={tmp_path}/once", *words])
+    assert 2 <= int(stopped_at.name.split("-")[1]) < 8
+    main(workshop / "sft.yaml", [f"run={training.run}", *words])
     again, once = (
-        load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("run", "once")
+        load_file(run / "adapter/adapter_model.safetensors")
+        for run in (training.run, undisturbed(words))
     )
     assert all(torch.equal(again[name], once[name]) for name in once)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_before_the_first_step_leaves_nothing_in_the_way(
+    workshop: Path, moment: str, ended: dict[str, Ended]
+) -> None:
+    killed = ended[moment]
+    assert killed.code == -signal.SIGKILL, killed.errors
+    main(workshop / "sft.yaml", [f"run={killed.run}", *SHORT, "seed=1"])
+    assert (killed.run / "adapter/adapter_model.safetensors").is_file()
 
 
 def test_dry_run_shows_the_plan_and_trains_nothing(
@@ -188,36 +260,9 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
-SHORT = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
-
-
 def test_what_a_dry_run_leaves_is_no_other_run(workshop: Path, tmp_path: Path) -> None:
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT, "dry_run=true", "seed=1"])
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
-    assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
-
-
-KILLED_BEFORE_IT = """
-import os, signal, sys
-from pathlib import Path
-from panjue.finetune import sft
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(sft, sys.argv[1], killed)
-sft.main(Path(sys.argv[2]), sys.argv[3:])
-"""
-
-
-@pytest.mark.parametrize("moment", ["print_plan", "claim", "write_json", "newest_complete"])
-def test_a_kill_before_the_first_step_leaves_nothing_in_the_way(
-    workshop: Path, tmp_path: Path, moment: str
-) -> None:
-    config, words = str(workshop / "sft.yaml"), [f"run={tmp_path}/run", *SHORT]
-    command = [sys.executable, "-c", KILLED_BEFORE_IT, moment, config, *words]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    main(workshop / "sft.yaml", [*words, "seed=1"])
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
 
@@ -254,27 +299,11 @@ def test_packing_is_padding_free_and_trains(workshop: Path, tmp_path: Path) -> N
 
 
 def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
-    workshop: Path, tmp_path: Path
+    courts: Path, tmp_path: Path, two_processes: Trained
 ) -> None:
-    config = workshop / "sft.yaml"
-    steps = [
-        "trainer.max_steps=4",
-        "trainer.save_strategy='no'",
-        "trainer.eval_strategy='no'",
-        "trainer.bf16=false",
-    ]
-    main(config, [f"run={tmp_path}/one", *steps])
-    # accelerate's --cpu starts a single process unless there is MPI; its launcher for several
-    # GPUs starts them, and on a CPU they meet over gloo.
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    launch += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
-    launch += ["--dynamo_backend=no", "--main_process_port=0"]
-    launch += [str(Path(sys.executable).with_name("panjue")), "sft", str(config)]
-    words = [f"run={tmp_path}/two", *steps, "trainer.per_device_train_batch_size=4"]
-    done = subprocess.run([*launch, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "4 of 8 examples" in done.stdout  # twice four
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    main(courts, [f"run={tmp_path}/one", *PLAIN_WORDS])
+    assert "4 of 8 examples" in two_processes.said  # twice four
+    one, two = losses(tmp_path / "one"), losses(two_processes.folder / "plain")
     assert one == pytest.approx(two, rel=1e-3)
 
 

@@ -59,10 +59,10 @@ def reply(asked: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def server(
-    monkeypatch: pytest.MonkeyPatch, answering: Callable[[ThreadingHTTPServer], None]
+    monkeypatch: pytest.MonkeyPatch, serving: Callable[[ThreadingHTTPServer], None]
 ) -> Server:
     monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0, 0, 0))
-    answering(server := Server())
+    serving(server := Server())
     return server
 
 

@@ -69,8 +69,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint(answering: Callable[[ThreadingHTTPServer], None]) -> str:
-    answering(server := ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+def endpoint(serving: Callable[[ThreadingHTTPServer], None]) -> str:
+    serving(server := ThreadingHTTPServer(("127.0.0.1", 0), Handler))
     return f"http://127.0.0.1:{server.server_port}/v1"
 
 

@@ -9,8 +9,10 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import httpx
@@ -24,27 +26,32 @@ PANJUE = Path(sys.executable).with_name("panjue")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
 
 
-def chat(
-    *words: str, text: str | None = None, key: str = "a key of the tests"
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PANJUE, "chat", *words],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PANJUE_API_KEY": key, "COLUMNS": "100"},
-    )
+Chat = Callable[..., CompletedProcess[str]]
 
 
-def test_a_case_from_a_pipe_becomes_a_table_per_defendant(server: Any) -> None:
+@pytest.fixture
+def chat(panjue: Callable[..., CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch) -> Chat:
+    """Return `panjue chat` with `text` on its standard input."""
+
+    def ask(
+        *words: str, text: str | None = None, key: str = "a key of the tests"
+    ) -> CompletedProcess[str]:
+        monkeypatch.setenv("PANJUE_API_KEY", key)
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((text or "").encode())))
+        return panjue("chat", *words)
+
+    return ask
+
+
+def test_a_case_from_a_pipe_becomes_a_table_per_defendant(server: Any, chat: Chat) -> None:
     done = chat("--url", server.url, text=FACT)
     assert done.returncode == 0, done.stderr
     for word in ("张某甲", "李某乙", "罪名", "法条", "刑罚", "%", "不是判决"):
         assert word in done.stdout
 
 
-def test_json_for_pipes(server: Any, tmp_path: Path) -> None:
+def test_json_for_pipes(server: Any, chat: Chat, tmp_path: Path) -> None:
     file = tmp_path / "case.txt"
     file.write_text(FACT, "utf-8")
     done = chat("--url", server.url, "--file", str(file), "--json", "--defendant", "李某乙")
@@ -165,7 +172,12 @@ def test_a_server_that_refuses_the_schema(server: Any, trained: Path) -> None:
     ],
 )
 def test_what_goes_wrong_ends_in_one_line(
-    server: Any, words: tuple[str, ...], text: str | None, key: str | None, message: str
+    server: Any,
+    chat: Chat,
+    words: tuple[str, ...],
+    text: str | None,
+    key: str | None,
+    message: str,
 ) -> None:
     given = [word.format(url=server.url) for word in words]
     done = chat(*given, text=text, key=server.key if key is None else key)
@@ -191,7 +203,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
     ],
 )
 def test_what_goes_wrong_without_a_server_ends_in_one_line(
-    words: tuple[str, ...], key: str, message: str
+    words: tuple[str, ...], key: str, message: str, chat: Chat
 ) -> None:
     done = chat(*words, text=FACT, key=key)
     assert done.returncode == 2

@@ -1,7 +1,6 @@
 """Dialogues through the real engine: many calls for one answer, side by side, gone on with."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,14 @@ from panjue.prompts.task import (
 )
 from panjue.serve.ask import Asker, PlainAsker
 from panjue.serve.endpoint import KEY, Endpoint
-from panjue.serve.engine import LLM, engine
+from panjue.serve.engine import LLM
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
 SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
 ROOM = 16384
+"""Prompt and reply of the longest request: what the engine of all tests has room for."""
+
 SHORT = ({"logprobs": 2, "max_tokens": 1200},)
 """Replies of a model that has not learnt to stop: cut, and read as far as they go."""
 
@@ -39,13 +40,6 @@ SHORT = ({"logprobs": 2, "max_tokens": 1200},)
 def dialogue(turns: int, key: str = "1") -> Example:
     chat = [{"Holder": "甲乙"[i % 2], "sentence": f"好{i}。"} for i in range(1, turns + 1)]
     return TASK.from_row({"id": key, "chat": chat})
-
-
-@pytest.fixture(scope="module")
-def roomy(merged: Path, small: dict[str, Any]) -> Iterator[LLM]:
-    """Start an engine with room for a whole dialogue of a hundred turns."""
-    with engine(merged, small["engine"], ROOM, seed=0) as started:
-        yield started
 
 
 def asker_of(task: Task, merged: Path, room: int = ROOM) -> Asker:
@@ -64,13 +58,12 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
     return drive(task.solving(example), reply)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["whole", "retrieval", "window"])
-def test_a_hundred_turns_come_through_whole(way: str, roomy: LLM, merged: Path) -> None:
+def test_a_hundred_turns_come_through_whole(way: str, llm: LLM, merged: Path) -> None:
     task, example = configured(TASK, {"way": way}), dialogue(100)
     asker = asker_of(task, merged)
     calls = Calls(asker, iter([example]), SHORT)
-    made = list(rows(roomy, calls, in_flight=64))
+    made = list(rows(llm, calls, in_flight=64))
     assert not any("refused" in row for row in made)
     assert (calls.solved, calls.in_flight) == (1, 0)
     # 17 windows, 100 sextuples, emotions of 30 and seven times 10; or no windows; or one call.
@@ -80,15 +73,14 @@ def test_a_hundred_turns_come_through_whole(way: str, roomy: LLM, merged: Path) 
     assert list(task.faults(example, task.submission(example, answer), None)) == []
 
 
-@pytest.mark.slow
-def test_a_dialogue_is_gone_on_with_where_it_stopped(roomy: LLM, merged: Path) -> None:
+def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: LLM, merged: Path) -> None:
     task = configured(TASK, {"window": 4, "step": 2, "emotion_window": 8, "emotion_step": 4})
     both = [dialogue(12, "1"), dialogue(9, "2")]
     asker = asker_of(task, merged)
-    made = list(rows(roomy, Calls(asker, iter(both), SHORT), in_flight=8))
+    made = list(rows(llm, Calls(asker, iter(both), SHORT), in_flight=8))
     kept = {call_key(row): row for row in made[: len(made) // 2]}
     calls = Calls(asker, iter(both), SHORT, kept.get)
-    more = list(rows(roomy, calls, in_flight=8))
+    more = list(rows(llm, calls, in_flight=8))
     assert {call_key(row) for row in more} == {call_key(row) for row in made} - set(kept)
     for example in both:
         assert answer_of(
@@ -96,7 +88,7 @@ def test_a_dialogue_is_gone_on_with_where_it_stopped(roomy: LLM, merged: Path) -
         )
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
     with pytest.raises(UserError, match="call 0 was 'another', now it is '1/window 0'"):
-        list(rows(roomy, Calls(asker, iter(both), SHORT, changed.get), in_flight=8))
+        list(rows(llm, Calls(asker, iter(both), SHORT, changed.get), in_flight=8))
 
 
 def test_what_cannot_be_asked_costs_its_call_only(llm: LLM, merged: Path, small: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ PANJUE = str(Path(sys.executable).with_name("panjue"))
 LONGEST_S = 400
 
 
+Panjue = Callable[..., subprocess.CompletedProcess[str]]
 Behave = Callable[[dict[str, Any]], tuple[int, dict[str, str], Any] | None]
 
 
@@ -88,8 +90,8 @@ def said(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server(answering: Callable[[ThreadingHTTPServer], None]) -> Server:
-    answering(server := Server())
+def server(serving: Callable[[ThreadingHTTPServer], None]) -> Server:
+    serving(server := Server())
     return server
 
 
@@ -260,15 +262,14 @@ def config_of(folder: Path) -> Path:
 
 
 def command(server: Server, folder: Path, *words: str) -> list[str]:
-    start = [PANJUE, "generate", str(config_of(folder)), f"test={SAMPLE}"]
+    start = ["generate", str(config_of(folder)), f"test={SAMPLE}"]
     return [*start, f"endpoint={server.name}", "solve.window=2", "solve.step=1", *words]
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path: Path) -> None:
-    whole = subprocess.run(
-        command(server, tmp_path / "whole"), capture_output=True, text=True, check=False
-    )
+def test_a_run_that_is_killed_goes_on_within_a_dialogue(
+    server: Server, tmp_path: Path, panjue: Panjue
+) -> None:
+    whole = panjue(*command(server, tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
     assert "2 examples in 16 calls: 16 first replies valid as they came" in whole.stdout
     asked = len(server.asked)
@@ -283,7 +284,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
     server.behave = behave
     words = command(server, tmp_path / "killed", "in_flight=1")
     completions = tmp_path / "killed/run/completions.jsonl"
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    with subprocess.Popen([PANJUE, *words], stdout=DEVNULL, stderr=DEVNULL) as running:
         began = time.monotonic()
         while not completions.exists() or completions.read_bytes().count(b"\n") < 3:
             assert time.monotonic() - began < LONGEST_S
@@ -293,7 +294,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
     kept = completions.read_bytes()
     assert 3 <= kept.count(b"\n") < 16
     server.behave = lambda _: None
-    again = subprocess.run(words, capture_output=True, text=True, check=False)
+    again = panjue(*words)
     assert again.returncode == 0, again.stderr
     assert "continuing: 0 of 2 are answered already" in again.stdout
     made = completions.read_bytes()
@@ -301,16 +302,12 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(server: Server, tmp_path
     keys = [call_key(row) for _, row in read_lines(completions)]
     assert len(keys) == len(set(keys)) == 16
     assert sha256(tmp_path / "killed/run/submission") == sha256(tmp_path / "whole/run/submission")
-    third = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert "all 2 are answered already" in third.stdout
-    other = subprocess.run(
-        [*words, "solve.bucket=false"], capture_output=True, text=True, check=False
-    )
+    assert "all 2 are answered already" in panjue(*words).stdout
+    other = panjue(*words, "solve.bucket=false")
     assert other.returncode == 2
     assert "was made otherwise (solve.bucket:" in other.stderr
 
 
-@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_path: Path) -> None:
     asked, release = threading.Event(), threading.Event()
 
@@ -319,8 +316,8 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
         release.wait(4 * LONGEST_S)
 
     server.behave = behave
-    words = command(server, tmp_path)
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+    words = [PANJUE, *command(server, tmp_path)]
+    with subprocess.Popen(words, stdout=DEVNULL, stderr=subprocess.PIPE) as running:
         assert asked.wait(LONGEST_S)
         running.send_signal(signal.SIGTERM)
         _, told = running.communicate(timeout=LONGEST_S)
@@ -329,13 +326,12 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
     assert told.decode().endswith("the same command goes on from there\n")
 
 
-@pytest.mark.slow
-def test_a_task_with_labels_needs_a_training(server: Server, tmp_path: Path) -> None:
-    words = [*command(server, tmp_path)[:4], f"endpoint={server.name}", "task=judgment"]
-    (tmp_path / "cases.jsonl").write_text(
-        '{"id": 1, "fact": "被告人甲盗窃。", "defendants": ["甲"]}\n', "utf-8"
-    )
-    words[3] = f"test={tmp_path / 'cases.jsonl'}"
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def test_a_task_with_labels_needs_a_training(
+    server: Server, tmp_path: Path, panjue: Panjue
+) -> None:
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text('{"id": 1, "fact": "被告人甲盗窃。", "defendants": ["甲"]}\n', "utf-8")
+    words = ["generate", config_of(tmp_path), f"test={cases}", "task=judgment"]
+    done = panjue(*words, f"endpoint={server.name}")
     assert done.returncode == 2
     assert "'judgment' has labels, which training collects; set trained=FOLDER" in done.stderr

@@ -1,10 +1,10 @@
-"""The whole second half as a user runs it, each with an engine of its own: kept to two starts."""
+"""The whole second half as a user runs it, on the engine that runs already."""
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -16,89 +16,62 @@ from panjue.serve.generate import main
 from panjue.serve.settings import GenerateConfig
 from panjue.serve.trained import served_model
 
-PANJUE = Path(sys.executable).with_name("panjue")
-
-YAML = """
-run: {run}
-test: {folder}/demo/test.jsonl
-engine: {{dtype: float32, max_num_seqs: 32, enforce_eager: true}}
-"""
+Panjue = Callable[..., CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def run(trained: Path, workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("generate") / "run"
-    shutil.copytree(trained, run)
-    config = run / "generate.yaml"
-    config.write_text(YAML.format(run=run, folder=workshop), "utf-8")
-    done = subprocess.run(
-        [PANJUE, "generate", str(config)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "replies valid as they came" in done.stdout
-    return run
-
-
-def test_generate_writes_completions_and_a_clean_submission(run: Path, workshop: Path) -> None:
+def test_generate_writes_completions_and_a_clean_submission(
+    answered: Path, workshop: Path, panjue: Panjue
+) -> None:
     cases = workshop / "demo/test.jsonl"
-    assert len((run / "completions.jsonl").read_text("utf-8").splitlines()) == 24
-    done = subprocess.run(
-        [
-            PANJUE,
-            "check",
-            run / "submission.jsonl",
-            "--cases",
-            cases,
-            "--labels",
-            run / "labels.json",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    assert len((answered / "completions.jsonl").read_text("utf-8").splitlines()) == 24
+    labels = ("--labels", answered / "labels.json")
+    done = panjue("check", answered / "submission.jsonl", "--cases", cases, *labels)
     assert done.returncode == 0, done.stdout
-    report = json.loads((run / "decode.json").read_text("utf-8"))
+    report = json.loads((answered / "decode.json").read_text("utf-8"))
     assert report["examples"] == 24
     assert report["unreadable"] == report["cut"] == 0
 
 
-def test_an_interrupted_run_continues_and_ends_in_the_same_file(run: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_and_ends_in_the_same_file(
+    answered: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
     again = tmp_path / "run"
-    shutil.copytree(run, again)
-    lines = (run / "completions.jsonl").read_bytes().splitlines(keepends=True)
+    shutil.copytree(answered, again)
+    lines = (answered / "completions.jsonl").read_bytes().splitlines(keepends=True)
     (again / "completions.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])
     (again / "submission.jsonl").unlink()
-    done = subprocess.run(
-        [PANJUE, "generate", run / "generate.yaml", f"run={again}", f"trained={run}/adapter"],
-        capture_output=True,
-        text=True,
-        check=False,
+    done = panjue(
+        "generate", answered / "generate.yaml", f"run={again}", f"trained={answered}/adapter"
     )
     assert done.returncode == 0, done.stderr
+    assert running_engine == [answered / "merged"]
     assert "15 of 24 are answered already" in done.stdout
+    assert "replies valid as they came" in done.stdout
     assert (again / "completions.jsonl").read_bytes().startswith(b"".join(lines[:15]))
-    assert (again / "submission.jsonl").read_bytes() == (run / "submission.jsonl").read_bytes()
+    assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
 
 
-def test_a_finished_run_starts_no_engine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(run / "generate.yaml")
+def test_a_finished_run_starts_no_engine(
+    answered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(answered / "generate.yaml")
     assert "all 24 are answered already" in capsys.readouterr().out
 
 
-def test_resuming_under_other_sampling_stops_and_names_it(run: Path) -> None:
+def test_resuming_under_other_sampling_stops_and_names_it(answered: Path) -> None:
     with pytest.raises(UserError, match="sampling"):
-        main(run / "generate.yaml", ["sampling.temperature=0.5"])
+        main(answered / "generate.yaml", ["sampling.temperature=0.5"])
 
 
 def test_other_versions_are_told_and_hinder_nothing(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "run"
-    shutil.copytree(run, copy)
+    shutil.copytree(answered, copy)
     manifest = read_json(copy / "manifest.json")
     manifest["generate"]["versions"]["transformers"] = "5.0"
     write_json(copy / "manifest.json", manifest)
-    main(run / "generate.yaml", [f"run={copy}"])
+    main(answered / "generate.yaml", [f"run={copy}"])
     assert "going on with other versions: transformers: 5.0 -> " in capsys.readouterr().out
     now = read_json(copy / "manifest.json")["generate"]
     assert now["versions"] == manifest["generate"]["versions"], (
@@ -107,37 +80,37 @@ def test_other_versions_are_told_and_hinder_nothing(
 
 
 def test_what_was_decoded_from_completions_goes_with_them(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy, words = tmp_path / "run", [f"run={tmp_path}/run", "sampling.temperature=0.5"]
-    shutil.copytree(run, copy)
+    shutil.copytree(answered, copy)
     for name in ("scores.json", "report.html"):
         (copy / name).write_text("{}", "utf-8")
     with pytest.raises(UserError, match=r"sampling\.temperature: null -> 0\.5.*goes too"):
-        main(run / "generate.yaml", words)
+        main(answered / "generate.yaml", words)
     (copy / "completions.jsonl").unlink()
     with pytest.raises(UserError, match="engine"):  # so it never answers
-        main(run / "generate.yaml", [*words, "engine.dtype=float23"])
+        main(answered / "generate.yaml", [*words, "engine.dtype=float23"])
     assert "deleted submission.jsonl, decode.json" in capsys.readouterr().out
     left = {path.name for path in copy.iterdir()}
     assert not left & {"submission.jsonl", "decode.json", "scores.json", "report.html"}
     assert {"manifest.json", "adapter"} <= left
 
 
-def test_files_that_no_run_made_are_left_alone(run: Path, tmp_path: Path) -> None:
+def test_files_that_no_run_made_are_left_alone(answered: Path, tmp_path: Path) -> None:
     own = tmp_path / "submission.jsonl"
     own.write_text("mine", "utf-8")
-    words = [f"run={tmp_path}", f"trained={run}/adapter", "engine.dtype=float23"]
+    words = [f"run={tmp_path}", f"trained={answered}/adapter", "engine.dtype=float23"]
     with pytest.raises(UserError, match="engine"):
-        main(run / "generate.yaml", words)
+        main(answered / "generate.yaml", words)
     assert own.read_text("utf-8") == "mine"
 
 
 def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
-    run: Path, workshop: Path, tmp_path: Path
+    answered: Path, workshop: Path, tmp_path: Path
 ) -> None:
     adapter, base = tmp_path / "adapter", tmp_path / "base"
-    shutil.copytree(run / "adapter", adapter)
+    shutil.copytree(answered / "adapter", adapter)
     made = read_json(adapter / "manifest.json")
     shutil.copytree(made["base"], base)
     write_json(adapter / "manifest.json", {**made, "base": "/no/where"})
@@ -164,44 +137,46 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
     ],
 )
 def test_bad_settings_end_in_one_line(
-    words: list[str], complaint: str, run: Path, tmp_path: Path
+    words: list[str], complaint: str, answered: Path, tmp_path: Path
 ) -> None:
     words = [
         f"run={tmp_path}",
-        *([] if "trained=nowhere" in words else [f"trained={run}/adapter"]),
+        *([] if "trained=nowhere" in words else [f"trained={answered}/adapter"]),
         *words,
     ]
     with pytest.raises(UserError, match=complaint) as error:
-        main(run / "generate.yaml", words)
+        main(answered / "generate.yaml", words)
     assert "\n" not in str(error.value)
 
 
 def test_cases_without_defendants_end_in_one_line(
-    run: Path, workshop: Path, tmp_path: Path
+    answered: Path, workshop: Path, tmp_path: Path
 ) -> None:
     case = json.loads((workshop / "demo/test.jsonl").read_text("utf-8").splitlines()[0])
     del case["defendants"]
     (tmp_path / "test.jsonl").write_text("\n" + json.dumps(case), "utf-8")
     with pytest.raises(UserError, match=r"test.jsonl:2: 'defendants'"):
         main(
-            run / "generate.yaml",
-            [f"run={tmp_path}", f"trained={run}/adapter", f"test={tmp_path}/test.jsonl"],
+            answered / "generate.yaml",
+            [f"run={tmp_path}", f"trained={answered}/adapter", f"test={tmp_path}/test.jsonl"],
         )
 
 
-def test_an_adapter_of_another_base_or_other_labels_is_refused(run: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_base_or_other_labels_is_refused(
+    answered: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "adapter"
-    shutil.copytree(run / "adapter", copy)
+    shutil.copytree(answered / "adapter", copy)
     manifest = json.loads((copy / "manifest.json").read_text("utf-8"))
     (copy / "manifest.json").write_text(json.dumps({**manifest, "base_sha256": "0"}), "utf-8")
     with pytest.raises(UserError, match="another base"):
-        main(run / "generate.yaml", [f"run={tmp_path}/a", f"trained={copy}"])
+        main(answered / "generate.yaml", [f"run={tmp_path}/a", f"trained={copy}"])
     (copy / "manifest.json").write_text(json.dumps(manifest), "utf-8")
     labels = json.loads((copy / "labels.json").read_text("utf-8"))
     labels["counts"]["charges"].pop("盗窃罪")
     (copy / "labels.json").write_text(json.dumps(labels), "utf-8")
     with pytest.raises(UserError, match="labels"):
-        main(run / "generate.yaml", [f"run={tmp_path}/b", f"trained={copy}"])
+        main(answered / "generate.yaml", [f"run={tmp_path}/b", f"trained={copy}"])
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,6 @@ def test_every_config_in_the_tree_serves_as_well(path: Path) -> None:
     assert load_config(ServeConfig, path).host == "127.0.0.1"
 
 
-@pytest.mark.slow
 def test_the_whole_from_start_to_drained_stop(trained: Path, tmp_path: Path) -> None:
     yaml = tmp_path / "serve.yaml"
     yaml.write_text(

@@ -1,14 +1,23 @@
 """Promises and how often they were put to the test: a table at the end of the run."""
 
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 TRIED: dict[str, "Promise"] = {}
+
+HERE = Path(__file__).parent
+LAST = HERE / "LAST.md"
+BEGAN = time.time()
 
 
 @dataclass
@@ -32,6 +41,18 @@ class Promise:
         """Add a figure to the table."""
         self.told.append(text)
 
+    def cells(self) -> tuple[str, str, str]:
+        """Return its row of the table behind its name."""
+        return f"{self.tries:,}", str(len(self.failures)), "; ".join(self.told)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what takes minutes to `make torture`."""
+    if not config.getoption("--torture"):
+        left = [item for item in items if item.get_closest_marker("endurance")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
 
 @pytest.fixture
 def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
@@ -49,13 +70,13 @@ def full(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--torture"))
 
 
-def pytest_terminal_summary() -> None:
-    """Print the table."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Print the table; keep it in LAST.md where everything was tried and held."""
     table = Table("promise", "tries", "failures", "figures")
     for name, promise in TRIED.items():
-        table.add_row(
-            name, f"{promise.tries:,}", str(len(promise.failures)), "; ".join(promise.told)
-        )
+        table.add_row(name, *promise.cells())
     if TRIED:
         console = Console(width=140)
         console.print()
@@ -63,3 +84,39 @@ def pytest_terminal_summary() -> None:
         for name, promise in TRIED.items():
             for failure in promise.failures[:5]:
                 console.print(f"{name}: {failure[:500]}", markup=False, highlight=False)
+    if exitstatus == 0 and config.getoption("--torture") and is_whole(config):
+        LAST.write_text(record(terminalreporter), "utf-8")
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Say whether the whole folder was run."""
+    chosen = config.option.keyword or config.option.markexpr or config.option.deselect
+    return not chosen and [Path(word).resolve() for word in config.args] == [HERE]
+
+
+def record(reporter: pytest.TerminalReporter) -> str:
+    """Return what LAST.md says of this run."""
+    commit = git("rev-parse", "--short", "HEAD")
+    changed = " with changes that are not committed" if git("status", "--porcelain") else ""
+    counts = ", ".join(
+        f"{len(reporter.stats[kind])} {kind}"
+        for kind in ("passed", "skipped")
+        if kind in reporter.stats
+    )
+    minutes = (time.time() - BEGAN) / 60
+    rows = [("promise", "tries", "failures", "figures"), ("---",) * 4]
+    rows += [(name, *promise.cells()) for name, promise in sorted(TRIED.items())]
+    lines = [
+        "# The last green run of `make torture`",
+        "",
+        f"Written by the run itself. Commit {commit}{changed}, {date.today()}, {os.cpu_count()} "
+        f"cores: {counts} in {minutes:.0f} minutes.",
+        "",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

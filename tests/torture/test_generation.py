@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from panjue.eval.answers import decode_run
 from panjue.finetune.sft import main as sft
 from panjue.prompts import render
 from panjue.prompts.demo import write_demo
@@ -64,16 +65,31 @@ def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) 
 
 
 @pytest.fixture(scope="module")
-def once(make: Callable[[str], Path]) -> Path:
+def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
     """Return the folder of a run that nobody disturbed."""
     config = make("once")
-    done = finish(config)
-    assert done.returncode == 0, done.stderr
+    if request.config.getoption("--torture"):
+        done = in_a_process(config)
+        assert done.returncode == 0, done.stderr
+    else:
+        with request.getfixturevalue("answering")():
+            decode_run(main(config))
     return config.with_suffix("")
 
 
-def finish(config: Path) -> subprocess.CompletedProcess[str]:
-    """Run to the end."""
+Finish = Callable[[Path], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def finish(full: bool, panjue: Any, request: pytest.FixtureRequest) -> Finish:
+    """Return what runs to the end: in the suite on the engine that runs already."""
+    if full:
+        return in_a_process
+    request.getfixturevalue("running_engine")
+    return lambda config: panjue("generate", config)
+
+
+def in_a_process(config: Path) -> subprocess.CompletedProcess[str]:
     words = [PANJUE, "generate", str(config)]
     return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S, check=False)
 
@@ -143,10 +159,12 @@ def check_same(again: Path, once: Path) -> int:
 
 
 @pytest.mark.promise("generation survives kill -9")
-def test_kills(make: Callable[[str], Path], once: Path, promise: Any, full: bool) -> None:
+def test_kills(
+    make: Callable[[str], Path], once: Path, finish: Finish, promise: Any, full: bool
+) -> None:
     config, draw = make("killed"), random.Random(0)
     completions = config.with_suffix("") / "completions.jsonl"
-    for number in range(20 if full else 2):
+    for number in range(20 if full else 1):
         with promise.attempt():
             before = completions.read_bytes() if completions.exists() else b""
             kill(config, signal.SIGKILL, 0 if number % 4 == 1 else draw.randint(1, 12))
@@ -163,7 +181,9 @@ def test_kills(make: Callable[[str], Path], once: Path, promise: Any, full: bool
 
 
 @pytest.mark.promise("SIGTERM and Ctrl-C say how to go on")
-def test_signals(make: Callable[..., Path], once: Path, promise: Any, full: bool) -> None:
+def test_signals(
+    make: Callable[..., Path], once: Path, finish: Finish, promise: Any, full: bool
+) -> None:
     # So many that a signal after three cannot come too late.
     config = make("told", "test" if full else "train")
     tries = [signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
@@ -183,7 +203,9 @@ def test_signals(make: Callable[..., Path], once: Path, promise: Any, full: bool
 
 
 @pytest.mark.promise("an engine that ends is no reply")
-def test_engine_ends(make: Callable[..., Path], once: Path, promise: Any, full: bool) -> None:
+def test_engine_ends(
+    make: Callable[..., Path], once: Path, finish: Finish, promise: Any, full: bool
+) -> None:
     """Told to end, vLLM's engine calls every request finished; killed, it leaves us waiting."""
     config = make("ended", "test" if full else "train")
     tries = [signal.SIGINT, signal.SIGKILL, signal.SIGTERM]
@@ -213,7 +235,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 
 @pytest.mark.promise("a full disk loses nothing")
-def test_full_disk(make: Callable[[str], Path], once: Path, promise: Any, full: bool) -> None:
+def test_full_disk(make: Callable[[str], Path], once: Path, finish: Finish, promise: Any) -> None:
     config = make("full")
     run = config.with_suffix("")
     half = (once / "completions.jsonl").stat().st_size // 2 + (once / "labels.json").stat().st_size

@@ -1,10 +1,9 @@
 """Bad rows: each kind has its outcome, and under `skip` the good ones around it are all read."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -101,7 +100,11 @@ def test_odd_rows(tmp_path: Path, what: str, promise: Any) -> None:
 
 @pytest.mark.promise("bad rows don't stop good ones unless asked")
 def test_every_stage_stops_or_skips(
-    workshop: Path, tmp_path: Path, promise: Any, capsys: pytest.CaptureFixture[str]
+    workshop: Path,
+    tmp_path: Path,
+    promise: Any,
+    capsys: pytest.CaptureFixture[str],
+    panjue: Callable[..., CompletedProcess[str]],
 ) -> None:
     train, gold = tmp_path / "train.jsonl", tmp_path / "gold.jsonl"
     for name, path in (("train", train), ("test", gold)):
@@ -133,8 +136,3 @@ def test_every_stage_stops_or_skips(
             skipped = panjue(*command, "--on-bad-row", "skip")
             assert skipped.returncode == 0, skipped.stderr
             assert f"bad rows skipped: 1; the first: {gold}:25: " in skipped.stdout
-
-
-def panjue(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("panjue")), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,13 +1,15 @@
-"""Every command of the READMEs runs here as it is printed, in a copy of the house.
+"""Every command of the READMEs runs as it is printed, in a copy of the project.
 
 Words that stand for something of the user's (`RUN`, `TRAIN=…`) are replaced, sizes are small, and
 the configs are those of these tests; everything else is verbatim. A new command fails here until
-it is said what its words stand for.
+it is said what its words stand for. The suite holds every command to what `make` and `panjue`
+take, without running it.
 """
 
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -21,16 +23,17 @@ from typing import Any
 
 import httpx
 import pytest
+from typer import Exit
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from .conftest import BASE_YAML, SFT_YAML
+from panjue.prompts.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "tests/samples"
 READMES = ("README.md", "README.zh.md")
 LONGEST_S = 600
 FACT = "经审理查明，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。\n"
-
-pytestmark = pytest.mark.slow
 
 
 def sections(readme: str) -> list[tuple[str, str]]:
@@ -211,6 +214,40 @@ def words_of(command: str) -> Iterator[str]:
         yield from (f"{called[1]} {name}" for name in called[2].split())
 
 
+def replaced(command: str, words: Mapping[str, str]) -> str:
+    for word, meaning in words.items():
+        command = command.replace(word, meaning)
+    return command
+
+
+def meant() -> Iterator[str]:
+    """Yield every command of the README as it is run."""
+    for heading, lines in BLOCKS.items():
+        yield from (replaced(line, WORDS[heading]) for line in lines)
+    yield from (replaced(span, words) for span, (_, words) in SPANS.items())
+
+
+@pytest.mark.parametrize("command", [c for c in meant() if re.search(r"\b(make|panjue) ", c)])
+def test_make_and_panjue_take_every_command(command: str) -> None:
+    words = shlex.split(command.partition("&& ")[2] or command)
+    tool = next(n for n, word in enumerate(words) if Path(word).name in ("make", "panjue"))
+    given = words[tool + 1 :]
+    if words[tool] == "make":
+        dry = ["make", "-n", *given]
+        done = subprocess.run(
+            dry, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    with suppress(Exit):  # of --help
+        parsed = group.make_context("panjue", [*given])
+        name, chosen, rest = group.resolve_command(parsed, given)
+        assert chosen is not None
+        chosen.make_context(name, rest)
+
+
 class House:
     """A copy of the project in which commands run."""
 
@@ -228,13 +265,11 @@ class House:
         serve = place / "serve/configs/qwen2.5-0.5b-cpu.yaml"
         eager = "engine:\n  enforce_eager: true\n"  # compiling takes longer than these few replies
         serve.write_text(serve.read_text("utf-8").replace("engine:\n", eager), "utf-8")
-        small = {"folder": "FOLDER"}
-        base = BASE_YAML.format(**small).replace("FOLDER/demo", "data/demo")
-        tuned = SFT_YAML.format(**small).replace("FOLDER/demo", "data/demo")
-        base = base.replace("FOLDER/base", "runs/base")
-        tuned = tuned.replace("FOLDER/run", "runs/demo").replace("FOLDER/base", "runs/base")
-        (place / "finetune/configs/base.yaml").write_text(base, "utf-8")
-        (place / "finetune/configs/demo.yaml").write_text(tuned, "utf-8")
+        for name, source in (("base", "base"), ("demo", "sft")):
+            text = (workshop / f"{source}.yaml").read_text("utf-8")
+            for there, here in (("demo", "data/demo"), ("base", "runs/base"), ("run", "runs/demo")):
+                text = text.replace(f"{workshop}/{there}", here)
+            (place / f"finetune/configs/{name}.yaml").write_text(text, "utf-8")
         (place / "Qwen").mkdir()
         for name in ("tiny", "Qwen/Qwen3-8B"):
             (place / name).symlink_to(workshop / "base/model")
@@ -331,12 +366,6 @@ def furnish(house: House, heading: str) -> None:
         shutil.copytree(place / "runs/demo", place / "runs/again")
 
 
-def replaced(command: str, words: Mapping[str, str]) -> str:
-    for word, meant in words.items():
-        command = command.replace(word, meant)
-    return command
-
-
 @contextmanager
 def serving(house: House, command: str, url: str) -> Iterator[None]:
     """Run a command that serves until the block ends; enter when it can answer."""
@@ -395,9 +424,11 @@ def demo(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> House:
     return house
 
 
+@pytest.mark.endurance
+@pytest.mark.promise("every command of the README runs")
 @pytest.mark.parametrize("heading", list(WORDS))
 def test_a_section(
-    heading: str, workshop: Path, tmp_path: Path, request: pytest.FixtureRequest
+    heading: str, workshop: Path, tmp_path: Path, request: pytest.FixtureRequest, promise: Any
 ) -> None:
     if heading == "Ask it" and not shutil.which("curl"):
         pytest.skip("there is no curl here")
@@ -407,4 +438,7 @@ def test_a_section(
     # The first section's own commands have run for all that go on with them.
     lines = [] if heading == DEMO_SECTION else BLOCKS[heading]
     inline = [replaced(span, words) for span, (where, words) in SPANS.items() if where == heading]
-    follow(house, [*(replaced(line, WORDS[heading]) for line in lines), *inline])
+    commands = [*(replaced(line, WORDS[heading]) for line in lines), *inline]
+    with promise.attempt():
+        follow(house, commands)
+        promise.tries += len(commands) - 1

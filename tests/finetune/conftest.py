@@ -1,0 +1,83 @@
+"""Trainings in processes of their own: what takes seconds, their imports, is done once for all."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.files import dump
+
+SIDE_BY_SIDE = """
+import json, sys
+from pathlib import Path
+from panjue.finetune.sft import main
+
+for words in json.loads(sys.argv[2]):
+    main(Path(sys.argv[1]), words)
+"""
+ROBUST_STEPS = (
+    "trainer.max_steps=4", "trainer.save_steps=2", "trainer.eval_strategy='no'",
+    "trainer.logging_steps=1", "trainer.gradient_accumulation_steps=2", "score_examples=0",
+)  # fmt: skip
+EXACT = ("trainer.save_strategy='no'", "dtype=float32", "trainer.bf16=false")
+
+
+def robust_words(method: str) -> list[str]:
+    """Return the words of a training by a group objective that processes must not change."""
+    objective = [f"robust.method={method}", "robust.by=court", "robust.weight=5", "robust.step=0.5"]
+    return [*ROBUST_STEPS, *objective, *EXACT]
+
+
+PLAIN_WORDS = ["trainer.max_steps=4", "trainer.eval_strategy='no'", *EXACT[:1], *EXACT[2:]]
+"""The words of a training by the mean over tokens, of which the same holds."""
+
+
+@pytest.fixture(scope="session")
+def courts(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the config of a training on cases of three courts, one of them unknown."""
+    folder = tmp_path_factory.mktemp("courts")
+    lines = (workshop / "demo/train.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        row["groups"] = {"court": ["high", "low", None][row["id"] % 3]}
+    train = folder / "train.jsonl"
+    train.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+    text = (workshop / "sft.yaml").read_text("utf-8")
+    text = text.replace(str(workshop / "demo/train.jsonl"), str(train))
+    (folder / "sft.yaml").write_text(text.replace(f"run: {workshop}/run", "run: nowhere"), "utf-8")
+    return folder / "sft.yaml"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What two processes trained together: a run folder each, named after its objective."""
+
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="session")
+def two_processes(courts: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return the trainings of one launch of two processes that meet over gloo."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "train.py").write_text(SIDE_BY_SIDE, "utf-8")
+    half, many = "trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"
+    trainings = [
+        [f"run={folder}/plain", *PLAIN_WORDS, f"{half}=4"],
+        *(
+            [f"run={folder}/{method}", *robust_words(method), f"{half}=2", f"{many}=2"]
+            for method in ("vrex", "group_dro")
+        ),
+    ]
+    # accelerate's --cpu starts a single process unless there is MPI; its launcher for several
+    # GPUs starts them, and on a CPU they meet over gloo.
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    launch += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
+    launch += ["--dynamo_backend=no", "--main_process_port=0"]
+    words = [str(folder / "train.py"), str(courts), json.dumps(trainings)]
+    done = subprocess.run([*launch, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Trained(folder, done.stdout)
