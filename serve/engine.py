@@ -213,18 +213,22 @@ def complete(
     """
     pending = Pending(requests)
     running: dict[str, Request] = {}
-    while running or not pending.exhausted:
-        check()
-        for request in pending.draw(in_flight - len(running)):
-            key = f"{request.turn} {request.id}"
-            running[key] = request
-            prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
-            llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)
-        for output in llm.llm_engine.step() if running else ():
-            if any(reply.finish_reason == "abort" for reply in output.outputs):
-                raise UserError(ENDED)
-            if output.finished:
-                yield running.pop(output.request_id), output
+    try:
+        while running or not pending.exhausted:
+            check()
+            for request in pending.draw(in_flight - len(running)):
+                key = f"{request.turn} {request.id}"
+                running[key] = request
+                prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
+                llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)
+            for output in llm.llm_engine.step() if running else ():
+                if any(reply.finish_reason == "abort" for reply in output.outputs):
+                    raise UserError(ENDED)
+                if output.finished:
+                    yield running.pop(output.request_id), output
+    finally:
+        if running:  # or the next to ask this engine would get their outputs
+            llm.llm_engine.abort_request(list(running))
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:

@@ -95,7 +95,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Threads of one tiny matrix product wait for one another actively: with both cores busy
         # elsewhere a training took 96 s with two of them, and 9 s with one.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would take both cores
     config.pluginmanager.register(FixtureCosts())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give what asks the engine or the server to one process of `make test`, files to the other."""
+    for item in items:
+        asks = {"llm", "server"} & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("engine" if asks else str(item.path)))
 
 
 class FixtureCosts:
@@ -115,6 +123,17 @@ class FixtureCosts:
             return (yield)
         finally:
             self._seconds[fixturedef.argname] += time.perf_counter() - began
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand the seconds to the process that prints them, where `make test` has several."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["fixtures"] = dict(self._seconds)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Add up what the processes took."""
+        for name, seconds in getattr(node, "workeroutput", {}).get("fixtures", {}).items():
+            self._seconds[name] += seconds
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the dearest."""

@@ -33,7 +33,7 @@ SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
 ROOM = 16384
 """Prompt and reply of the longest request: what the engine of all tests has room for."""
 
-SHORT = ({"logprobs": 2, "max_tokens": 1200},)
+SHORT = ({"logprobs": 2, "max_tokens": 200},)
 """Replies of a model that has not learnt to stop: cut, and read as far as they go."""
 
 

@@ -194,6 +194,17 @@ def test_a_sample_that_the_engine_fails_at_costs_no_other(
     assert kept is None or len(made["finish"]) == len(made["forks"]) == len(kept)
 
 
+def test_who_stops_asking_leaves_nothing_in_the_engine(
+    llm: LLM, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+) -> None:
+    asking = rows(llm, Calls(asker, iter(examples[:8])), in_flight=8)
+    next(asking)
+    del asking  # which closes it
+    assert not llm.llm_engine.has_unfinished_requests()
+    [row] = rows(llm, Calls(asker, iter(examples[:1])), in_flight=8)
+    assert row["texts"] == next(r["texts"] for r in finished if r["id"] == row["id"])
+
+
 def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
     llm: LLM, asker: Asker, examples: list[Example]
 ) -> None:

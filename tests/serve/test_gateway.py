@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,8 +68,10 @@ def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
     assert len(cases) == 50
     offline = {row["id"]: row for row in rows(llm, Calls(asker, iter(cases)), in_flight=16)}
     ties, asked = [], 0
-    for example in cases:
-        answered = http.post("/v1/judgments", json=body_of(example))
+    with ThreadPoolExecutor(8) as several:
+        bodies = [body_of(example) for example in cases]
+        answers = list(several.map(lambda body: http.post("/v1/judgments", json=body), bodies))
+    for example, answered in zip(cases, answers, strict=True):
         if "refused" in offline[example.id]:
             assert answered.status_code == 400
             continue
