@@ -39,7 +39,7 @@ check: install build/typing/panjue
 build/typing/panjue:  # a view of the four folders that mypy and editors can follow
 	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
 test: install  # two processes: most of the time goes into imports, which use one core
-	.venv/bin/pytest -n 2 --dist loadgroup
+	.venv/bin/pytest -n 2 --dist loadfile
 torture: install  # what "Nothing lost" says in the README, tried for real: up to 45 minutes
 	.venv/bin/pytest tests/torture --torture
 demo: install

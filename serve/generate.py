@@ -1,7 +1,7 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -139,8 +139,8 @@ def answer(
     with StopSignals(config.run) as signals, started(config, task, source) as (llm, asker, adapter):
         signals.at_once = False
         calls = Calls(asker, todo, turns(config), known.get if known else lambda _: None)
-        finished = rows(llm, calls, config.in_flight, adapter, signals.check)
-        append(place, finished, calls, len(done), examples)
+        with closing(rows(llm, calls, config.in_flight, adapter, signals.check)) as finished:
+            append(place, finished, calls, len(done), examples)
 
 
 def answering(config: GenerateConfig, task: Task) -> Source:

@@ -1,7 +1,7 @@
 """Examples -> rows of `completions.jsonl`: whatever each example's way to its answer asks."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ def rows(
     in_flight: int,
     adapter: Path | None = None,
     check: Callable[[], None] = lambda: None,
-) -> Iterator[Row]:
+) -> Generator[Row, None, None]:
     """Yield one row of `completions.jsonl` per call, in the order they finish.
 
     `check` is called between the engine's steps, and may end it all.

@@ -99,13 +99,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FixtureCosts())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give what asks the engine or the server to one process of `make test`, files to the other."""
-    for item in items:
-        asks = {"llm", "server"} & set(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("engine" if asks else str(item.path)))
-
-
 class FixtureCosts:
     """What the set-ups of each fixture took, those of the fixtures it asks for not included.
 

@@ -199,7 +199,7 @@ def test_who_stops_asking_leaves_nothing_in_the_engine(
 ) -> None:
     asking = rows(llm, Calls(asker, iter(examples[:8])), in_flight=8)
     next(asking)
-    del asking  # which closes it
+    asking.close()
     assert not llm.llm_engine.has_unfinished_requests()
     [row] = rows(llm, Calls(asker, iter(examples[:1])), in_flight=8)
     assert row["texts"] == next(r["texts"] for r in finished if r["id"] == row["id"])
