@@ -85,7 +85,9 @@ class Certainty:
         if sure is None or row is None:
             self._of_example.append(0.0)
             return []
-        items = (sure["confidence"], gold[self._decides.items], row[self._decides.items])
+        written_items = row[self._decides.items]
+        wanted_items = _in_order_of(written_items, gold[self._decides.items])
+        items = (sure["confidence"], wanted_items, written_items)
         if len({len(part) for part in items}) != 1:
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
         noted = [
@@ -112,6 +114,14 @@ class Certainty:
             mask[order[: round(share * len(order))]] = False
             kept[share] = summarize(scored, resamples=0, mask=mask)
         return kept
+
+
+def _in_order_of(written: Sequence[Row], gold: Sequence[Row]) -> Sequence[Row]:
+    """Return the gold items in the order of the written ones: by name, as the metric does."""
+    if not all("name" in item for item in (*written, *gold)):
+        return gold
+    by_name = {item["name"]: item for item in gold}
+    return [by_name[item["name"]] for item in written if item["name"] in by_name]
 
 
 def _plain(value: Any) -> Any:

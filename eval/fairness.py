@@ -4,6 +4,7 @@ Chalkidis et al., "FairLex: A Multilingual Benchmark for Evaluating Fairness in 
 Processing", ACL 2022.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from panjue.eval.calibration import calibration
 from panjue.eval.matching import compared_by
-from panjue.eval.means import Columns, gold_rows, metric_values, summarize
+from panjue.eval.means import Columns, gold_rows, metric_values, plain, summarize
 from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.errors import UserError, did_you_mean
 from panjue.prompts.files import generation, read_json, sha256
@@ -40,7 +41,8 @@ class Group:
 
     Attributes:
         n: Its test examples.
-        value: The metric over them, with `low` and `high`, its 95% bootstrap interval.
+        value: The metric over them, with `low` and `high`, its 95% bootstrap interval; NaN where
+            they have nothing that it scores, and then they count for no number over groups.
         flagged: It has too few examples to count for mean, disparity, worst and gap.
         train: Training examples of this group (representation inequality); None where unknown.
         shift: KL divergence of its training from its test class distribution, add-one smoothed,
@@ -121,8 +123,9 @@ class Report:
     cross: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
+        """Return it as JSON has it: what there is nothing to score for is null."""
+        found: dict[str, Any] = plain(asdict(self))
+        return found
 
 
 def report(  # noqa: PLR0913  # what the command line offers
@@ -310,7 +313,11 @@ def _attribute(table: _Table, attribute: str, trained: Trained | None, min_n: in
         name: _group(table, name, of_example == name, trained, sorted(support), min_n)
         for name in names
     }
-    counted = {name: group for name, group in groups.items() if not group.flagged}
+    counted = {
+        name: group
+        for name, group in groups.items()
+        if not group.flagged and not math.isnan(group.value)
+    }
     values = [group.value for group in counted.values()]
     recall_class, recall_gap = widest(list(counted.values()))
     several = len(values) > 1

@@ -1,5 +1,6 @@
 """The fairness report for people: tables on the terminal, a page that stands alone."""
 
+import math
 from collections.abc import Iterator
 from html import escape
 
@@ -69,7 +70,7 @@ def cells(group: Group) -> tuple[str, ...]:
     return (
         str(group.n),
         _number(group.value),
-        f"{group.low:.4f} - {group.high:.4f}",
+        f"{_number(group.low)} - {_number(group.high)}",
         "-" if group.train is None else str(group.train),
         _number(group.shift),
         "-" if worst is None else f"{worst} ({group.worst_class_share:.0%})",
@@ -79,7 +80,7 @@ def cells(group: Group) -> tuple[str, ...]:
 
 def heads(report: Report) -> Iterator[str]:
     """Yield what is said first: the metric over all, and what the numbers rest on."""
-    yield f"{report.metric} {report.total:.4f} over all {report.examples} examples"
+    yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
         yield f"texts compared by {report.compared_by}"
     if report.missing or report.foreign:
@@ -116,14 +117,14 @@ def remarks(report: Report, attribute: Attribute) -> Iterator[str]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def _cross_cell(found: tuple[int, float] | None, min_n: int) -> str:
     if found is None:
         return "-"
     n, value = found
-    return f"{value:.4f} ({n}){'*' if n < min_n else ''}"
+    return f"{_number(value)} ({n}){'*' if n < min_n else ''}"
 
 
 def page(report: Report) -> str:
@@ -162,7 +163,7 @@ def _plot(report: Report, attribute: Attribute) -> str:
     across = WIDTH - label_width - 80
 
     def x(value: float) -> float:
-        return round(label_width + across * min(max(value, 0.0), 1.0), 1)
+        return round(label_width + across * min(max(0.0, value), 1.0), 1)  # NaN: 0
 
     shapes = []
     for i, (name, group) in enumerate(attribute.groups.items()):
@@ -174,7 +175,7 @@ def _plot(report: Report, attribute: Attribute) -> str:
             f"height=18 fill='{colour}'/>",
             f"<line x1={x(group.low)} x2={x(group.high)} y1={y + 9} y2={y + 9} stroke='#e07a3f' "
             "stroke-width=3 />",
-            f"<text x={WIDTH - 72} y={y + 14}>{group.value:.3f}</text>",
+            f"<text x={WIDTH - 72} y={y + 14}>{_number(group.value)}</text>",
         ]
     shapes.append(
         f"<line x1={x(report.total)} x2={x(report.total)} y1=0 y2={height - 20} stroke='#888' "

@@ -49,7 +49,12 @@ def article_f1(gold: Row, predicted: Row | None) -> float:
 
 def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
     """Share of the case's defendants whose penalty class is right."""
-    return _over_defendants(gold, predicted, lambda g, p: float(g["penalty"] == p["penalty"]))
+    return _over_defendants(gold, predicted, lambda g, p: float(_same_class(g, p)))
+
+
+def _same_class(gold: Row, predicted: Row) -> bool:
+    # False == 0 in Python, and class 0 is death.
+    return type(predicted["penalty"]) is not bool and gold["penalty"] == predicted["penalty"]
 
 
 def final(gold: Row, predicted: Row | None) -> float:
@@ -63,13 +68,13 @@ def final(gold: Row, predicted: Row | None) -> float:
 
 def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Share of the predicted labels that are gold; 0 where nothing is predicted."""
-    wanted, given = set(gold), set(predicted)
+    wanted, given = _as_written(gold), _as_written(predicted)
     return len(wanted & given) / len(given) if given else 0.0
 
 
 def recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Share of the gold labels that are predicted; 0 where nothing is gold."""
-    wanted, given = set(gold), set(predicted)
+    wanted, given = _as_written(gold), _as_written(predicted)
     return len(wanted & given) / len(wanted) if wanted else 0.0
 
 
@@ -79,8 +84,13 @@ def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     The official code clamps the denominators instead of asking which sets are empty; two empty
     sets therefore score 0 there, and here.
     """
-    wanted, given = set(gold), set(predicted)
+    wanted, given = _as_written(gold), _as_written(predicted)
     return 2 * len(wanted & given) / (len(wanted) + len(given)) if wanted or given else 0.0
+
+
+def _as_written(labels: Sequence[str | int]) -> set[str]:
+    """Return labels as texts: some files have articles as numbers, 264 for "264"."""
+    return {str(label) if isinstance(label, int) else label for label in labels}
 
 
 def overlap_f1(wanted: Sequence[str], given: Sequence[str]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval import calibration
@@ -260,17 +261,18 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | Non
 
     With the groups stand their numbers of examples.
     """
+    # Groups are called as files have them: `[/b] 某院` is a name, and no markup of rich's.
     numbers = {
-        name: [str(summary.examples), *(f"{value:.4f}" for value in summary.mean.values())]
+        escape(name): [str(summary.examples), *(f"{value:.4f}" for value in summary.mean.values())]
         for name, summary in groups.items()
     }
     heads = ["examples", *next(iter(groups.values())).mean]
     if len(groups) > MANY:
-        table = Table(f"by {attribute}", *heads, title=title)
+        table = Table(escape(f"by {attribute}"), *heads, title=title)
         for name, row in numbers.items():
             table.add_row(name, *row)
         return table
-    table = Table(f"by {attribute}", *groups, title=title)
+    table = Table(escape(f"by {attribute}"), *numbers, title=title)
     for head, *row in zip(heads, *numbers.values(), strict=True):
         table.add_row(head, *row)
     return table

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from panjue.eval.means import Columns, metric_values, summarize
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
 from panjue.prompts.model import DECISION
-from panjue.prompts.task import first_reply
+from panjue.prompts.task import every, first_reply
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -58,7 +59,8 @@ def class_ratios(run: Run) -> Ratios:
         for told in beliefs.of(example, row) if "texts" in row else ():
             for field in fields:
                 believed[field].update(told[field])
-    gold = run.task.labels(run.task.read(run.test)).counts
+    whole_file = replace(run.task, only=every)  # `held_out` asked about a tenth of it
+    gold = run.task.labels(whole_file.read(run.test)).counts
     return {field: _ratios(gold.get(field, {}), believed[field]) for field in fields}
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.decode import after_thinking, field_text, load_json, normal, snap, strings_in
+from panjue.prompts.decode import field_text, load_json, normal, snap, strings_in
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Record, case_lines, dump
 from panjue.prompts.labels import Labels, collect
@@ -24,6 +24,9 @@ from panjue.prompts.task import (
     id_of,
     text_of,
 )
+
+ENDS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
+"""Where a class ends in a reply that is no JSON."""
 
 NONE = "none"
 """What an empty set of classes is called in counts and reports."""
@@ -46,6 +49,7 @@ class Classes:
         groups: Fields to report by -> for numbers, the names that they stand for.
         other: What else files call such a field -> its name here.
         person: The field that may name whom it is about; `{person}` in the template.
+        synonyms: What a free reply may have in place of a class -> the class.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Classes:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     other: Mapping[str, str] = field(default_factory=dict)
     person: str = ""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -142,8 +147,9 @@ class Classes:
         if isinstance(found, dict) and list(found) == [self.key] and self._is_answer(found):
             return Decoded({self.key: found[self.key]})
         known = {normal(word): word for word in self.words}
-        text = field_text(after_thinking(reply), "labels?|answer|答案")
-        written = re.split(r"[,，、;；\n]", reply[:1024]) if text is None else strings_in(text)
+        known |= {normal(word): meant for word, meant in self.synonyms.items()}
+        text = field_text(reply, "labels?|answer|答案")
+        written = ENDS.split(reply[:1024]) if text is None else strings_in(text)
         snapped = [snap(word, known) for word in written[: 4 * len(self.words)] if word.strip()]
         meant = [word for word in dict.fromkeys(snapped) if word]
         if not meant and not (self.several and text is not None and not written):

@@ -1,11 +1,9 @@
 """Tools to read replies that are nearly right. All total, all linear in the reply."""
 
-import difflib
 import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 STRING = r'"(?:[^"\\]++|\\.)*+"'
@@ -78,23 +76,25 @@ def unquote(text: str) -> str:
     return value if isinstance(value, str) else text.strip('"')
 
 
+PUNCTUATION = re.compile(r"[\s、，,；;：:。·“”\"'()（）《》<>]+")
+"""What two spellings of one label may differ in. Not the `.` and `-` of article numbers."""
+
+
 def normal(label: str) -> str:
-    """Return the form under which two spellings of a charge or an article meet."""
-    return re.sub(r"\s+", "", flatten_forms(label)).removesuffix("罪")
+    """Return the form under which the spellings of a charge, an article or a class meet.
+
+    In plain forms and lower case, without white space, punctuation and a last 罪.
+    """
+    return PUNCTUATION.sub("", flatten_forms(label)).lower().removesuffix("罪")
 
 
 def snap(label: str, known: Mapping[str, str]) -> str | None:
-    """Return the label that `label` most likely meant, or None if none is near enough.
+    """Return the label of which `label` is another spelling, or None.
+
+    Never the nearest: 行贿 is near 受贿, and Article 13 near Article 3.
 
     Args:
         label: What the model wrote.
         known: `normal(label)` -> label, for every known label.
     """
-    wanted = normal(label)
-    return known.get(wanted) or _nearest(wanted[:64], tuple(known.items()))
-
-
-@lru_cache(maxsize=4096)
-def _nearest(wanted: str, known: tuple[tuple[str, str], ...]) -> str | None:
-    near = difflib.get_close_matches(wanted, [form for form, _ in known], n=1, cutoff=0.8)
-    return dict(known)[near[0]] if near else None
+    return known.get(normal(label))

@@ -10,7 +10,11 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.render import prompt_ids, reply_ids
 from panjue.prompts.task import Example, Task
 
-SENTENCE = re.compile(r"[^。！？；!?;\n]*(?:[。！？；!?;\n]+[”’」』）)]*|$)")
+SENTENCE = re.compile(
+    r"(?:[^。！？；!?;\n.]++|\.(?!\s+[“‘\"'(]?[A-ZÀ-Þ]))*+"
+    r"(?:[。！？；!?;\n]+[”’」』）)]*|\.\s+|$)"
+)
+"""A full stop of the Latin script ends a sentence where white space and a capital follow."""
 
 CLAUSE = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
 LONG = 200
@@ -46,9 +50,10 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
 
     Sentences that name nobody go first, those that share least with `example.anchor` before the
     others, from the middle outwards; then the longest of those that name somebody. The first
-    sentence that names each of `example.names` always stays; without any, the last that would go.
-    Training and serving call this with the same budget, so that a model sees in use what it saw in
-    training. It reads neither the answer nor the labels.
+    sentence that names each of `example.names` always stays. Where none names anybody (masked
+    names differ) the beginning stays, or with an anchor what shares most with it: no text is left
+    empty. Training and serving call this with the same budget, so that a model sees in use what it
+    saw in training. It reads neither the answer nor the labels.
 
     Args:
         example: Any example.
@@ -113,7 +118,7 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = 
     naming = [names_in(sentence, names) for sentence in sentences]
     introducing = {
         next((i for i, named in enumerate(naming) if name in named), -1) for name in names
-    }
+    } - {-1}
     middle = (len(sentences) - 1) / 2
     pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}
     shared = [sum(pair in sentence for pair in pairs) for sentence in sentences]
@@ -125,7 +130,11 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = 
         (i for i, named in enumerate(naming) if named and i not in introducing),
         key=lambda i: (-len(sentences[i]), i),
     )
-    return [*nameless, *others][: None if introducing else -1]
+    order = [*nameless, *others]
+    if introducing:
+        return order
+    beginning = next((i for i, sentence in enumerate(sentences) if sentence.strip()), 0)
+    return order[:-1] if anchor else [i for i in order if i != beginning]
 
 
 def names_in(sentence: str, names: Sequence[str]) -> set[str]:

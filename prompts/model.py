@@ -6,7 +6,7 @@ from typing import Any
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, sha256
-from panjue.prompts.render import neutralize, templates_of
+from panjue.prompts.render import control_ids, neutralize, shield, templates_of
 
 PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is fetched, hashed and read of a model: never pickles, never code."""
@@ -67,8 +67,8 @@ def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a model and see to it that no case can forge its markers.
 
     Raises:
-        UserError: It has no chat template or no end token, or a special token that `neutralize`
-            lets pass.
+        UserError: It has no chat template or no end token, or a special token that a text
+            of a case could forge in spite of `shield`.
     """
     from transformers import AutoTokenizer
 
@@ -79,11 +79,12 @@ def load_tokenizer(folder: Path) -> Any:
         )
     if tokenizer.eos_token_id is None:
         raise UserError(f"{folder}: its tokenizer has no end token")
-    unsafe = [token for token in tokenizer.all_special_tokens if neutralize(token) == token]
-    if unsafe:
-        raise UserError(
-            f"{folder}: the special token {unsafe[0]!r} could be forged by a case's text"
-        )
+    for token, number in control_ids(tokenizer).items():
+        text = shield(tokenizer, neutralize(f"甲{token}乙"))
+        if number in tokenizer(text, add_special_tokens=False).input_ids:
+            raise UserError(
+                f"{folder}: the special token {token!r} could be forged by a case's text"
+            )
     return tokenizer
 
 

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 SYNTAX = "syntax"
 """The part of everything that is no value: braces, keys, commas, the end token."""
 
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(?P<key>\s*:)?|[\[\]{},]|[^\s\[\]{},:"]+')
+TOKEN = re.compile(
+    r'"(?:[^"\\]++|\\.)*+(?:"(?P<key>\s*+:)?|\\?\Z)|[\[\]{},]|[^\s\[\]{},:"]+', re.DOTALL
+)
+"""A string that is cut reaches to the end: looked for anew at every quotation mark in it, its end
+would take the square of its length."""
+
+DEEPEST = 64
+"""Where values of a reply that nests deeper are no longer looked for; tasks nest four deep."""
 
 Path = tuple[str | int, ...]
 """Object keys and array indices from the top of a reply down to a value."""
@@ -22,14 +29,15 @@ def value_spans(reply: str) -> Iterator[tuple[int, int, Path]]:
         text = token[0]
         if token["key"] and path:
             path[-1] = text[1 : text.rindex('"')]
-        elif text == "[":
-            path.append(0)
-        elif text == "{":
-            path.append("")
+        elif text in "[{":
+            path.append(0 if text == "[" else "")
+            if len(path) > DEEPEST:
+                return
         elif text in "]}":
             path = path[:-1]
         elif text == ",":
-            path = [*path[:-1], path[-1] + 1] if path and isinstance(path[-1], int) else path
+            if path and isinstance(path[-1], int):
+                path[-1] += 1
         else:
             yield token.start(), token.end(), tuple(path)
 

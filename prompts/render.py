@@ -1,6 +1,7 @@
 """Example -> chat messages -> token ids. Training and serving both come here."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,50 @@ def neutralize(text: str) -> str:
     return MARKUP.sub("＜", text)
 
 
+CONTROL = re.compile(r"[<\[]\S+[>\]]")
+"""How an added token looks that steers a model though it is not called special."""
+
+
+def control_ids(tokenizer: Any) -> dict[str, int]:
+    """Return the added tokens that steer a model -> their ids.
+
+    `all_special_tokens` has only those with a role, and not the `[INST]` of Mistral's tokenizers.
+    Words and white space that were added for their own sake are left out.
+    """
+    return {
+        token.content: number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.content.strip() and (token.special or CONTROL.fullmatch(token.content))
+    }
+
+
+@lru_cache(maxsize=8)
+def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    written = sorted(control_ids(tokenizer), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, written))) if written else None
+
+
+def shield(tokenizer: Any, text: str) -> str:
+    """Replace the first character of whatever this tokenizer would read as a control token.
+
+    By its full-width twin, as `neutralize` does for markers of any model: `[INST]` is `［INST]`.
+    `load_tokenizer` has seen to it that this suffices.
+    """
+    pattern = _control_pattern(tokenizer)
+    while pattern and pattern.search(text):
+        text = pattern.sub(lambda found: _full_width(found[0][0]) + found[0][1:], text)
+    return text
+
+
+def _full_width(sign: str) -> str:
+    return chr(ord(sign) + 0xFEE0) if "!" <= sign <= "~" else "＿" if sign != "＿" else "＊"
+
+
+def shielded(tokenizer: Any, messages: Messages) -> Messages:
+    """Return chat messages in whose contents this tokenizer reads no control token."""
+    return [{**said, "content": shield(tokenizer, said["content"])} for said in messages]
+
+
 def render(task: str, example: Example) -> Messages:
     """Fill `templates/<task>.md` and return it as one user message, byte for byte.
 
@@ -52,18 +97,23 @@ def render(task: str, example: Example) -> Messages:
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Return the token ids of the prompt, up to where the reply begins."""
     ids: list[int] = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **TEMPLATE_ARGS
+        shielded(tokenizer, messages),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+        **TEMPLATE_ARGS,
     )
     return ids
 
 
 def reply_ids(tokenizer: Any, reply: str) -> list[int]:
     """Return the token ids of a reply with the end token that closes it."""
-    ids: list[int] = tokenizer(reply, add_special_tokens=False).input_ids
+    ids: list[int] = tokenizer(shield(tokenizer, reply), add_special_tokens=False).input_ids
     return [*ids, tokenizer.eos_token_id]
 
 
 def reply_parts(tokenizer: Any, reply: str) -> list[str]:
     """Return for every token of `reply_ids` the field of the reply that it belongs to."""
+    reply = shield(tokenizer, reply)
     coded = tokenizer(reply, add_special_tokens=False, return_offsets_mapping=True)
     return [*part_of_tokens(reply, coded.offset_mapping), SYNTAX]

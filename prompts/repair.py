@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from panjue.prompts.articles import article_of
 from panjue.prompts.decode import (
     STRING,
-    after_thinking,
     field_text,
     flatten_forms,
     named_objects,
@@ -54,7 +54,7 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     Total and linear in the reply: whatever it is, every one of `names` is answered with known
     labels, and everything that was mended or guessed is listed.
     """
-    found, repairs = _assign(_segments(after_thinking(reply)), names)
+    found, repairs = _assign(_segments(reply), names)
     judgments = []
     for name in names:
         judgment, mended = _judge(name, found.get(name), labels)
@@ -124,8 +124,8 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
     read: dict[str, None] = {}
     repairs = []
     # A runaway list ends here: no answer needs more than a few times what training had.
-    for written in _single(strings_in(text or "")[: 4 * most], known):
-        label = _article(written, known) if field == "articles" else snap(written, known)
+    for written in _single(strings_in(text or "")[: 4 * most], field, known):
+        label = article_of(written, known) if field == "articles" else snap(written, known)
         if label != written:
             repairs.append(
                 f"{field} {written[:40]!r} -> {label!r}"
@@ -143,19 +143,18 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
     return list(read)[:most], repairs
 
 
-def _single(written: Sequence[str], known: Mapping[str, str]) -> list[str]:
-    """Split an entry that is no label but joins several, such as `264、263`."""
-    parts = ([w] if normal(w) in known else SEPARATORS.split(w) for w in written)
-    return [part for entry in parts for part in entry if part.strip()]
+def _single(written: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
+    """Split an entry that is no label but joins several, such as `264、263`.
 
-
-def _article(written: str, known: Mapping[str, str]) -> str | None:
-    """Find the article in `第264条第1款` or `264-1`: the paragraph if known, else the article."""
-    numbers = re.match(r"\D*(\d+(?:\.\d+)?)(?:\D+(\d+))?", normal(written))
-    if not numbers:
-        return None
-    article, paragraph = numbers.groups()
-    return known.get(f"{article}-{paragraph}") or known.get(article)
+    A charge may have a 、 of its own: 盗窃、抢夺国家机关公文罪 is no 盗窃罪.
+    """
+    entries: list[str] = []
+    for entry in written:
+        parts = [part for part in SEPARATORS.split(entry) if part.strip()]
+        joins = all(part.rstrip().endswith("罪") or normal(part) in known for part in parts)
+        is_one = normal(entry) in known or (field == "charges" and not joins)
+        entries += [entry] if is_one else parts
+    return entries
 
 
 def _penalty_in(segment: str | None, labels: Labels) -> tuple[str, str | None]:

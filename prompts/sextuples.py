@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from panjue.prompts.decode import after_thinking, load_json
+from panjue.prompts.decode import load_json
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Decoded, Example, Row, Schema, Turn
@@ -142,7 +142,7 @@ INNERMOST = re.compile(r"\{[^{}]*+\}")
 
 def _salvaged(reply: str) -> dict[str, Any]:
     """Return what can be read of a reply that is no JSON: its innermost objects."""
-    objects = [load_json(text) for text in INNERMOST.findall(after_thinking(reply))]
+    objects = [load_json(text) for text in INNERMOST.findall(reply)]
     whole = [one for one in objects if isinstance(one, dict)]
     numbered = [one for one in whole if "id" in one]
     return {**(whole[0] if whole else {}), **({"sentences": numbered} if numbered else {})}

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from panjue.prompts import tasks
 from panjue.prompts.config import SolveSettings, first_complaint
+from panjue.prompts.decode import after_thinking
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
 from panjue.prompts.files import Record, at, case_lines, lines, parse_case
 from panjue.prompts.handin import JSON_LINES, HandIn
@@ -221,6 +222,17 @@ class Ranks:
 
 
 @dataclass(frozen=True)
+class AfterThinking:
+    """How every task reads a reply: what stands before `</think>` is no part of the answer."""
+
+    read: Callable[[str, Example, Labels], Decoded]
+
+    def __call__(self, reply: str, example: Example, labels: Labels) -> Decoded:
+        """Read what follows the think block."""
+        return self.read(after_thinking(reply), example, labels)
+
+
+@dataclass(frozen=True)
 class Task:
     """One question we put to the model. The module's name is the task's name everywhere.
 
@@ -230,7 +242,8 @@ class Task:
         schema: Example, labels -> JSON Schema of exactly this example's reply.
         target: Example -> the gold reply, compact JSON, always valid under the schema.
         decode: Reply, example, labels -> answer. Never raises. What it makes of an empty reply
-            is the task's fallback, and the first peer that a score is printed beside.
+            is the task's fallback, and the first peer that a score is printed beside. A think
+            block is dropped before.
         submission: Example, answer -> one row of the official hand-in, with its `id`.
         metrics: Names of functions from a gold row and a submission row, or None, to a number:
             `reading.f1` is `f1` in `panjue.eval.reading`, a bare name is in
@@ -295,6 +308,11 @@ class Task:
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     only: Callable[[Example], bool] = every
     bad: Callable[[BadRow], None] = stop
+
+    def __post_init__(self) -> None:
+        """Have thoughts left out of a reply in one place, for every task there is or will be."""
+        if not isinstance(self.decode, AfterThinking):
+            object.__setattr__(self, "decode", AfterThinking(self.decode))
 
     @property
     def scores(self) -> tuple[str, ...]:

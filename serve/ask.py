@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
-from panjue.prompts.render import prompt_ids
+from panjue.prompts.render import prompt_ids, shielded
 from panjue.prompts.task import Example, Messages, Schema, Task
 
 
@@ -66,7 +66,7 @@ class Asker:
                 f"the prompt needs {fitted.tokens} tokens and the reply {room}; "
                 f"max_tokens is {self.max_tokens}"
             )
-        messages = self.task.prompt(fitted.example)
+        messages = shielded(self.tokenizer, self.task.prompt(fitted.example))
         prompt = prompt_ids(self.tokenizer, messages)
         space = self.max_tokens - len(prompt)
         free = Question(prompt, None, space, fitted.dropped, messages=messages)

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.names import MOST, find_defendants
-from panjue.prompts.render import TEMPLATE_ARGS, neutralize
+from panjue.prompts.render import TEMPLATE_ARGS, neutralize, shielded
 from panjue.prompts.task import Example
 from panjue.serve.ask import Question, Refusal
 from panjue.serve.backend import Rejected, Unavailable, check
@@ -268,7 +268,9 @@ class Gateway:
         return {
             "model": NAME,
             **body,
-            "messages": [_message(message) for message in messages],
+            "messages": shielded(
+                self._service.judge.asker.tokenizer, [_message(message) for message in messages]
+            ),
             "chat_template_kwargs": TEMPLATE_ARGS,
         }
 

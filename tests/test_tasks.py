@@ -42,6 +42,13 @@ def check_prompt(task: Task, example: Example) -> None:
         assert task.prompt(example) == task.prompt(example)
 
 
+OTHERS = (
+    '{"label":"十年以上","labels":["Article 2"],"answers":["思"],"type":"no","answer":"思",'
+    '"judgments":[{"name":"思","charges":["思罪"],"articles":["1"],"penalty":"死刑"}]} 十年以上'
+)
+"""What a model may think of: answers of all kinds, none of them meant."""
+
+
 def check_gold(task: Task, example: Example, labels: Labels) -> None:
     """The gold reply is valid, read back without loss, scores 1.0 and would be accepted."""
     assert example.answer is not None
@@ -52,6 +59,8 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     assert decoded.answer == example.answer
     assert decoded.repairs == ()
     assert decoded.readable
+    thought = task.decode(f"<think>{OTHERS}</think>{task.target(example)}", example, labels)
+    assert thought.answer == decoded.answer, "what was thought is no answer"
     row = task.submission(example, decoded.answer)
     assert row["id"] == example.id
     assert list(task.faults(example, row, labels)) == []

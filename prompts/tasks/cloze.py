@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from panjue.prompts.decode import after_thinking, field_text, load_json, strings_in
+from panjue.prompts.decode import field_text, load_json, strings_in
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump
 from panjue.prompts.handin import csv_table
@@ -94,7 +94,7 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     """Read a reply as one to five different answers, whatever it is."""
     written = _read_strictly(load_json(reply))
     repairs = [] if written else ["not the JSON that was asked for"]
-    written = written or _listed(after_thinking(reply))
+    written = written or _listed(reply)
     answers: dict[str, None] = {}
     for text in written:
         answer = contest_form(text[:LONGEST])

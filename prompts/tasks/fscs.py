@@ -5,6 +5,7 @@ from panjue.prompts.classify import Classes
 TASK = Classes(
     "fscs",
     ("dismissal", "approval"),
+    synonyms={"dismissed": "dismissal", "approved": "approval"},  # the words of its prompt
     groups={
         "decision_language": ("de", "fr", "it"),
         "legal_area": (

@@ -34,9 +34,17 @@ FIELDS = ("charges", "articles")
 
 
 def penalty_class(penalty: Mapping[str, Any]) -> int:
-    """Return the class 0-14 of a sentence; terms are in months, the first match wins."""
+    """Return the class 0-14 of a sentence; terms are in months, the first match wins.
+
+    Raises:
+        UserError: A term is no number of months.
+    """
     if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
         raise TypeError  # "false" would mean death
+    for term in TERMS:
+        months = penalty[term]
+        if type(months) not in (int, float) or not 0 <= months < math.inf:
+            raise UserError(f"'penalty' has {term} {months!r}; it must be months, 0 or more")
     if penalty["death_penalty"]:
         return 0
     if penalty["life_imprisonment"]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.decode import after_thinking, field_text, flatten_forms, load_json, unquote
+from panjue.prompts.decode import field_text, flatten_forms, load_json, unquote
 from panjue.prompts.documents import list_items
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import Record, check_text, dump
@@ -171,7 +171,7 @@ def target(example: Example) -> str:
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
     """Read a reply as a part of the text, yes, no or unknown, whatever it is."""
     strict = _read_strictly(load_json(reply))
-    kind, span = strict or _find(after_thinking(reply)) or (None, "")
+    kind, span = strict or _find(reply) or (None, "")
     repairs = [] if strict else ["not the JSON that was asked for"]
     if kind is None:
         return Decoded(_answer("unknown"), (*repairs, "nothing to read"), readable=False)

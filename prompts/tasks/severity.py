@@ -2,16 +2,22 @@
 
 from panjue.prompts.classify import Classes
 
+CLASSES = (
+    "没有刑期",
+    "一年以下",
+    "一年以上三年以下",
+    "三年以上五年以下",
+    "五年以上十年以下",
+    "十年以上",
+)
+
 TASK = Classes(
     "severity",
-    (
-        "没有刑期",
-        "一年以下",
-        "一年以上三年以下",
-        "三年以上五年以下",
-        "五年以上十年以下",
-        "十年以上",
-    ),
+    CLASSES,
+    synonyms={
+        **{f"有期徒刑{term}": term for term in CLASSES[1:]},
+        **{f"{term}有期徒刑": term for term in CLASSES[1:]},
+    },
     text=("fact", "text"),
     groups={"gender": ("male", "female"), "region": ()},
     person="defendant",

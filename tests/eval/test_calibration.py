@@ -111,3 +111,31 @@ def test_a_part_of_the_answers_is_no_peer(files: tuple[Path, Path], tmp_path: Pa
     part.write_text(submission.read_text("utf-8").splitlines()[0] + "\n", "utf-8")
     with pytest.raises(UserError, match=r"no row for id 1 \(9 in all\)"):
         compare(TASK, gold, submission, part)
+
+
+def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(
+    case: Row, row: Row, write: Write
+) -> None:
+    one, other = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["诈骗罪"], ["266"], 8)
+    gold = write("gold.jsonl", [case(i, other, one) for i in range(4)])
+    submission = write("run/submission.jsonl", [row(i, one, other) for i in range(4)])
+    sure = {"charges": 1.0, "articles": 1.0, "penalty": 1.0}
+    write("run/confidence.jsonl", [{"id": i, "confidence": [sure, sure]} for i in range(4)])
+    report = {"unreadable": 0, "examples": 4, "submission_sha256": sha256(submission)}
+    write_json(submission.parent / "decode.json", report)
+    scores = score(TASK, gold, submission)
+    assert scores.total.mean["final"] == pytest.approx(1)
+    assert scores.calibration is not None
+    assert {field: found.error for field, found in scores.calibration.items()} == {
+        "charges": 0, "articles": 0, "penalty": 0,
+    }  # fmt: skip
+
+
+def test_a_row_about_others_is_of_another_submission(files: tuple[Path, Path]) -> None:
+    gold, submission = files
+    text = submission.read_text("utf-8").replace('"乙"', '"丙"')
+    submission.write_text(text, "utf-8")
+    report = {"unreadable": 0, "examples": 10, "submission_sha256": sha256(submission)}
+    write_json(submission.parent / "decode.json", report)
+    with pytest.raises(UserError, match="is of another submission"):
+        score(TASK, gold, submission)

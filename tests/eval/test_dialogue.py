@@ -12,11 +12,13 @@ import pytest
 
 from panjue.eval.check import check
 from panjue.eval.dialogue import chain_points, holder_points, sextuple
+from panjue.eval.fairness import report
+from panjue.eval.fairness_page import page
 from panjue.eval.matching import Matching, current, make_matching, matching_by, verdict
 from panjue.eval.score import score
 from panjue.prompts.errors import UserError
 from panjue.prompts.sextuples import FIELDS
-from panjue.prompts.task import Row, load_task
+from panjue.prompts.task import Row, beside, load_task
 
 TASK = load_task("dialogue")
 SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
@@ -313,3 +315,17 @@ def test_real_gold_against_itself_is_perfect_and_the_same_twice(
     assert first.total.mean == {"sextuple": 1.0, "event": 1.0}
     assert first.to_json() == again.to_json()
     assert len([note for note in first.notes if "not JSON" in note]) == 3
+
+
+def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(tmp_path: Path) -> None:
+    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
+    (gold / "emo/emo_1.json").write_text("{", "utf-8")
+    told = folder_of(tmp_path)
+    (tmp_path / "groups.jsonl").write_text('{"id":"1","g":"a"}\n{"id":"2","g":"b"}\n', "utf-8")
+    task = beside(TASK, tmp_path / "groups.jsonl")
+    found = report("dialogue", task, gold, told, ["g"], metric="event", min_n=1)
+    numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
+    assert numbers["groups"]["a"]["value"] is None
+    assert numbers["groups"]["b"]["value"] == 1.0
+    assert (numbers["worst_group"], numbers["worst"], numbers["mean"]) == ("b", 1.0, 1.0)
+    assert "nan" not in page(found).lower()

@@ -181,3 +181,17 @@ def test_weight_is_the_binary_logarithm_of_the_defendants(
 
     row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
     assert load_task("judgment").weight(from_row(row)) == pytest.approx(weight)
+
+
+def test_false_is_no_class() -> None:
+    """In Python False is 0, and class 0 is death."""
+    gold = {"judgments": [{"name": "甲", "charges": ["a"], "articles": ["1"], "penalty": 0}]}
+    told = {"judgments": [{**gold["judgments"][0], "penalty": False}]}
+    assert metrics.penalty_accuracy(gold, gold) == 1
+    assert metrics.penalty_accuracy(gold, told) == 0
+
+
+def test_articles_that_are_numbers_are_the_articles() -> None:
+    text = {"judgments": [{"name": "甲", "charges": ["a"], "articles": ["264"], "penalty": 1}]}
+    number = {"judgments": [{**text["judgments"][0], "articles": [264]}]}
+    assert metrics.article_f1(text, number) == metrics.article_f1(number, text) == 1

@@ -298,3 +298,21 @@ def test_twenty_thousand_cases(case: Case, row: Case, write: Write) -> None:
     assert scores.groups["defendants"]["2"].mean["final"] == pytest.approx(0.25)
     low, high = scores.total.interval["final"]
     assert 0.01 > high - expected > 0 < expected - low < 0.01
+
+
+@pytest.mark.parametrize("groups", [2, 12])
+def test_a_group_s_name_is_no_markup(
+    groups: int, gold: Path, row: Case, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in gold.read_text("utf-8").splitlines()]
+    names = [f"[/b] 某院{n}" for n in range(groups)]
+    many = [
+        {**rows[0], "id": n, "fact": f"事实{n}。", "groups": {"[red]court": name}}
+        for n, name in enumerate(names)
+    ]
+    courts = write("courts.jsonl", many)
+    answers = write("answers.jsonl", [row(0, ("甲", ["盗窃罪"], ["264"], 13))])
+    show(score(load_task("judgment"), courts, answers), Console(width=200))
+    printed = capsys.readouterr().out
+    assert "by [red]court" in printed
+    assert all(name in printed for name in names)

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.answers import decode_run
+from panjue.eval.answers import decode_run, open_run
 from panjue.eval.decide import is_fitted_on
-from panjue.eval.tune import _ratios, main
+from panjue.eval.tune import _ratios, class_ratios, main
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import dump, read_json, sha256, write_json
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
 from panjue.prompts.repair import PENALTIES
+from panjue.prompts.split import is_held_out
+from panjue.prompts.task import Example
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -115,3 +117,30 @@ def test_a_fit_is_known_by_the_cases_it_was_made_on(
     assert not is_fitted_on(tmp_path / "adapter", {**made, "held_out": True})
     assert str(tmp_path) not in (tmp_path / "adapter/decision.json").read_text("utf-8")
     assert decode_run(run).decision_sha256 == sha256(tmp_path / "adapter/decision.json")
+
+
+def test_class_ratios_count_the_whole_training_file(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    """And not the held-out tenth alone, which was asked: there no case is of class 8."""
+    run = make_run(case, write, tmp_path, gold=True)
+    made = read_json(run / "manifest.json")["generate"]
+    facts = {i: f"事实{i}。" for i in range(60)}
+    asked = [i for i, fact in facts.items() if is_held_out(Example(i, fact))]
+    graver = [(name, charges, articles, 8) for name, charges, articles, _ in GOLD]
+    rows = [
+        case(i, *(GOLD if i in asked else graver)) | {"fact": fact} for i, fact in facts.items()
+    ]
+    test = write("cases.jsonl", rows)
+    changed = {"test_sha256": sha256(test), "held_out": True}
+    write_json(run / "manifest.json", {"generate": {**made, **changed}})
+    first = json.loads((run / "completions.jsonl").read_text("utf-8").splitlines()[0])
+    write("run/completions.jsonl", [{**first, "id": key} for key in asked])
+    # All replies say class 13. One more of each class on both sides: of gold 2 n + 1 to 2 (60 - n)
+    # + 1, of what is believed 2 n + 1 to 1.
+    n = len(asked)
+    assert 0 < n < 20
+    scale = (2 * n + 2) / (2 * 60 + 2)
+    ratios = class_ratios(open_run(run))["penalty"]
+    assert ratios[PENALTIES[8]] == pytest.approx(scale * (2 * (60 - n) + 1))
+    assert ratios[PENALTIES[13]] == pytest.approx(scale)

@@ -107,8 +107,31 @@ def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -
         ('{"labels":[]}', [], 0),
         ('So: {"labels": []}', [], 1),
         ("Article 3, Article P1-1", ["Article 3", "Article P1-1"], 1),
+        ("Article 3. article 5.", ["Article 3", "Article 5"], 1),
+        ('{"labels":["Article 13","Article 18"]}', ["Article 2"], 1),  # the fallback
+        ("<think>Article 2</think>Article 3", ["Article 3"], 1),
     ],
 )
 def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     decoded = ECTHR.decode(reply, Example(1, ""), Labels())
     assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
+
+
+@pytest.mark.parametrize(
+    ("reply", "label"),
+    [
+        ("dismissed", "dismissal"),
+        ("Approved.", "approval"),
+        ('{"label":"approved"}', "approval"),
+        ('{"label":"dismissal"}', "dismissal"),
+    ],
+)
+def test_the_outcome_in_the_words_of_the_prompt(reply: str, label: str) -> None:
+    decoded = FSCS.decode(reply, Example(1, ""), Labels())
+    assert decoded.answer == {"label": label}
+    assert decoded.readable
+
+
+def test_what_was_thought_is_no_answer() -> None:
+    decoded = SEVERITY.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
+    assert decoded.answer == {"label": "三年以上五年以下"}

@@ -160,7 +160,8 @@ def test_leaving_order_by_hand() -> None:
         "李某在家中被抓获归案。",  # 6: the same, longer
     ]
     assert leaving_order(sentences, ["张某", "李某"]) == [2, 4, 0, 6, 5]
-    assert leaving_order(sentences, ["王某"]) == [3, 2, 4, 1, 5, 0, 6]
+    assert leaving_order(sentences, ["王某"]) == [3, 2, 4, 1, 5, 6], "the beginning stays"
+    assert 1 not in leaving_order(["\n", *sentences], ["王某"]), "white space is no beginning"
 
 
 def test_a_longer_name_does_not_introduce_a_shorter_one() -> None:
@@ -198,6 +199,9 @@ class Letters:
     """A tokenizer whose tokens are characters."""
 
     eos_token_id = 0
+
+    def __init__(self) -> None:
+        self.added_tokens_decoder: dict[int, object] = {}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> list[int]:
         return [ord(letter) for letter in messages[0]["content"]]
@@ -237,3 +241,22 @@ def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels
     other = fit_prompt(task, served, labels, Letters(), 800)
     assert one.example.text == other.example.text
     assert one.dropped == other.dropped > 0
+
+
+def test_a_case_whose_names_are_masked_otherwise_keeps_its_beginning() -> None:
+    text = "经审理查明，被告人A某入室盗窃。" + "天气晴朗。" * 500
+    example = Example(1, text, names=("张某甲",))
+    fitted = fit(example, 60, lambda e: len(e.text))
+    assert fitted.fits
+    assert fitted.example.text.startswith("经审理查明，被告人A某入室盗窃。")
+
+
+def test_an_english_text_loses_sentences_too() -> None:
+    """They end in full stops; `No. 5`, `3.2` and `Art. 6` end none, `Mr. A` may."""
+    sentences = [f"The applicant complained under Art. 6 § 1 of point {n}.2. " for n in range(300)]
+    text = "".join(sentences)
+    assert split_sentences(text) == sentences
+    fitted = fit(Example(1, text), len(text) // 2, lambda e: len(e.text))
+    assert fitted.fits
+    assert len(text) // 3 < len(fitted.example.text) <= len(text) // 2
+    assert fitted.example.text.startswith(sentences[0])

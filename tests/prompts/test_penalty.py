@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.prompts.errors import UserError
 from panjue.prompts.tasks.judgment import penalty_class
 
 NOTHING = {
@@ -69,3 +72,10 @@ def test_longer_imprisonment_is_never_a_milder_class(one: int, other: int) -> No
 def test_fines_do_not_count(fine: int, unknown: bool) -> None:
     sentence = {**NOTHING, "imprisonment": 8, "fine": fine, "fine_without_amount": unknown}
     assert penalty_class(sentence) == 12
+
+
+@pytest.mark.parametrize("months", [-12, float("nan"), float("inf"), True, "12", None])
+@pytest.mark.parametrize("term", ["surveillance", "detention", "imprisonment"])
+def test_what_is_no_number_of_months_has_no_class(term: str, months: Any) -> None:
+    with pytest.raises(UserError, match=f"'penalty' has {term} .*; it must be months, 0 or more"):
+        penalty_class({**NOTHING, term: months})

@@ -116,7 +116,10 @@ EACH = "'outcomes' must have exactly one entry per defendant"
         (put(None, "outcomes", 0, "charges"), SHAPE),
         (put("诈骗罪", "outcomes", 0, "charges"), SHAPE),
         (put({"264": 1}, "outcomes", 0, "articles"), SHAPE),
-        (put("12", "outcomes", 0, "penalty", "imprisonment"), SHAPE),
+        (
+            put("12", "outcomes", 0, "penalty", "imprisonment"),
+            "'penalty' has imprisonment '12'; it must be months, 0 or more",
+        ),
         (put(3, "outcomes", 0, "penalty"), SHAPE),
         (put("甲", "outcomes", 0, "name"), "'outcomes' has '甲' twice or not as a name"),
         (put(7, "outcomes", 0, "name"), "'outcomes' has 7 twice or not as a name"),

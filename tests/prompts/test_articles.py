@@ -1,0 +1,198 @@
+"""Articles and charges as people write them: another spelling of one, or nothing."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.articles import article_of, number
+from panjue.prompts.decode import flatten_forms, normal, snap
+from panjue.prompts.files import dump
+from panjue.prompts.repair import PENALTIES
+from panjue.prompts.task import Example, load_task
+
+NUMERALS = "〇一二三四五六七八九"
+WIDE = str.maketrans("0123456789.-", "０１２３４５６７８９．－")
+
+
+def numeral(value: int) -> str:
+    """Write 1-999 in Chinese numerals as a statute does."""
+    hundreds, tens, ones = value // 100, value // 10 % 10, value % 10
+    text = f"{NUMERALS[hundreds]}百" if hundreds else ""
+    if tens:
+        text += ("" if tens == 1 and not hundreds else NUMERALS[tens]) + "十"
+    elif hundreds and ones:
+        text += "零"
+    return text + (NUMERALS[ones] if ones else "")
+
+
+def parts(article: str) -> tuple[str, str, str]:
+    """Return number, insertion and paragraph of an id: `177.1-1` is 177, 1, 1."""
+    found = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:-(\d+))?", article)
+    assert found, article
+    return found[1], found[2] or "", found[3] or ""
+
+
+def spelled(write: Callable[[int], str]) -> Callable[[str], str]:
+    """Return what writes an article out in words with such numbers."""
+
+    def of(article: str) -> str:
+        base, inserted, paragraph = parts(article)
+        text = f"第{write(int(base))}条" + (f"之{write(int(inserted))}" if inserted else "")
+        return text + (f"第{write(int(paragraph))}款" if paragraph else "")
+
+    return of
+
+
+ARTICLES: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "full width": lambda a: a.translate(WIDE),
+    "第…条": spelled(str),
+    "Chinese numerals": spelled(numeral),
+    "之 without 第": lambda a: spelled(str)(a).replace("第", ""),
+    "《刑法》": lambda a: f"《中华人民共和国刑法》{spelled(numeral)(a)}",
+    "刑法 and 规定": lambda a: f"根据刑法{spelled(str)(a)}之规定",
+    "spaces": lambda a: " ".join(spelled(str)(a)),
+}
+CHARGES: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "without 罪": lambda c: c.removesuffix("罪"),
+    "spaces": " ".join,
+    "full-width spaces": lambda c: f"　{c}　",
+    "without 、": lambda c: c.replace("、", ""),
+    "with commas": lambda c: c.replace("、", "，"),
+    "in quotes": lambda c: f"“{c}”",
+    "plain brackets": lambda c: c.replace("（", "(").replace("）", ")"),
+}
+
+
+@given(st.integers(1, 999))
+def test_numerals_are_read_as_they_are_written(value: int) -> None:
+    assert number(numeral(value)) == number(str(value)) == value
+
+
+@pytest.fixture(scope="module")
+def real(shared: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return normal form -> label of all charges and articles of the real training file."""
+    task = load_task("judgment")
+    labels = task.labels(task.read(shared / "drdz/train.jsonl"))
+    forms = labels.normal_forms
+    assert (len(forms["charges"]), len(forms["articles"])) == (161, 159), "no two are one"
+    return forms["charges"], forms["articles"]
+
+
+@pytest.mark.parametrize("way", ARTICLES)
+def test_every_real_article_is_itself_or_where_it_is_unknown_nothing(
+    way: str, real: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    _, known = real
+    for form, article in known.items():
+        written = ARTICLES[way](article)
+        assert article_of(written, known) == article, written
+        others = {other: label for other, label in known.items() if other != form}
+        hidden = article_of(written, others)
+        # Only a paragraph of an article whose other paragraphs are no labels is the article.
+        base = article.partition("-")[0]
+        siblings = [label for label in others.values() if label.startswith(f"{base}-")]
+        whole = base if "-" in article and base in others and not siblings else None
+        assert hidden == whole, written
+
+
+@pytest.mark.parametrize("way", CHARGES)
+def test_every_real_charge_is_itself_or_where_it_is_unknown_nothing(
+    way: str, real: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    known, _ = real
+    for form, charge in known.items():
+        written = CHARGES[way](charge)
+        assert snap(written, known) == charge, written
+        others = {other: label for other, label in known.items() if other != form}
+        assert snap(written, others) is None, written
+
+
+def test_a_real_charge_that_is_unknown_is_dropped_and_no_part_of_it_taken(shared: Path) -> None:
+    task = load_task("judgment")
+    labels = task.labels(task.read(shared / "drdz/train.jsonl"))
+    case = Example(1, "甲。", names=("甲",))
+    for hidden in labels.names("charges"):
+        counts = {charge: n for charge, n in labels.counts["charges"].items() if charge != hidden}
+        others = replace(labels, counts={**labels.counts, "charges": counts})
+        judged = {"name": "甲", "charges": [hidden], "articles": ["264"], "penalty": PENALTIES[13]}
+        decoded = task.decode(dump({"judgments": [judged]}), case, others)
+        told = f"甲: charges {flatten_forms(hidden)[:40]!r} unknown, dropped"
+        assert told in decoded.repairs, hidden
+        assert decoded.answer["judgments"][0]["charges"] == [others.commonest("charges")]
+
+
+def test_joined_charges_are_read_each(shared: Path) -> None:
+    task = load_task("judgment")
+    labels = task.labels(task.read(shared / "drdz/train.jsonl"))
+    case = Example(1, "甲。", names=("甲",))
+    for written, meant in (
+        ("盗窃罪、诈骗罪", ["盗窃罪", "诈骗罪"]),
+        ("盗窃、诈骗", ["盗窃罪", "诈骗罪"]),
+        ("盗窃罪，不明罪", ["盗窃罪"]),
+        ("伪造、变造、买卖身份证件", ["伪造、变造、买卖身份证件罪"]),
+    ):
+        judged = {"name": "甲", "charges": [written], "articles": ["264"], "penalty": PENALTIES[13]}
+        decoded = task.decode(dump({"judgments": [judged]}), case, labels)
+        assert decoded.answer["judgments"][0]["charges"] == meant, written
+
+
+KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "303-2")}
+
+
+@pytest.mark.parametrize(
+    ("written", "article"),
+    [
+        ("第133条之一", "133.1"),
+        ("第一百三十三条之一", "133.1"),
+        ("133条之1", "133.1"),
+        ("第287条之二第一款", "287.2"),  # it has no paragraphs among the labels
+        ("第287条之一", None),
+        ("第二百六十四条", "264"),
+        ("二六四", "264"),
+        ("第264条第1款第2项", "264"),
+        ("第303条第二款", "303-2"),
+        ("第303条第1款", None),  # gambling is no running of a gambling house
+        ("第303条第1款第2项", None),
+        ("《刑事诉讼法》第264条", None),
+        ("第264条和第287条", None),
+        ("2640", None),
+        ("9" * 10_000, None),
+        ("十" * 10_000, None),
+        ("", None),
+    ],
+)
+def test_articles_by_hand(written: str, article: str | None) -> None:
+    assert article_of(written, KNOWN) == article
+
+
+@given(st.text(st.sampled_from("第条之款项零一二十百264.-－《》刑法 ()"), max_size=12))
+def test_any_text_is_an_article_or_none(text: str) -> None:
+    assert article_of(text, KNOWN) in {None, *KNOWN}
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("过失以危险方法危害公共安全罪", "以危险方法危害公共安全罪"),
+        ("行贿罪", "受贿罪"),
+        ("非国家工作人员受贿罪", "国家工作人员受贿罪"),
+        ("Article 13", "Article 3"),
+        ("Article 18", "Article 8"),
+    ],
+)
+def test_a_near_label_is_another(written: str, known: str) -> None:
+    assert snap(written, {normal(known): known}) is None
+
+
+def test_the_labels_file_of_the_contest_has_no_two_charges_of_one_form(shared: Path) -> None:
+    charges = json.loads((shared / "drdz/charges_321.json").read_text("utf-8"))
+    names = list(charges)
+    assert len({normal(name) for name in names}) == len(names)
