@@ -38,6 +38,10 @@ OURS = {
     "pad_to_multiple_of": "nothing: rows are padded to the longest",
     "router_aux_loss_coef": "nothing: experts are not balanced anew",
     "dataset_kwargs": "nothing: rows are made by panjue",
+    "dataset_num_proc": "nothing: rows are made by panjue",
+    "shuffle_dataset": "nothing: the order is that of trainer.train_sampling_strategy",
+    "model_init_kwargs": "model, dtype and quantization",
+    "pad_token": "nothing: what is padded counts for nothing",
     "eos_token": "nothing: rows are made before, and end as the model's replies do",
     "save_only_model": "nothing: without its optimizer a training cannot be gone on with",
     "ignore_data_skip": "nothing: a training that goes on takes the examples that are left",
@@ -93,6 +97,11 @@ def hints_of(cls: type) -> dict[str, Any]:
         return {}
 
 
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin a LoRA that also change the base's weights. The adapter beside the base as it was
+would be another model than the trained one, and vLLM and merging know only that base."""
+
+
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that trl, peft or bitsandbytes do not have or take, and those of panjue.
 
@@ -106,6 +115,12 @@ def check_library_settings(config: SftConfig) -> None:
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
     check_values("trainer", config.trainer, TrainerConfig)
     check_values("lora", config.lora, LoraConfig)
+    start = config.lora.get("init_lora_weights", True)
+    if str(start).lower().startswith(CHANGES_THE_BASE):
+        raise UserError(
+            f"lora.init_lora_weights: {start!r} changes the base too, and the adapter beside the "
+            "base would be another model; take true, gaussian, orthogonal or eva"
+        )
     sampling = config.trainer.get("accelerator_config") or {}
     check_ours("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
     if config.robust and config.trainer.get("packing"):

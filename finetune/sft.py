@@ -13,6 +13,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from omegaconf import OmegaConf
 from rich.console import Console
+from safetensors import safe_open
 from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
@@ -23,7 +24,14 @@ from panjue.finetune.examples import check_side, held_out_examples, mixed_exampl
 from panjue.finetune.journal import Journal
 from panjue.finetune.libraries import check_library_settings
 from panjue.finetune.memory import ask_for_huge_pages
-from panjue.finetune.model import Model, has_bf16, load_base, resolve_dtype, with_lora
+from panjue.finetune.model import (
+    Model,
+    check_packing,
+    has_bf16,
+    load_base,
+    resolve_dtype,
+    with_lora,
+)
 from panjue.finetune.plan import print_example, print_plan
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore
@@ -219,6 +227,8 @@ def make_trainer(
     if args.load_best_model_at_end:
         callbacks.append(EarlyStoppingCallback(config.patience))
     model = make_model(config, folder, bf16=bool(args.bf16))
+    if packs:
+        check_packing(model.config)
     objective = make_objective(config, model, report.groups)
     try:
         trainer = PartsTrainer(
@@ -250,7 +260,7 @@ def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
     model: Model = load_base(folder, dtype, config.quantization if quantized else None)
     if frozen:
         torch.manual_seed(config.seed)
-        model = with_lora(model, config.lora, quantized=quantized)
+        model = with_lora(model, config.lora)
     return model
 
 
@@ -383,6 +393,23 @@ def _point_to_base(folder: Path, base: str) -> None:
         write_json(place, {**read_json(place), "base_model_name_or_path": path})
 
 
+def check_weights(folder: Path) -> None:
+    """Refuse to call a result finished that has no weights.
+
+    Raises:
+        UserError: There are none: under FSDP with SHARDED_STATE_DICT trainers write nothing.
+    """
+    found = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            found += len(weights.keys())
+    if not found:
+        raise UserError(
+            f"{folder}: no weights were written; with FSDP set fsdp_state_dict_type to "
+            "FULL_STATE_DICT. The checkpoints are kept, and the same command goes on from them"
+        )
+
+
 def save(
     trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path, examples: int
 ) -> None:
@@ -397,6 +424,7 @@ def save(
     trainer.save_model(str(aside))  # all processes take part where weights are sharded
     if not trainer.is_world_process_zero():
         return
+    check_weights(aside)
     (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
     _point_to_base(aside, made["base"])
     labels.save(aside)

@@ -44,7 +44,7 @@ from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import LLM, EngineArgs, Sampling, check_sampling, engine
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, rows
-from panjue.serve.settings import OURS, GenerateConfig, generate_settings, trained_folder
+from panjue.serve.settings import OURS, RESOURCES, GenerateConfig, generate_settings, trained_folder
 from panjue.serve.stop import StopSignals
 from panjue.serve.trained import served_model
 
@@ -238,6 +238,12 @@ def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, 
     }
 
 
+def shaping(made: dict[str, Any]) -> dict[str, Any]:
+    """Return what shapes the output of how a run was made: not the engine's memory and speed."""
+    engine = {key: value for key, value in made.get("engine", {}).items() if key not in RESOURCES}
+    return {**made, "engine": engine}
+
+
 def claim(run: Path, task: Task, made: dict[str, Any], labels: Labels, console: Console) -> None:
     """Make `run` the place of these completions: manifest and labels.
 
@@ -251,7 +257,7 @@ def claim(run: Path, task: Task, made: dict[str, Any], labels: Labels, console: 
     manifest = read_json(place) if place.exists() else {}
     before = manifest.get("generate", {})
     if completions.exists():
-        told = otherwise(before, made)
+        told = otherwise(shaping(before), shaping(made))
         if told or not before:
             raise UserError(
                 f"{completions}: was made otherwise ({told or 'there is no record of how'}); "

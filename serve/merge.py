@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, whole_folder, write_json
@@ -44,7 +44,7 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     whole = AutoModelForCausalLM.from_pretrained(
         place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
-    model = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
+    model = folded(PeftModel.from_pretrained(whole, str(adapter)), adapter)
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     model.to(AutoConfig.from_pretrained(place).dtype or torch.float32).save_pretrained(aside)
@@ -53,6 +53,27 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     write_json(aside / "manifest.json", stamp)
     whole_folder(aside, out)
     return out
+
+
+def folded(model: PeftModel, adapter: Path) -> PreTrainedModel:
+    """Fold the adapter in, and see that the model still says what base and adapter say.
+
+    Raises:
+        UserError: It does not: the adapter is of a kind that cannot be folded into this base.
+    """
+    probe = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]  # [1, tokens]
+    model.eval()
+    with torch.no_grad():
+        before = model(probe).logits
+        whole: PreTrainedModel = model.merge_and_unload()
+        after = whole(probe).logits
+    if not torch.allclose(before, after, rtol=1e-3, atol=1e-2):
+        apart = float((before - after).abs().max())
+        raise UserError(
+            f"{adapter}: merged with its base it is another model (logits differ by {apart:.2g}); "
+            "serve it as it is: adapter=lora"
+        )
+    return whole
 
 
 def check_base(adapter: Path, made: dict[str, str], base: str | None = None) -> Path:

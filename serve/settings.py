@@ -46,6 +46,28 @@ OURS = {
 }
 """Engine arguments that panjue makes itself -> the setting to use instead."""
 
+RESOURCES = (
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_num_partial_prefills",
+    "cpu_offload_gb",
+    "swap_space",
+    "block_size",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "max_parallel_loading_workers",
+    "distributed_executor_backend",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "disable_log_stats",
+)
+"""Engine arguments of memory and speed. A run goes on under others: where memory ran out, that is
+what must change."""
+
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 """Each case has a schema of its own, and llguidance builds it in milliseconds; xgrammar takes some
 twenty times as long (tests/bench/schema.py); `auto` would mix them."""

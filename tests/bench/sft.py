@@ -92,7 +92,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
             "disable_tqdm": True,
             "max_length": options.max_tokens,
         }
-        trainer = make(options, with_lora(model, LORA, quantized=False), settings, data, parts)
+        trainer = make(options, with_lora(model, LORA), settings, data, parts)
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start

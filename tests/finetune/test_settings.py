@@ -72,7 +72,7 @@ def test_a_wrong_value_is_named_with_its_setting(word: str, complaint: str, tmp_
         "lora.target_modules=all-linear",
         "lora.target_modules=[q_proj]",
         "lora.layer_replication=[[0, 2]]",
-        "lora.init_lora_weights=pissa_niter_4",
+        "lora.init_lora_weights=gaussian",
         "lora.init_lora_weights=false",
     ],
 )
@@ -159,3 +159,17 @@ def test_an_order_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None
     word = "trainer.accelerator_config={use_seedable_sampler: false}"
     with pytest.raises(UserError, match=r"trainer.accelerator_config: 'use_seedable_sampler' is"):
         check_library_settings(config(word, path=tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq"])
+def test_a_start_that_changes_the_base_is_refused(start: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"lora.init_lora_weights: '{start}' changes the base too"):
+        check_library_settings(config(f"lora.init_lora_weights={start}", path=tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    "name", ["model_init_kwargs", "dataset_num_proc", "shuffle_dataset", "pad_token"]
+)
+def test_what_would_do_nothing_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"trainer: '{name}' is panjue's to set; use .+"):
+        check_library_settings(config(f"trainer.{name}=1", path=tmp_path / "a.yaml"))

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from panjue.finetune.checkpoints import newest_complete
+from panjue.finetune.model import load_base, with_lora
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main, train
+from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_lines
@@ -290,6 +292,26 @@ def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
     log = (tmp_path / "run/log.jsonl").read_text("utf-8")
     assert '"eval_final":' in log, "held-out cases were answered by the four-bit model"
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
+
+
+def test_a_four_bit_base_stays_as_small_as_it_is_loaded(workshop: Path) -> None:
+    nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    model = with_lora(load_base(workshop / "base/model", torch.bfloat16, nf4), {"r": 2})
+    whole = {p.dtype for name, p in model.named_parameters() if "lora" not in name}
+    assert whole == {torch.bfloat16, torch.uint8}, "no embedding or norm in float32"
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        name for name, _ in model.named_parameters() if "lora" in name
+    }
+
+
+def test_a_result_without_weights_is_none(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under FSDP with SHARDED_STATE_DICT, where trainers save nothing."""
+    monkeypatch.setattr(PartsTrainer, "save_model", lambda _, folder: Path(folder).mkdir())
+    with pytest.raises(UserError, match=r"no weights were written.*FULL_STATE_DICT"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
+    assert not (tmp_path / "run/adapter").exists()
 
 
 def test_packing_is_padding_free_and_trains(workshop: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
+from panjue.prompts.errors import UserError
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal
@@ -23,7 +24,7 @@ from panjue.serve.engine import (
     requests,
 )
 from panjue.serve.forks import WAYS
-from panjue.serve.merge import merge
+from panjue.serve.merge import folded, merge
 from panjue.serve.rows import Calls, row, rows
 
 TASK = load_task("judgment")
@@ -253,3 +254,13 @@ def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
     before = (merged / "model.safetensors").stat().st_mtime_ns
     assert merge(trained / "adapter", merged) == merged
     assert (merged / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_merge_that_makes_another_model_is_refused(
+    trained: Path, workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(trained / "adapter"))
+    monkeypatch.setattr(PeftModel, "merge_and_unload", PeftModel.unload, raising=False)
+    with pytest.raises(UserError, match=r"merged with its base it is another model \(logits"):
+        folded(model, trained / "adapter")

@@ -51,6 +51,24 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
     assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
 
 
+def test_a_run_goes_on_under_other_settings_of_memory_and_speed(
+    answered: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    """What the word on an engine that ran out of memory asks for is no other run."""
+    again = tmp_path / "run"
+    shutil.copytree(answered, again)
+    lines = (answered / "completions.jsonl").read_bytes().splitlines(keepends=True)
+    (again / "completions.jsonl").write_bytes(b"".join(lines[:15]))
+    words = [answered / "generate.yaml", f"run={again}", f"trained={answered}/adapter"]
+    less = ["engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4"]
+    done = panjue("generate", *words, *less)
+    assert done.returncode == 0, done.stderr
+    assert "15 of 24 are answered already" in done.stdout
+    assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
+    done = panjue("generate", *words, "engine.dtype=bfloat16")
+    assert "was made otherwise (engine.dtype: float32 -> bfloat16)" in done.stderr
+
+
 def test_a_finished_run_starts_no_engine(
     answered: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

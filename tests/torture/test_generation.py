@@ -299,7 +299,7 @@ def test_something_else(
     else:
         words += {
             "sampling": ["sampling.temperature=0.5"],
-            "engine": ["engine.max_num_seqs=4"],
+            "engine": ["engine.dtype=bfloat16"],
             "schema": ["constrained=false"],
         }[what]
     with promise.attempt(), restore:
