@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from panjue.prompts import tasks
 from panjue.prompts.config import SolveSettings, first_complaint
-from panjue.prompts.decode import after_thinking
+from panjue.prompts.decode import after_thinking, load_json
 from panjue.prompts.errors import BadRow, UserError, did_you_mean
 from panjue.prompts.files import Record, at, case_lines, lines, parse_case
 from panjue.prompts.handin import JSON_LINES, HandIn
@@ -228,8 +228,15 @@ class AfterThinking:
     read: Callable[[str, Example, Labels], Decoded]
 
     def __call__(self, reply: str, example: Example, labels: Labels) -> Decoded:
-        """Read what follows the think block."""
-        return self.read(after_thinking(reply), example, labels)
+        """Read what follows the think block; leaving it out counts as a repair.
+
+        A reply that is JSON as it stands has none: a `</think>` in it belongs to a text.
+        """
+        rest = reply if load_json(reply) is not None else after_thinking(reply)
+        decoded = self.read(rest, example, labels)
+        if rest == reply or decoded.repairs:
+            return decoded
+        return replace(decoded, repairs=("what was thought is left out",))
 
 
 @dataclass(frozen=True)

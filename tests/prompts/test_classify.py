@@ -135,3 +135,14 @@ def test_the_outcome_in_the_words_of_the_prompt(reply: str, label: str) -> None:
 def test_what_was_thought_is_no_answer() -> None:
     decoded = SEVERITY.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
     assert decoded.answer == {"label": "三年以上五年以下"}
+    target = SEVERITY.target(Example(1, "", answer={"label": "三年以上五年以下"}))
+    assert SEVERITY.decode(target, Example(1, ""), LABELS).repairs == ()
+    thought = SEVERITY.decode(f"<think>十年以上</think>{target}", Example(1, ""), LABELS)
+    assert (thought.answer, thought.repairs) == (decoded.answer, ("what was thought is left out",))
+
+
+def test_a_marker_inside_an_answer_is_no_end_of_thoughts() -> None:
+    cloze = load_task("cloze")
+    example = Example(1, "…")
+    reply = '{"answers":["甲</think>乙"]}'
+    assert cloze.decode(reply, example, Labels()).answer["answers"][0] == "甲</think>乙"
