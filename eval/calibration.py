@@ -120,8 +120,11 @@ def _in_order_of(written: Sequence[Row], gold: Sequence[Row]) -> Sequence[Row]:
     """Return the gold items in the order of the written ones: by name, as the metric does."""
     if not all("name" in item for item in (*written, *gold)):
         return gold
-    by_name = {item["name"]: item for item in gold}
-    return [by_name[item["name"]] for item in written if item["name"] in by_name]
+    by_name = {str(item["name"]): item for item in gold}
+    names = [str(item["name"]) for item in written]
+    if sorted(names) != sorted(by_name):
+        return ()
+    return [by_name[name] for name in names]
 
 
 def _plain(value: Any) -> Any:

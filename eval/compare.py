@@ -230,6 +230,7 @@ def show(
     differences: dict[str, Difference], against: Path, console: Console, title: str | None = None
 ) -> None:
     """Print the table."""
+    title = escape(title) if title else None
     table = Table(escape(f"less {against}"), "difference", "95% interval", "better in", title=title)
     for name, d in differences.items():
         interval = f"{d.low:+.4f} - {d.high:+.4f}"

@@ -239,7 +239,7 @@ def domain_means(first: Scores, second: Scores) -> dict[str, float]:
 
 def show(scores: Scores, console: Console) -> None:
     """Print the tables."""
-    by = scores.compared_by
+    by = escape(scores.compared_by) if scores.compared_by else None
     table = Table("metric", "score", "95% interval", *scores.peers, title=by)
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]

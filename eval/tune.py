@@ -42,7 +42,9 @@ def main(folder: Path) -> None:
     console.print(table)
     fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
     write_json(run.trained / DECISION, {**fitted, "fitted_on": cases_of(run.made)})
-    console.print(f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False)
+    console.print(
+        f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False, markup=False
+    )
 
 
 def class_ratios(run: Run) -> Ratios:

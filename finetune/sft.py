@@ -53,6 +53,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.lock import alone_in
 from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
 from panjue.prompts.parts import SYNTAX
+from panjue.prompts.render import RULES
 from panjue.prompts.skip import Skipped, reading
 from panjue.prompts.task import UNKNOWN, Example, Task, beside, configured, load_task
 
@@ -160,7 +161,7 @@ def token_rows(
     key = {name: made.get(name) for name in ROWS_DEPEND_ON}
     return cached(
         config.run / "rows",
-        {**key, "by": by, "part": "dev" if train else "train"},
+        {**key, "by": by, "part": "dev" if train else "train", "rules": RULES},
         lambda report: rows(
             task,
             questions(task, examples(config, task), report),

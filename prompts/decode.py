@@ -51,8 +51,10 @@ def flatten_forms(text: str) -> str:
 
 
 def after_thinking(reply: str) -> str:
-    """Drop a leading think block."""
-    return THINKING.sub("", reply, count=1) if "</think>" in reply else reply
+    """Drop a leading think block; of one that was cut nothing is left."""
+    if "</think>" in reply:
+        return THINKING.sub("", reply, count=1)
+    return "" if reply.lstrip().startswith("<think>") else reply
 
 
 def field_text(segment: str, keys: str) -> str | None:
@@ -97,4 +99,4 @@ def snap(label: str, known: Mapping[str, str]) -> str | None:
         label: What the model wrote.
         known: `normal(label)` -> label, for every known label.
     """
-    return known.get(normal(label))
+    return label if label in known.values() else known.get(normal(label))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from panjue.prompts.files import dump
@@ -63,7 +64,7 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     full = count(example)
     if full <= budget:
         return Fitted(example, full, full, 0, fits=True)
-    sentences = split_sentences(example.text, LONG if example.anchor else None)
+    sentences = split_sentences(example.text, LONG if example.anchor else None, example.names)
     victims = leaving_order(sentences, example.names, example.anchor)
     # Tokens fall with every sentence that leaves, so the fewest that must go are found by halving.
     low, high = 1, len(victims)
@@ -98,19 +99,23 @@ def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> 
     return slack + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
-def split_sentences(text: str, longest: int | None = None) -> list[str]:
+def split_sentences(text: str, longest: int | None = None, names: Sequence[str] = ()) -> list[str]:
     """Cut `text` after its sentence ends, and sentences above `longest` at their commas.
 
-    Joined again the parts give the text.
+    Never within one of `names`: John F. Kennedy is one. Joined again the parts give the text.
     """
-    return [
+    masked = text
+    for name in sorted(names, key=len, reverse=True):
+        masked = masked.replace(name, "甲" * len(name))
+    parts = [
         part
-        for sentence in SENTENCE.findall(text)
+        for sentence in SENTENCE.findall(masked)
         for part in (
             CLAUSE.findall(sentence) if longest and len(sentence) > longest else [sentence]
         )
-        if part
     ]
+    ends = list(accumulate(map(len, parts)))
+    return [text[end - len(part) : end] for part, end in zip(parts, ends, strict=True) if part]
 
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = "") -> list[int]:
@@ -133,8 +138,10 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = 
     order = [*nameless, *others]
     if introducing:
         return order
-    beginning = next((i for i, sentence in enumerate(sentences) if sentence.strip()), 0)
-    return order[:-1] if anchor else [i for i in order if i != beginning]
+    # The beginning stays, or what would go last; white space alone is neither.
+    candidates = reversed(order) if anchor else range(len(sentences))
+    kept = next((i for i in candidates if sentences[i].strip()), 0)
+    return [i for i in order if i != kept]
 
 
 def names_in(sentence: str, names: Sequence[str]) -> set[str]:

@@ -17,6 +17,10 @@ def templates_of(task: str) -> list[Path]:
     return [TEMPLATES / f"{task}.md", *sorted(TEMPLATES.glob(f"{task}-*.md"))]
 
 
+RULES = "2"
+"""Which rules make a prompt of a text: `fit`, `neutralize`, `shield`. Raised where one changes, so
+that tokens made by other rules are made anew, and a run that goes on says so."""
+
 TEMPLATE_ARGS = {"enable_thinking": False}
 """Arguments of every chat template, in training and serving alike: the reply is the JSON at once.
 Qwen3's hybrid models then put an empty think block into the prompt; other templates ignore it."""
@@ -53,8 +57,10 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    written = sorted(control_ids(tokenizer), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, written))) if written else None
+    tokens = control_ids(tokenizer)
+    # Some tokenizers lower cases, or write a space as ▁, before they look for their tokens.
+    written = sorted({*tokens, *(token.replace("▁", " ") for token in tokens)}, key=len)[::-1]
+    return re.compile("|".join(map(re.escape, written)), re.IGNORECASE) if written else None
 
 
 def shield(tokenizer: Any, text: str) -> str:
@@ -70,7 +76,9 @@ def shield(tokenizer: Any, text: str) -> str:
 
 
 def _full_width(sign: str) -> str:
-    return chr(ord(sign) + 0xFEE0) if "!" <= sign <= "~" else "＿" if sign != "＿" else "＊"
+    if "!" <= sign <= "~":
+        return chr(ord(sign) + 0xFEE0)
+    return "＊" if sign == "＿" else "＿"
 
 
 def shielded(tokenizer: Any, messages: Messages) -> Messages:

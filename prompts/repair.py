@@ -146,12 +146,14 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
 def _single(written: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
     """Split an entry that is no label but joins several, such as `264、263`.
 
-    A charge may have a 、 of its own: 盗窃、抢夺国家机关公文罪 is no 盗窃罪.
+    A charge may have a 、 of its own: 盗窃、抢夺国家机关公文罪 is no 盗窃罪. So parts are charges
+    where each ends in 罪, or where all are known.
     """
     entries: list[str] = []
     for entry in written:
         parts = [part for part in SEPARATORS.split(entry) if part.strip()]
-        joins = all(part.rstrip().endswith("罪") or normal(part) in known for part in parts)
+        are_charges = all(part.rstrip().endswith("罪") for part in parts)
+        joins = are_charges or all(normal(part) in known for part in parts)
         is_one = normal(entry) in known or (field == "charges" and not joins)
         entries += [entry] if is_one else parts
     return entries

@@ -317,7 +317,7 @@ class Task:
     bad: Callable[[BadRow], None] = stop
 
     def __post_init__(self) -> None:
-        """Have thoughts left out of a reply in one place, for every task there is or will be."""
+        """Make every task, a new one too, read replies without their think block."""
         if not isinstance(self.decode, AfterThinking):
             object.__setattr__(self, "decode", AfterThinking(self.decode))
 

@@ -227,7 +227,7 @@ def complete(
                 if output.finished:
                     yield running.pop(output.request_id), output
     finally:
-        if running:  # or the next to ask this engine would get their outputs
+        if running:  # else whoever uses this engine next gets their outputs
             llm.llm_engine.abort_request(list(running))
 
 

@@ -26,6 +26,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.lock import alone_in
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.progress import meter
+from panjue.prompts.render import RULES
 from panjue.prompts.skip import reading
 from panjue.prompts.split import is_held_out
 from panjue.prompts.task import (
@@ -234,7 +235,10 @@ def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, 
         **({"endpoint": config.endpoint} if config.endpoint else {}),
         **({"solve": task.settings.model_dump()} if task.settings else {}),
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
-        "versions": {name: version(name) for name in ("llguidance", "transformers")},
+        "versions": {
+            "prompt rules": RULES,
+            **{name: version(name) for name in ("llguidance", "transformers")},
+        },
     }
 
 

@@ -129,10 +129,10 @@ class FixtureCosts:
             self._seconds[name] += seconds
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the dearest."""
+        """Print the slowest."""
         terminalreporter.section("slowest 10 fixtures")
-        dearest = sorted(self._seconds.items(), key=lambda item: -item[1])[:10]
-        for name, seconds in dearest:
+        slowest = sorted(self._seconds.items(), key=lambda item: -item[1])[:10]
+        for name, seconds in slowest:
             terminalreporter.write_line(f"{seconds:.2f}s {name}")
 
 
@@ -191,7 +191,7 @@ Answering = Callable[[], AbstractContextManager[list[Path]]]
 def answering(llm: Any) -> Answering:
     """Return what has `generate` answer with the engine that runs already, within a block.
 
-    Whatever model a run wants, the tiny trained one answers; the block gets those wanted.
+    The tiny trained model answers, whatever model a run asks for; the block gets a list of these.
     """
 
     @contextmanager

@@ -61,6 +61,8 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     assert decoded.readable
     thought = task.decode(f"<think>{OTHERS}</think>{task.target(example)}", example, labels)
     assert thought.answer == decoded.answer, "what was thought is no answer"
+    cut = task.decode(f"<think>{OTHERS}{task.target(example)}", example, labels)
+    assert cut.answer == task.decode("", example, labels).answer, "nor where it was cut"
     row = task.submission(example, decoded.answer)
     assert row["id"] == example.id
     assert list(task.faults(example, row, labels)) == []

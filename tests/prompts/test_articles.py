@@ -58,6 +58,9 @@ ARTICLES: dict[str, Callable[[str], str]] = {
     "《刑法》": lambda a: f"《中华人民共和国刑法》{spelled(numeral)(a)}",
     "刑法 and 规定": lambda a: f"根据刑法{spelled(str)(a)}之规定",
     "spaces": lambda a: " ".join(spelled(str)(a)),
+    "brackets": lambda a: re.sub(r"(之\d+|第\d+款)", r"（\1）", spelled(str)(a)),
+    "a full stop": lambda a: f"{spelled(numeral)(a)}的规定。",
+    "quotes": lambda a: f"“{a}”",
 }
 CHARGES: dict[str, Callable[[str], str]] = {
     "as it is": str,
@@ -69,6 +72,13 @@ CHARGES: dict[str, Callable[[str], str]] = {
     "in quotes": lambda c: f"“{c}”",
     "plain brackets": lambda c: c.replace("（", "(").replace("）", ")"),
 }
+
+
+def test_a_label_that_is_written_as_it_is_stays_itself() -> None:
+    charges = {"a": "a罪"}
+    assert snap("a罪", charges) == "a罪"
+    assert snap("A罪", {"a": "a罪", "b": "A罪"}) == "A罪"
+    assert article_of("第264条", {"第264条": "第264条"}) == "第264条"
 
 
 @given(st.integers(1, 999))
@@ -138,6 +148,8 @@ def test_joined_charges_are_read_each(shared: Path) -> None:
         ("盗窃、诈骗", ["盗窃罪", "诈骗罪"]),
         ("盗窃罪，不明罪", ["盗窃罪"]),
         ("伪造、变造、买卖身份证件", ["伪造、变造、买卖身份证件罪"]),
+        ("盗窃、抢夺国家机关公文罪", [labels.commonest("charges")]),
+        ("抢夺、窃取国有档案罪", [labels.commonest("charges")]),
     ):
         judged = {"name": "甲", "charges": [written], "articles": ["264"], "penalty": PENALTIES[13]}
         decoded = task.decode(dump({"judgments": [judged]}), case, labels)
@@ -163,6 +175,18 @@ KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "
         ("第303条第1款第2项", None),
         ("《刑事诉讼法》第264条", None),
         ("第264条和第287条", None),
+        ("第133条（之一）", "133.1"),
+        ("第一百三十三条(之一)", "133.1"),
+        ("第133条（之一第一款）", "133.1"),
+        ("第133条（危险驾驶罪，第133条之一）", None),
+        ("第133条（交通肇事罪）", "133"),
+        ("133(1)", None),
+        ("133-1", None),  # it may be meant for 133.1
+        ("一百四", None),
+        ("二百六", None),
+        ("三三百", None),
+        ("百百百", None),
+        ("第264条第1款第（二）项", "264"),
         ("2640", None),
         ("9" * 10_000, None),
         ("十" * 10_000, None),

@@ -97,7 +97,9 @@ def test_plain_forms() -> None:
         ("<think>\n\n</think>\n\n{}", "\n\n{}"),
         ("让我想想</think>{}", "{}"),
         ("<think>a</think>b</think>c", "b</think>c"),
-        ("<think>{}", "<think>{}"),
+        ("<think>{}", ""),
+        (" <think>\n{}", ""),
+        ("a <think>", "a <think>"),
         ("{}", "{}"),
     ],
 )

@@ -260,3 +260,18 @@ def test_an_english_text_loses_sentences_too() -> None:
     assert fitted.fits
     assert len(text) // 3 < len(fitted.example.text) <= len(text) // 2
     assert fitted.example.text.startswith(sentences[0])
+
+
+def test_a_name_is_never_cut() -> None:
+    text = "天气晴朗。" * 20 + "被告人John F. Kennedy在旁望风，张三行窃。" + "天气晴朗。" * 20
+    example = Example(1, text, names=("张三", "John F. Kennedy"))
+    fitted = fit(example, 60, lambda e: len(e.text))
+    assert fitted.fits
+    assert "被告人John F. Kennedy在旁望风，张三行窃。" in fitted.example.text
+
+
+def test_white_space_is_not_what_stays() -> None:
+    text = "甲" * 100 + "。" + "乙" * 20 + "。 "
+    for anchor in ("丙丁", ""):
+        fitted = fit(Example(1, text, anchor=anchor), 50, lambda e: len(e.text))
+        assert set(fitted.example.text) & set("甲乙"), repr(fitted.example.text)

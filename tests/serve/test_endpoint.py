@@ -149,13 +149,16 @@ def test_an_endpoint_that_refuses_all_is_named_and_nothing_is_kept(server: Serve
 
 
 def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
+    failed = threading.Event()
+
     def behave(body: dict[str, Any]) -> Any:
         content = body["messages"][0]["content"]
         if "这句话" not in content:
             return None
         if "第2句" in content[-20:]:
+            failed.set()
             return 404, {}, "gone"
-        time.sleep(0.3)
+        failed.wait(LONGEST_S)
         return None
 
     server.behave = behave

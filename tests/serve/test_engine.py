@@ -195,7 +195,7 @@ def test_a_sample_that_the_engine_fails_at_costs_no_other(
     assert kept is None or len(made["finish"]) == len(made["forks"]) == len(kept)
 
 
-def test_who_stops_asking_leaves_nothing_in_the_engine(
+def test_a_loop_that_ends_early_leaves_nothing_in_the_engine(
     llm: LLM, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
 ) -> None:
     asking = rows(llm, Calls(asker, iter(examples[:8])), in_flight=8)
