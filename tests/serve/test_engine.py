@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraModel, PeftModel
 from transformers import AutoModelForCausalLM
 
 from panjue.finetune.data import Report
@@ -261,6 +261,6 @@ def test_a_merge_that_makes_another_model_is_refused(
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, str(trained / "adapter"))
-    monkeypatch.setattr(PeftModel, "merge_and_unload", PeftModel.unload, raising=False)
+    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
     with pytest.raises(UserError, match=r"merged with its base it is another model \(logits"):
         folded(model, trained / "adapter")
