@@ -108,7 +108,10 @@ def test_resume_false_drops_the_checkpoints_of_before(
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     shutil.rmtree(run / "adapter")
+    (run / "checkpoints/checkpoint-6/of before").touch()
     main(workshop / "sft.yaml", [f"run={run}", "resume=false"])
+    assert (run / "checkpoints/checkpoint-6").is_dir()
+    assert not (run / "checkpoints/checkpoint-6/of before").exists()
     assert next(row["step"] for _, row in read_lines(run / "log.jsonl") if "loss" in row) == 1
     again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
     assert all(torch.equal(again[name], once[name]) for name in once)
