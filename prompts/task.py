@@ -232,9 +232,11 @@ class AfterThinking:
 
         A reply that is JSON as it stands has none: a `</think>` in it belongs to a text.
         """
-        rest = reply if load_json(reply) is not None else after_thinking(reply)
+        rest = after_thinking(reply)
+        if rest == reply or load_json(reply) is not None:
+            return self.read(reply, example, labels)
         decoded = self.read(rest, example, labels)
-        if rest == reply or decoded.repairs:
+        if decoded.repairs:
             return decoded
         return replace(decoded, repairs=("what was thought is left out",))
 
