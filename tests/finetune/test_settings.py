@@ -1,15 +1,16 @@
 """Settings of the libraries: what is wrong with them is said in one line before a step is taken."""
 
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from peft import LoraConfig
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.libraries import check_library_settings, check_values
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.libraries import check_library_settings, check_values, hints_of
+from panjue.finetune.settings import STRATEGIES, SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
@@ -119,6 +120,18 @@ def test_what_only_the_trainer_can_tell_is_one_line_too(
     with pytest.raises(UserError, match=f"^trainer: .*{complaint}") as error:
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", quiet, *words])
     assert "\n" not in str(error.value)
+
+
+def test_the_strategies_are_all_that_trl_has() -> None:
+    """They are written down, so that reading settings imports no trl."""
+    kinds = {name: get_args(hint) for name, hint in hints_of(TrainerConfig).items()}
+    may_be_no = {
+        name
+        for name, hint in kinds.items()
+        for kind in hint
+        if isinstance(kind, type) and issubclass(kind, Enum) and "no" in {one.value for one in kind}
+    }
+    assert set(STRATEGIES) == may_be_no
 
 
 @pytest.mark.parametrize("name", ["save_strategy", "eval_strategy", "logging_strategy"])
