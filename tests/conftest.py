@@ -91,11 +91,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Have Hypothesis draw its examples as the suite or `make torture` wants them."""
     settings.load_profile("torture" if config.getoption("--torture") else "suite")
-    if not config.getoption("--torture"):
-        # Threads of one tiny matrix product wait for one another actively: with both cores busy
-        # elsewhere a training took 96 s with two of them, and 9 s with one.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would take both cores
+    # Threads of one tiny matrix product wait for one another actively: with both cores busy
+    # elsewhere a training took 96 s with two of them, and 9 s with one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would take both cores
     config.pluginmanager.register(FixtureCosts())
 
 

@@ -5,9 +5,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,12 @@ class Promise:
         """Add a figure to the table."""
         self.told.append(text)
 
+    def add(self, other: "Promise") -> None:
+        """Add what another process tried."""
+        self.tries += other.tries
+        self.failures += other.failures
+        self.told += other.told
+
     def cells(self) -> tuple[str, str, str]:
         """Return its row of the table behind its name."""
         return f"{self.tries:,}", str(len(self.failures)), "; ".join(self.told)
@@ -68,6 +75,19 @@ def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
 def full(request: pytest.FixtureRequest) -> bool:
     """Say whether all tries are wanted, and not the quick form."""
     return bool(request.config.getoption("--torture"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what was tried to the process that prints it: `make torture` has two that try."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tried"] = {name: asdict(p) for name, p in TRIED.items()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up what the processes tried."""
+    for name, fields in getattr(node, "workeroutput", {}).get("tried", {}).items():
+        TRIED.setdefault(name, Promise()).add(Promise(**fields))
 
 
 def pytest_terminal_summary(
