@@ -6,12 +6,10 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from peft import LoraModel, PeftModel
 from transformers import AutoModelForCausalLM
 
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
-from panjue.prompts.errors import UserError
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal
@@ -24,7 +22,6 @@ from panjue.serve.engine import (
     requests,
 )
 from panjue.serve.forks import WAYS
-from panjue.serve.merge import folded, merge
 from panjue.serve.rows import Calls, row, rows
 
 TASK = load_task("judgment")
@@ -237,30 +234,3 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
     sick = Asker(bad, asker.labels, merged, asker.max_tokens)
     with pytest.raises(Refusal, match="grammar library"):
         sick.question(examples[0])
-
-
-def test_merging_changes_no_logit(
-    trained: Path, workshop: Path, merged: Path, asker: Asker, examples: list[Example]
-) -> None:
-    base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
-    apart = PeftModel.from_pretrained(base, str(trained / "adapter")).eval()
-    whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
-    ids = torch.tensor([asker.question(examples[0]).prompt])
-    with torch.no_grad():
-        torch.testing.assert_close(apart(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-3)
-
-
-def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
-    before = (merged / "model.safetensors").stat().st_mtime_ns
-    assert merge(trained / "adapter", merged) == merged
-    assert (merged / "model.safetensors").stat().st_mtime_ns == before
-
-
-def test_a_merge_that_makes_another_model_is_refused(
-    trained: Path, workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, str(trained / "adapter"))
-    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
-    with pytest.raises(UserError, match=r"merged with its base it is another model \(logits"):
-        folded(model, trained / "adapter")
