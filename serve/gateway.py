@@ -262,6 +262,8 @@ class Gateway:
             raise Problem(
                 400, "seed: vLLM on a CPU does not survive it; leave it out, or sample not"
             )
+        if body.get("model", NAME) != NAME:  # beside an adapter vLLM would also answer as its base
+            raise Problem(404, f"model: there is no {body['model']!r} here, only {NAME!r}")
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise Problem(400, "messages: must be a list of {role, content}")

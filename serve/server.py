@@ -12,10 +12,10 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-import torch
 import uvicorn
 import uvloop
 from rich.console import Console
+from vllm.platforms import current_platform
 
 from panjue.eval.decide import fitted_decider
 from panjue.prompts.config import check_known, check_ours
@@ -113,7 +113,7 @@ def make_service(config: ServeConfig, key: str | None, place: Path) -> Service:
     texts = read_law(config.law) if config.law else {}
     law = {article: texts[article] for article in labels.names("articles") if article in texts}
     # A seed per request kills vLLM's engine on a CPU when a prefill is cut in pieces.
-    seeds = torch.cuda.is_available()
+    seeds = not current_platform.is_cpu()
     return Service(
         judge,
         config.task,

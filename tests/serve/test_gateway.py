@@ -197,6 +197,8 @@ def test_the_official_client(server: Running) -> None:
         client.chat.completions.create(**asked, n=2)
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**asked, "model": "another"})
+    with pytest.raises(openai.NotFoundError, match="there is no 'base' here, only 'panjue'"):
+        client.chat.completions.create(**{**asked, "model": "base"})  # what an adapter lies beside
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
