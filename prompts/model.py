@@ -1,16 +1,24 @@
 """The base model's folder and its tokenizer, as training and serving both need them."""
 
 import hashlib
+import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, sha256
+from panjue.prompts.files import read_json, sha256, write_json
 from panjue.prompts.render import control_ids, neutralize, shield, templates_of
 
 PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """What is fetched, hashed and read of a model: never pickles, never code."""
 
+
+LARGE = 2**26
+"""Bytes from which on a file's hash is remembered: a 16 GB base takes 19 s to read."""
+
+SETTLED_NS = 2 * 10**9
 
 DECISION = "decision.json"
 """Beside an adapter's labels.json: how `panjue tune` fitted the deciding of its replies."""
@@ -101,8 +109,36 @@ def model_sha256(folder: Path) -> str:
     What was fitted to its replies afterwards (`DECISION`) is no part of it.
     """
     files = (path for path in model_files(folder) if path.name != DECISION)
-    parts = (f"{sha256(path)} {path.name}" for path in files)
+    parts = (f"{_file_sha256(path)} {path.name}" for path in files)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    """Return the hash of a file; a large one is read once, and again where it may have changed."""
+    state = path.stat()
+    if state.st_size < LARGE:
+        return sha256(path)
+    place = str(path.resolve())
+    changed = max(state.st_mtime_ns, state.st_ctime_ns)  # the latter cannot be set back by hand
+    seen = {"file": place, "size": state.st_size, "changed": changed, "inode": state.st_ino}
+    note = _cache() / f"{hashlib.sha256(place.encode()).hexdigest()}.json"
+    with suppress(UserError):
+        known = read_json(note)
+        if isinstance(known, dict) and seen.items() <= known.items():
+            return str(known["sha256"])
+    digest = sha256(path)
+    # A file system's clock stands still for milliseconds: what was written just now could be
+    # written again without another time.
+    if time.time_ns() - changed > SETTLED_NS:
+        with suppress(OSError, UserError):  # no place to write: it is read again next time
+            write_json(note, {**seen, "sha256": digest})
+    return digest
+
+
+def _cache() -> Path:
+    """Return the folder of hashes that are known."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "panjue/sha256"
 
 
 def prompt_sha256(task: str) -> str:

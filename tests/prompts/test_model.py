@@ -1,0 +1,78 @@
+"""The hash of a model: that of what its files hold now, though large ones are read once."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts import model
+from panjue.prompts.files import sha256
+from panjue.prompts.model import model_sha256
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the files that are read, where all count as large and as settled."""
+    names: list[str] = []
+
+    def counted(path: Path) -> str:
+        names.append(path.name)
+        return sha256(path)
+
+    monkeypatch.setattr("panjue.prompts.model.sha256", counted)
+    monkeypatch.setattr(model, "LARGE", 0)
+    monkeypatch.setattr(model, "SETTLED_NS", -1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return names
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "base"
+    place.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (place / name).write_text(name, "utf-8")
+    return place
+
+
+def test_a_large_file_is_read_once(folder: Path, read: list[str]) -> None:
+    first = model_sha256(folder)
+    assert read == ["config.json", "model.safetensors"]
+    assert model_sha256(folder) == first
+    assert len(read) == 2
+
+
+def test_a_file_that_changed_is_read_again(folder: Path, read: list[str]) -> None:
+    weights = folder / "model.safetensors"
+    first, state = model_sha256(folder), weights.stat()
+    weights.write_bytes(weights.read_bytes()[::-1])  # as long as before
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))  # and as old, says who copied it
+    assert model_sha256(folder) != first
+    assert read[2:] == ["model.safetensors"]
+
+
+def test_what_is_remembered_is_what_would_be_read(
+    folder: Path, read: list[str], tmp_path: Path
+) -> None:
+    first = model_sha256(folder)
+    for note in (tmp_path / "cache").rglob("*.json"):
+        note.write_text("torn", "utf-8")
+    assert model_sha256(folder) == first
+    assert len(read) == 4
+
+
+def test_what_was_written_just_now_is_not_remembered(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "SETTLED_NS", 10**12)
+    assert model_sha256(folder) == model_sha256(folder)
+    assert len(read) == 4
+
+
+def test_without_a_place_to_write_it_is_read_again(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert model_sha256(folder) == model_sha256(folder)
+    assert len(read) == 4
