@@ -27,6 +27,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._open = ExitStack()
         self._meter: Meter | None = None
         self._text = ""
+        self._before = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -36,6 +37,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             self._forget_after(state.global_step)
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._open.enter_context(shown)
+            self._before = state.num_input_tokens_seen  # what the meter did not see
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -61,7 +63,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         if "eval_loss" in logs:
             self._show_held_out(state.global_step, logs)
         elif "loss" in logs:
-            rate = float(logs.get("num_tokens", 0)) / self._meter.seconds
+            rate = (state.num_input_tokens_seen - self._before) / self._meter.seconds
             self._text = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _forget_after(self, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib.util import find_spec
 from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
@@ -40,7 +41,7 @@ OURS = {
     "dataset_kwargs": "nothing: rows are made by panjue",
     "dataset_num_proc": "nothing: rows are made by panjue",
     "shuffle_dataset": "nothing: the order is that of trainer.train_sampling_strategy",
-    "model_init_kwargs": "model, dtype and quantization",
+    "model_init_kwargs": "model, dtype, quantization and attn_implementation",
     "pad_token": "nothing: what is padded counts for nothing",
     "eos_token": "nothing: rows are made before, and end as the model's replies do",
     "save_only_model": "nothing: without its optimizer a training cannot be gone on with",
@@ -51,6 +52,7 @@ OURS = {
     "enable_jit_checkpoint": "nothing: SIGTERM saves a checkpoint, a second one ends at once",
     "save_on_each_node": "nothing: all processes share one run folder",
     "eval_on_start": "nothing: on going on it would count against patience once more",
+    "include_num_input_tokens_seen": "nothing: num_tokens in log.jsonl counts them",
     "dataloader_in_order": "nothing: a training that goes on must know the order",
 }
 """trl settings that panjue makes itself -> the setting to use instead."""
@@ -97,9 +99,31 @@ def hints_of(cls: type) -> dict[str, Any]:
         return {}
 
 
-CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin a LoRA that also change the base's weights. The adapter beside the base as it was
 would be another model than the trained one, and vLLM and merging know only that base."""
+
+
+ATTENTION_PACKAGES = {
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+}
+
+
+def check_attention(name: str) -> None:
+    """Refuse an attention of a package that is not there.
+
+    Transformers would take a kernel of the hub in its place, which is code from elsewhere.
+
+    Raises:
+        UserError: The package is not there.
+    """
+    package = ATTENTION_PACKAGES.get(name)
+    if package and find_spec(package) is None:
+        raise UserError(
+            f"attn_implementation: {name} wants the package {package}, which is not installed; "
+            "install it, or leave this at sdpa"
+        )
 
 
 def check_library_settings(config: SftConfig) -> None:
@@ -115,11 +139,17 @@ def check_library_settings(config: SftConfig) -> None:
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
     check_values("trainer", config.trainer, TrainerConfig)
     check_values("lora", config.lora, LoraConfig)
+    check_attention(config.attn_implementation)
     start = config.lora.get("init_lora_weights", True)
     if str(start).lower().startswith(CHANGES_THE_BASE):
         raise UserError(
             f"lora.init_lora_weights: {start!r} changes the base too, and the adapter beside the "
-            "base would be another model; take true, gaussian, orthogonal or eva"
+            "base would be another model; take true, gaussian or orthogonal"
+        )
+    if start == "eva":
+        raise UserError(
+            "lora.init_lora_weights: 'eva' looks at data first, which panjue has no step for, and "
+            "would be a start like any other; take true, gaussian or orthogonal"
         )
     sampling = config.trainer.get("accelerator_config") or {}
     check_ours("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})

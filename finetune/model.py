@@ -13,6 +13,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import is_torch_bf16_gpu_available
 
 from panjue.prompts.errors import UserError
 
@@ -20,7 +21,10 @@ Model = PreTrainedModel | PeftModel
 
 
 def load_base(
-    folder: Path, dtype: torch.dtype, quantization: Mapping[str, Any] | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    quantization: Mapping[str, Any] | None = None,
+    attention: str = "sdpa",
 ) -> PreTrainedModel:
     """Load the base model's safetensors; four-bit where `quantization` says so.
 
@@ -28,16 +32,25 @@ def load_base(
         folder: A transformers model folder.
         dtype: Type of the weights.
         quantization: Arguments of `BitsAndBytesConfig`; None leaves the weights whole.
+        attention: What transformers calls `attn_implementation`.
+
+    Raises:
+        UserError: The model has no such attention.
     """
     bits = BitsAndBytesConfig(**quantization) if quantization else None
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        quantization_config=bits,
-        use_safetensors=True,
-        trust_remote_code=False,
-        attn_implementation="sdpa",
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            quantization_config=bits,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation=attention,
+        )
+    except ValueError as error:
+        if "attention" not in str(error).lower():
+            raise
+        raise UserError(f"attn_implementation: {str(error).splitlines()[0]}") from None
     # The hub's settings for chatting (Qwen2.5 has a repetition penalty) would skew held-out scores.
     model.generation_config = GenerationConfig()
     return model
@@ -79,9 +92,9 @@ def resolve_dtype(name: str, *, bf16: bool) -> torch.dtype:
 
 
 def has_bf16() -> bool:
-    """Say whether the GPU, else the CPU (AVX-512 BF16 or AMX), computes in bfloat16."""
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported())
+    """Say whether the accelerator, else the CPU (AVX-512 BF16 or AMX), computes in bfloat16."""
+    if torch.accelerator.is_available():
+        return bool(is_torch_bf16_gpu_available())
     can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
@@ -95,7 +108,14 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     Raises:
         UserError: The settings do not go with this model: it has no such layers, say.
     """
+    before = {weight: weight.data_ptr() for weight in model.parameters()}
     try:
-        return get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
+        adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
     except (ValueError, TypeError, AttributeError, LookupError, ImportError) as error:
         raise UserError(f"lora: {str(error).splitlines()[0]}") from None
+    if any(weight.data_ptr() != place for weight, place in before.items()):
+        raise UserError(
+            "lora: these settings change the base's weights too, and the adapter beside the base "
+            "as it was would be another model; leave kasa_config and its like out"
+        )
+    return adapted

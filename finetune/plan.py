@@ -66,9 +66,9 @@ def training_plan(trainer: SFTTrainer) -> Iterator[tuple[str, str]]:
     )
     yield "adapter", kept
     yield "memory", f"{held / GIB:.2f} GiB for weights and optimizer; activations come on top"
-    if torch.cuda.is_available():
-        size = torch.cuda.get_device_properties(0).total_memory
-        yield "", f"{size / GIB:.0f} GiB on the GPU"
+    if torch.accelerator.is_available():
+        _, size = torch.accelerator.get_memory_info()
+        yield "", f"{size / GIB:.0f} GiB on the accelerator"
 
 
 def batch_size(trainer: SFTTrainer) -> int:

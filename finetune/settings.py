@@ -77,6 +77,10 @@ class SftConfig(Config):
     """Continue from the newest complete checkpoint of this run; false drops those there are."""
     dry_run: bool = False
     """Stop before the first step, after showing the plan and one example as the model sees it."""
+    attn_implementation: Literal[
+        "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"
+    ] = "sdpa"
+    """Which attention transformers computes with; those of FlashAttention want its package."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Passed to trl's SFTConfig as they are."""
     lora: dict[str, Any] = Field(default_factory=dict)

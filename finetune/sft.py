@@ -2,19 +2,22 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from omegaconf import OmegaConf
 from rich.console import Console
 from safetensors import safe_open
-from transformers import EarlyStoppingCallback, PrinterCallback
+from transformers import EarlyStoppingCallback, PrinterCallback, get_scheduler
+from transformers.utils import is_liger_kernel_available
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
@@ -84,19 +87,16 @@ def train(config: SftConfig) -> None:
     Raises:
         UserError: A file or setting is wrong, or the run folder holds another run's work.
     """
-    # Without cpu=True it would not see that several processes were launched on a CPU.
-    processes = PartialState(cpu=not torch.cuda.is_available())
-    if not torch.cuda.is_available():
-        ask_for_huge_pages()
+    check_library_settings(config)
+    processes = started(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
-    check_library_settings(config)
     task, skipped = reading(beside(load_task(config.task), config.groups), config.on_bad_row)
     task = configured(task, config.solve)
     if task.solve:
         config = config.model_copy(update={"score_examples": 0})
     folder = model_folder(config.model)
-    made = provenance(config, folder, task)
+    made = on_first(processes, lambda: provenance(config, folder, task))
     if not config.dry_run and is_finished(config.run, made):
         console.print(
             f"{trained_folder(config)}: already trained with these settings, nothing to do"
@@ -108,6 +108,22 @@ def train(config: SftConfig) -> None:
         if writes:
             is_finished(config.run, made)  # again: who held the lock may have left another run
         train_as(config, task, folder, made, skipped, console)
+
+
+def started(config: SftConfig) -> PartialState:
+    """Join the processes of this training: what is asked of them first decides how they wait."""
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu:
+        ask_for_huge_pages()
+    waits = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
+    # Without cpu=True it would not see that several processes were launched on a CPU.
+    return PartialState(cpu=on_cpu, timeout=waits)
+
+
+def on_first(processes: PartialState, work: Callable[[], Any]) -> Any:
+    """Let the first process do what takes long, and return its result to all."""
+    done = [work() if processes.is_main_process else None]
+    return broadcast_object_list(done)[0]
 
 
 def train_as(
@@ -140,8 +156,10 @@ def train_as(
         console.print(f"continuing from {checkpoint}")
     if checkpoint and is_over(checkpoint, config.patience):
         trainer.take(checkpoint)
+    elif checkpoint:
+        trainer.go_on_from(checkpoint)
     else:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train()
     trainer.accelerator.wait_for_everyone()
     save(trainer, labels, made, trained_folder(config), len(report.tokens))
     console.print(f"written: {trained_folder(config)}")
@@ -245,8 +263,9 @@ def make_trainer(
             processing_class=tokenizer,
             callbacks=callbacks,
         )
+        check_what_training_imports(trainer)
     # A setting, or a package that one needs; of wandb and its like that is a RuntimeError.
-    except (ValueError, ImportError, RuntimeError) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
     trainer.remove_callback(PrinterCallback)  # the journal says it better
     if score.questions and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
@@ -254,11 +273,33 @@ def make_trainer(
     return trainer, report, held_report
 
 
+def check_what_training_imports(trainer: PartsTrainer) -> None:
+    """Make now what the trainer makes at its first step, so that a dry run sees what is missing.
+
+    Raises:
+        ImportError, ValueError, TypeError: A package is not there, or the optimizer or scheduler
+            does not take its arguments.
+    """
+    args = trainer.args
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ImportError("use_liger_kernel wants the package liger-kernel; pip install it")
+    trainer.get_optimizer_cls_and_kwargs(args, trainer.model)
+    get_scheduler(
+        args.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1)]),
+        num_warmup_steps=0,
+        num_training_steps=1,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )
+
+
 def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
     """Return the base as `method` wants it, with the adapter beside its layers."""
     frozen, quantized = config.method != "full", config.method == "qlora"
     dtype = resolve_dtype(config.dtype, bf16=bf16 and frozen)
-    model: Model = load_base(folder, dtype, config.quantization if quantized else None)
+    model: Model = load_base(
+        folder, dtype, config.quantization if quantized else None, config.attn_implementation
+    )
     if frozen:
         torch.manual_seed(config.seed)
         model = with_lora(model, config.lora)
@@ -282,11 +323,11 @@ def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Ob
 
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, with defaults for the machine and what is ours."""
-    gpu = torch.cuda.is_available()
+    accelerated = torch.accelerator.is_available()
     headline = f"eval_{task.scores[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {
         "bf16": has_bf16(),
-        "gradient_checkpointing": gpu,
+        "gradient_checkpointing": accelerated,
         "logging_steps": 10,
         "restore_callback_states_from_checkpoint": True,  # patience goes on where it was
         "report_to": ["tensorboard"],
@@ -306,7 +347,7 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
             dataset_kwargs={"skip_prepare_dataset": True},
             seed=config.seed,
             data_seed=config.seed,  # else the order depends on the number of processes
-            use_cpu=not gpu,
+            use_cpu=not accelerated,
             disable_tqdm=True,  # the journal shows progress
         )
     except (ValueError, TypeError, ImportError) as error:
@@ -341,6 +382,11 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "trainer": config.trainer,
         "lora": config.lora,
         "quantization": config.quantization,
+        **(
+            {"attn_implementation": config.attn_implementation}
+            if config.attn_implementation != "sdpa"
+            else {}
+        ),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     }
 

@@ -21,8 +21,9 @@ from panjue.finetune.samplers import ByEpoch, balanced, by_length
 PADDING = -1
 """The part of a token that is none."""
 
-OURS = ("labels", "parts", "group")
-"""Columns of a row that are not the model's."""
+OURS = ("labels", "parts", "group", "skip_logits")
+"""Columns of a row that are not the model's, and what transformers adds for liger kernels, which
+are to make the loss themselves then: it is ours."""
 
 Score = Callable[["PartsTrainer"], dict[str, float]]
 
@@ -180,13 +181,14 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         counts = torch.bincount(batch.parts, minlength=size)
         self._sums[mode] += torch.stack([sums, counts]).cpu()
         if mode == "train":
-            self._total_train_tokens += int(self.accelerator.gather(batch.tokens).sum())
+            # Of the state, which a checkpoint has: a training that goes on counts on.
+            self.state.num_input_tokens_seen += int(self.accelerator.gather(batch.tokens).sum())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens seen and the loss by part since the last entry."""
         mode, prefix = ("train", "") if self.model.training else ("eval", "eval_")
         sums, counts = self.accelerator.reduce(self._sums[mode].to(self.args.device)).cpu()
-        logs[f"{prefix}num_tokens"] = self._total_train_tokens
+        logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
         for part, total, count in zip(self._parts, sums.tolist(), counts.tolist(), strict=True):
             if count:
                 logs[f"{prefix}loss_{part}"] = total / count
@@ -213,10 +215,12 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if self._keep:
                 drop_old(folder, self._keep, self.state.best_model_checkpoint)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+    def go_on_from(self, checkpoint: Path) -> None:
+        """Train on from a checkpoint."""
+        # Here, since with DeepSpeed the trainer calls no hook of ours when it loads the weights.
         if self._objective:
-            self._objective.load(Path(resume_from_checkpoint))
+            self._objective.load(checkpoint)
+        self.train(resume_from_checkpoint=str(checkpoint))
 
     def take(self, checkpoint: Path) -> None:
         """Take the weights of a training that is over, of its best checkpoint where it chose."""

@@ -11,13 +11,23 @@ import pytest
 from panjue.prompts.files import dump
 
 SIDE_BY_SIDE = """
-import json, sys
+import json, os, sys
 from pathlib import Path
-from panjue.finetune.sft import main
+import torch
+from torch.distributed.distributed_c10d import _get_default_group
+from panjue.finetune import sft
 
+def counted(folder, hashed=sft.model_sha256):
+    print("the base was hashed by process", os.environ["RANK"])
+    return hashed(folder)
+
+sft.model_sha256 = counted
 for words in json.loads(sys.argv[2]):
-    main(Path(sys.argv[1]), words)
+    sft.main(Path(sys.argv[1]), words)
+options = _get_default_group()._get_backend(torch.device("cpu")).options
+print("waited at most", options._timeout.total_seconds(), "seconds")
 """
+WAITS = "trainer.ddp_timeout=4321"
 ROBUST_STEPS = (
     "trainer.max_steps=4", "trainer.save_steps=2", "trainer.eval_strategy='no'",
     "trainer.logging_steps=1", "trainer.gradient_accumulation_steps=2", "score_examples=0",
@@ -66,7 +76,7 @@ def two_processes(courts: Path, tmp_path_factory: pytest.TempPathFactory) -> Tra
     (folder / "train.py").write_text(SIDE_BY_SIDE, "utf-8")
     half, many = "trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"
     trainings = [
-        [f"run={folder}/plain", *PLAIN_WORDS, f"{half}=4"],
+        [f"run={folder}/plain", *PLAIN_WORDS, f"{half}=4", WAITS],
         *(
             [f"run={folder}/{method}", *robust_words(method), f"{half}=2", f"{many}=2"]
             for method in ("vrex", "group_dro")

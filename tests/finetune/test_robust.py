@@ -18,7 +18,7 @@ from panjue.finetune.robust import Objective, reverse, slopes
 from panjue.finetune.samplers import balanced
 from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
-from panjue.finetune.trainer import per_example, pooled
+from panjue.finetune.trainer import PartsTrainer, per_example, pooled
 from panjue.prompts.errors import UserError
 
 from .conftest import ROBUST_STEPS, Trained, robust_words
@@ -239,6 +239,26 @@ def test_a_resumed_run_ends_in_the_same_weights(method: str, config: Path, tmp_p
     (tmp_path / "run/checkpoints/checkpoint-4/complete").unlink()
     sft(config, words)
     assert (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes() == whole
+
+
+def test_going_on_takes_up_what_was_learnt_whatever_engine_loads_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With DeepSpeed the trainer calls nothing of ours when it loads them."""
+    before, after = objective("group_dro"), objective("group_dro")
+    before.log_weights = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
+    before.save(tmp_path)
+    taken: list[str] = []
+    monkeypatch.setattr(
+        PartsTrainer,
+        "train",
+        lambda _, resume_from_checkpoint: taken.append(resume_from_checkpoint),
+    )
+    trainer = PartsTrainer.__new__(PartsTrainer)
+    trainer._objective = after
+    trainer.go_on_from(tmp_path)
+    assert taken == [str(tmp_path)]
+    assert torch.equal(after.log_weights, before.log_weights)
 
 
 def weights(run: Path) -> dict[str, Tensor]:

@@ -174,15 +174,29 @@ def test_an_order_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None
         check_library_settings(config(word, path=tmp_path / "a.yaml"))
 
 
-@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq"])
+@pytest.mark.parametrize(
+    "start", ["pissa", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq", "lora_ga"]
+)
 def test_a_start_that_changes_the_base_is_refused(start: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"lora.init_lora_weights: '{start}' changes the base too"):
         check_library_settings(config(f"lora.init_lora_weights={start}", path=tmp_path / "a.yaml"))
 
 
 @pytest.mark.parametrize(
-    "name", ["model_init_kwargs", "dataset_num_proc", "shuffle_dataset", "pad_token"]
+    "name",
+    [
+        "model_init_kwargs",
+        "dataset_num_proc",
+        "shuffle_dataset",
+        "pad_token",
+        "include_num_input_tokens_seen",
+    ],
 )
 def test_what_would_do_nothing_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"trainer: '{name}' is panjue's to set; use .+"):
         check_library_settings(config(f"trainer.{name}=1", path=tmp_path / "a.yaml"))
+
+
+def test_a_start_that_would_be_another_than_it_is_called_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="init_lora_weights: 'eva' looks at data first"):
+        check_library_settings(config("lora.init_lora_weights=eva", path=tmp_path / "a.yaml"))

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.model import load_base, with_lora
-from panjue.finetune.settings import SftConfig
-from panjue.finetune.sft import main, train
+from panjue.finetune.settings import SftConfig, sft_settings
+from panjue.finetune.sft import main, train, trainer_config
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_lines
+from panjue.prompts.files import read_json, read_lines
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import load_task
 
@@ -79,6 +79,12 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     assert "checkpoint-6" in capsys.readouterr().out
     again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
     assert all(torch.equal(again[name], once[name]) for name in once)
+    seen, counted = (
+        [entry["num_tokens"] for _, entry in read_lines(f / "log.jsonl") if "num_tokens" in entry]
+        for f in (run, trained)
+    )
+    assert seen == counted, "tokens are counted on from those of the checkpoint"
+    assert seen == sorted(seen)
 
 
 @pytest.mark.parametrize("spent", [False, True], ids=["at the last step", "of patience"])
@@ -265,6 +271,48 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.use_liger_kernel=True. is deprecated")
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("trainer.use_liger_kernel=true", "trainer: use_liger_kernel wants the package"),
+        ("trainer.optim=galore_adamw", "trainer: You need to install `galore_torch`"),
+        ("trainer.optim=lomo", "trainer: You need to install `lomo_optim`"),
+        ("trainer.lr_scheduler_type=cosine_with_min_lr", "trainer: .*min_lr"),
+        ("trainer.lr_scheduler_kwargs={cycles: 2}", "trainer: .*'cycles'"),
+        ("attn_implementation=flash_attention_2", "wants the package flash_attn, which is not"),
+        ("lora.kasa_config={}", "lora: these settings change the base's weights too"),
+    ],
+)
+def test_a_dry_run_finds_what_the_first_step_would_miss(
+    word: str, complaint: str, workshop: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", word])
+    assert "\n" not in str(error.value)
+
+
+def test_another_attention_gives_the_same_losses(
+    workshop: Path, tmp_path: Path, undisturbed: Callable[[list[str]], Path]
+) -> None:
+    words = ["trainer.max_steps=2", "trainer.eval_strategy='no'"]
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words, "attn_implementation=eager"])
+    assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed(words)), rel=1e-4)
+    assert read_json(tmp_path / "run/manifest.json")["sft"]["attn_implementation"] == "eager"
+
+
+def test_an_accelerator_of_any_maker_is_used(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = sft_settings(workshop / "sft.yaml", [f"run={tmp_path}/run"])
+    task = load_task(config.task)
+    assert trainer_config(config, task, evaluates=True).use_cpu
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    args = trainer_config(config, task, evaluates=True)
+    assert not args.use_cpu
+    assert args.gradient_checkpointing
+
+
 def test_what_a_dry_run_leaves_is_no_other_run(workshop: Path, tmp_path: Path) -> None:
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT, "dry_run=true", "seed=1"])
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
@@ -330,6 +378,15 @@ def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
     assert "4 of 8 examples" in two_processes.said  # twice four
     one, two = losses(tmp_path / "one"), losses(two_processes.folder / "plain")
     assert one == pytest.approx(two, rel=1e-3)
+
+
+def test_processes_wait_for_one_another_as_long_as_is_said(two_processes: Trained) -> None:
+    assert two_processes.said.count("waited at most 4321.0 seconds") == 2
+
+
+def test_the_first_process_alone_hashes_the_base(two_processes: Trained) -> None:
+    assert two_processes.said.count("the base was hashed by process 0") == 3, "once per training"
+    assert "the base was hashed by process 1" not in two_processes.said
 
 
 @pytest.mark.parametrize(
