@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.util import find_spec
 from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
@@ -11,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import to_json
 from transformers import BitsAndBytesConfig
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.settings import SftConfig
@@ -48,6 +48,7 @@ OURS = {
     "ignore_data_skip": "nothing: a training that goes on takes the examples that are left",
     "restore_callback_states_from_checkpoint": "nothing: patience goes on where it was",
     "resume_from_checkpoint": "resume",
+    "ddp_backend": "nothing: processes meet over what their devices have",
     "auto_find_batch_size": "trainer.per_device_train_batch_size: it would begin again midway",
     "enable_jit_checkpoint": "nothing: SIGTERM saves a checkpoint, a second one ends at once",
     "save_on_each_node": "nothing: all processes share one run folder",
@@ -58,6 +59,7 @@ OURS = {
 """trl settings that panjue makes itself -> the setting to use instead."""
 
 OURS_OF_LORA = {
+    "layer_replication": "nothing: vLLM has no model of more layers than its base",
     "task_type": "nothing: it is a causal model",
     "inference_mode": "nothing: the adapter is trained",
 }
@@ -104,10 +106,11 @@ CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 would be another model than the trained one, and vLLM and merging know only that base."""
 
 
-ATTENTION_PACKAGES = {
-    "flash_attention_2": "flash_attn",
-    "flash_attention_3": "flash_attn_interface",
+FLASH_ATTENTION = {
+    "flash_attention_2": is_flash_attn_2_available,
+    "flash_attention_3": is_flash_attn_3_available,
 }
+"""Attention of a package -> whether transformers can use it here."""
 
 
 def check_attention(name: str) -> None:
@@ -118,11 +121,11 @@ def check_attention(name: str) -> None:
     Raises:
         UserError: The package is not there.
     """
-    package = ATTENTION_PACKAGES.get(name)
-    if package and find_spec(package) is None:
+    is_there = FLASH_ATTENTION.get(name)
+    if is_there and not is_there():
         raise UserError(
-            f"attn_implementation: {name} wants the package {package}, which is not installed; "
-            "install it, or leave this at sdpa"
+            f"attn_implementation: {name} wants its package, which is not installed or does not "
+            "work here; install it, or leave this at sdpa"
         )
 
 
@@ -153,6 +156,17 @@ def check_library_settings(config: SftConfig) -> None:
         )
     sampling = config.trainer.get("accelerator_config") or {}
     check_ours("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
+    rows = config.trainer.get("per_device_train_batch_size", 0)
+    if (
+        config.trainer.get("packing")
+        and config.attn_implementation in FLASH_ATTENTION
+        and rows != 1
+    ):
+        # Of several rows transformers' FlashAttention takes each as one text, packed or not.
+        raise UserError(
+            "trainer.packing: with FlashAttention the examples of a pack are kept apart in batches "
+            "of one pack only; set trainer.per_device_train_batch_size=1"
+        )
     if config.robust and config.trainer.get("packing"):
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
     if (config.method == "qlora") != bool(config.quantization):

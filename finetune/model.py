@@ -47,7 +47,7 @@ def load_base(
             trust_remote_code=False,
             attn_implementation=attention,
         )
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         if "attention" not in str(error).lower():
             raise
         raise UserError(f"attn_implementation: {str(error).splitlines()[0]}") from None

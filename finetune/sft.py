@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from safetensors import safe_open
 from transformers import EarlyStoppingCallback, PrinterCallback, get_scheduler
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_liger_kernel_available
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
@@ -111,7 +113,7 @@ def train(config: SftConfig) -> None:
 
 
 def started(config: SftConfig) -> PartialState:
-    """Join the processes of this training: what is asked of them first decides how they wait."""
+    """Join the processes of this training; the first call sets the time limit of all later ones."""
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         ask_for_huge_pages()
@@ -121,9 +123,17 @@ def started(config: SftConfig) -> PartialState:
 
 
 def on_first(processes: PartialState, work: Callable[[], Any]) -> Any:
-    """Let the first process do what takes long, and return its result to all."""
-    done = [work() if processes.is_main_process else None]
-    return broadcast_object_list(done)[0]
+    """Let the first process do what takes long; all return its result, or raise its error."""
+    done: list[Any] = [None]
+    if processes.is_main_process:
+        try:
+            done = [work()]
+        except (UserError, OSError) as error:
+            done = [error]
+    [result] = broadcast_object_list(done)
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def train_as(
@@ -157,7 +167,7 @@ def train_as(
     if checkpoint and is_over(checkpoint, config.patience):
         trainer.take(checkpoint)
     elif checkpoint:
-        trainer.go_on_from(checkpoint)
+        trainer.resume_from(checkpoint)
     else:
         trainer.train()
     trainer.accelerator.wait_for_everyone()
@@ -283,10 +293,12 @@ def check_what_training_imports(trainer: PartsTrainer) -> None:
     args = trainer.args
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise ImportError("use_liger_kernel wants the package liger-kernel; pip install it")
-    trainer.get_optimizer_cls_and_kwargs(args, trainer.model)
+    plain = copy(args)  # those by layer hang themselves onto the model's weights at once
+    plain.optim = OptimizerNames(args.optim.removesuffix("_layerwise"))
+    trainer.get_optimizer_cls_and_kwargs(plain, trainer.model)
     get_scheduler(
         args.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1)]),
+        torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate),
         num_warmup_steps=0,
         num_training_steps=1,
         scheduler_specific_kwargs=args.lr_scheduler_kwargs,

@@ -215,8 +215,8 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if self._keep:
                 drop_old(folder, self._keep, self.state.best_model_checkpoint)
 
-    def go_on_from(self, checkpoint: Path) -> None:
-        """Train on from a checkpoint."""
+    def resume_from(self, checkpoint: Path) -> None:
+        """Go on with the training that left a checkpoint."""
         # Here, since with DeepSpeed the trainer calls no hook of ours when it loads the weights.
         if self._objective:
             self._objective.load(checkpoint)

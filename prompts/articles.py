@@ -21,10 +21,13 @@ IN_BRACKETS = re.compile(rf"\(((?:之|第)[{PARTS}]+|[{PARTS}]+(?=\)[款项]))\)
 WRITTEN = re.compile(
     r"(?:根据|依照|依据)?(?:《?(?:中华人民共和国)?刑法典?》?)?"
     rf"第?(?P<article>{NUMBER})(?:\.(?P<point>[0-9]{{1,3}}))?条?(?:之(?P<inserted>{NUMBER}))?条?"
-    rf"(?:第?(?P<paragraph>{NUMBER})款|-(?P<hyphen>[0-9]{{1,3}}))?(?:第?{NUMBER}项)?"
+    rf"(?:(?:第|(?<=条)|(?(inserted)|(?!)))(?P<paragraph>{NUMBER})款|-(?P<hyphen>[0-9]{{1,3}}))?"
+    rf"(?:(?:第|(?<=[条款])){NUMBER}项)?"
     rf"(?:[之的]?规定|\([^(){PARTS}]*\))?"
 )
-"""`第二百八十七条之二第一款`, `287之2第1款` or the id itself, `287.2-1`; another law's is none."""
+"""`第二百八十七条之二第一款`, `287之2第1款` or the id itself, `287.2-1`; another law's is none.
+
+A paragraph is told from the article by a 第, a 条 or a 之N before it: 第264款 is no 26条4款."""
 
 
 def number(text: str) -> int:

@@ -19,6 +19,7 @@ LARGE = 2**26
 """Bytes from which on a file's hash is remembered: a 16 GB base takes 19 s to read."""
 
 SETTLED_NS = 2 * 10**9
+"""How long a file must have been left alone before its hash is remembered."""
 
 DECISION = "decision.json"
 """Beside an adapter's labels.json: how `panjue tune` fitted the deciding of its replies."""
@@ -115,7 +116,7 @@ def model_sha256(folder: Path) -> str:
 
 def _file_sha256(path: Path) -> str:
     """Return the hash of a file; a large one is read once, and again where it may have changed."""
-    state = path.stat()
+    now, state = time.time_ns(), path.stat()
     if state.st_size < LARGE:
         return sha256(path)
     place = str(path.resolve())
@@ -127,9 +128,9 @@ def _file_sha256(path: Path) -> str:
         if isinstance(known, dict) and seen.items() <= known.items():
             return str(known["sha256"])
     digest = sha256(path)
-    # A file system's clock stands still for milliseconds: what was written just now could be
-    # written again without another time.
-    if time.time_ns() - changed > SETTLED_NS:
+    # File systems round times to milliseconds or seconds: a file that was just written could be
+    # written again and keep its time.
+    if now - changed > SETTLED_NS:
         with suppress(OSError, UserError):  # no place to write: it is read again next time
             write_json(note, {**seen, "sha256": digest})
     return digest

@@ -154,7 +154,10 @@ def _single(written: Sequence[str], field: str, known: Mapping[str, str]) -> lis
         parts = [part for part in SEPARATORS.split(entry) if part.strip()]
         are_charges = all(part.rstrip().endswith("罪") for part in parts)
         joins = are_charges or all(normal(part) in known for part in parts)
-        is_one = normal(entry) in known or (field == "charges" and not joins)
+        if field == "articles":  # without its comma 25、1 would be 251
+            is_one = article_of(entry, known) is not None
+        else:
+            is_one = normal(entry) in known or not joins
         entries += [entry] if is_one else parts
     return entries
 

@@ -1,8 +1,8 @@
 """Fold a LoRA adapter into its base: one plain model that any engine serves at full speed."""
 
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from peft import PeftModel
 from peft.tuners.lora.layer import Embedding, Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -24,7 +24,7 @@ from panjue.prompts.model import load_tokenizer, model_folder, model_sha256
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 CLOSE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""How far apart two models of a type may be by rounding alone, by the length of what they say."""
+"""Largest relative L2 distance of outputs that rounding to a type explains."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -63,7 +63,11 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     aside = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    fold(place, adapter, aside)
+    try:
+        fold(place, adapter, aside)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # as large as the base
+        raise
     load_tokenizer(place).save_pretrained(aside)
     shutil.copy(adapter / "labels.json", aside / "labels.json")
     write_json(aside / "manifest.json", stamp)
@@ -75,34 +79,71 @@ def fold(base: Path, adapter: Path, out: Path) -> None:
     """Write `base` with `adapter` in it into the folder `out`, without its tokenizer.
 
     Goes through the base's files and holds one at a time, however large the base is. What the
-    adapter leaves alone is copied as it is.
+    adapter leaves alone is copied as it is. Where that cannot be, the base is loaded whole.
 
     Raises:
-        UserError: The adapter is of a kind that cannot be folded into this base.
+        UserError: The adapter is of a kind that cannot be folded into this base, or it cannot be
+            written.
     """
     model = hollow_with(base, adapter)
     changed = changed_modules(model.get_base_model())
     with ExitStack() as opened:
         files = {
             path.name: opened.enter_context(safe_open(path, framework="pt"))
-            for path in sorted(base.glob("*.safetensors"))
+            for path in weight_files(base)
         }
         where = {key: file for file in files.values() for key in file.keys()}  # noqa: SIM118
-        if not goes_by_file(model, changed, set(where)):
-            fold_whole(base, adapter, out)
-            return
-        owners = {key: name for name in changed for key in keys_of(name, changed[name])}
-        for name, file in files.items():
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            for owner in dict.fromkeys(owners[key] for key in tensors if key in owners):
+        try:
+            if goes_by_file(model, changed, set(where)):
+                fold_files(files, where, changed, adapter, out)
+                for path in base.glob("*.json"):
+                    if path.name in CONFIGS:
+                        shutil.copy(path, out)
+            else:
+                fold_whole(base, adapter, out)
+        except SafetensorError as error:
+            raise UserError(f"{out}: {error}; is the disk full?") from None
+
+
+def weight_files(base: Path) -> list[Path]:
+    """Return the files that transformers reads a model's weights from.
+
+    Hubs have others beside them: in other types, or under the names of other programs.
+    """
+    index = base / "model.safetensors.index.json"
+    if not index.exists():
+        return [base / "model.safetensors"]
+    return [base / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+
+
+def fold_files(
+    files: Mapping[str, Any],
+    where: Mapping[str, Any],
+    changed: Changed,
+    adapter: Path,
+    out: Path,
+) -> None:
+    """Write each of the base's files with the modules in it folded, one after another.
+
+    Args:
+        files: Name -> open file of the base.
+        where: Name of a weight -> the file that it is in.
+        changed: What the adapter changes.
+        adapter: For messages.
+        out: The folder to write to.
+    """
+    owners = {key: name for name in changed for key in keys_of(name, changed[name])}
+    done: dict[str, Tensor] = {}  # of a module in two files, those of the second one
+    for name, file in files.items():
+        tensors = {}
+        for key in file.keys():  # noqa: SIM118
+            owner = owners.get(key)
+            if owner is not None and key not in done:
                 module = changed[owner]
-                whole = {key: where[key].get_tensor(key) for key in keys_of(owner, module)}
-                mended = folded(module, whole, adapter)
-                tensors |= {key: mended[key] for key in tensors.keys() & mended.keys()}
-            save_file(tensors, out / name, metadata={"format": "pt"})
-    for path in base.glob("*.json"):
-        if path.name in CONFIGS:
-            shutil.copy(path, out)
+                weights = {key: where[key].get_tensor(key) for key in keys_of(owner, module)}
+                done |= folded(owner, module, weights, adapter)
+            tensors[key] = file.get_tensor(key) if owner is None else done.pop(key)
+        save_file(tensors, out / name, metadata={"format": "pt"})
 
 
 def hollow_with(base: Path, adapter: Path) -> PeftModel:
@@ -154,54 +195,71 @@ def keys_of(name: str, module: nn.Module) -> list[str]:
 
 
 def goes_by_file(model: PeftModel, changed: Changed, keys: set[str]) -> bool:
-    """Say whether each weight that changes stands in the base's files, by its name and alone.
+    """Say whether the base's files hold each weight that changes under the model's name for it.
 
-    Of some mixtures of experts the files have parts of it, under other names.
+    Of some mixtures of experts they hold it in parts, under other names. Where embedding and head
+    are one weight, both change with it.
     """
     config = model.config.get_text_config()
     inner = model.get_base_model()
     ends = (inner.get_input_embeddings(), inner.get_output_embeddings())
     tied = config.tie_word_embeddings and any(end in changed.values() for end in ends)
     plain = all(
-        isinstance(module, Linear | Embedding | ModulesToSaveWrapper) for module in changed.values()
+        isinstance(module, ModulesToSaveWrapper)
+        or (
+            isinstance(module, Linear | Embedding)
+            and isinstance(original(module), nn.Linear | nn.Embedding)
+        )
+        for module in changed.values()
     )
     there = all(key in keys for name in changed for key in keys_of(name, changed[name]))
     return plain and there and not tied and model.active_peft_config.bias == "none"
 
 
-def folded(module: nn.Module, weights: Mapping[str, Tensor], adapter: Path) -> dict[str, Tensor]:
+def folded(
+    name: str, module: nn.Module, weights: Mapping[str, Tensor], adapter: Path
+) -> dict[str, Tensor]:
     """Return the weights of a module of the base with the adapter in them, in their own types.
 
     Raises:
-        UserError: With them it says something else than with the adapter beside it.
+        UserError: Its outputs are then others than with the adapter beside it.
     """
+    leaves = {key: key.removeprefix(f"{name}.") for key in weights}
     if isinstance(module, ModulesToSaveWrapper):
         new = module.modules_to_save[module.active_adapters[0]].state_dict()
-        return {key: new[_leaf(key)].to(weights[key].dtype) for key in weights}
+        return {key: new[leaf].to(weights[key].dtype) for key, leaf in leaves.items()}
     assert isinstance(module, Linear | Embedding), "`goes_by_file` lets no other through"
     inner = original(module)
     # Copies: what is read lies in the mapped file, and peft adds in place.
-    given = {_leaf(key): weight.to(torch.float32, copy=True) for key, weight in weights.items()}
+    given = {leaves[key]: weight.to(torch.float32, copy=True) for key, weight in weights.items()}
     inner.load_state_dict(given, assign=True)
-    asked = probe(inner)
+    inputs = probe(inner)
     with torch.no_grad():
-        before = module(asked)
-        try:
+        before = module(inputs)
+        with refusing(adapter):
             module.merge()
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            raise UserError(f"{adapter}: {str(error).splitlines()[0]} Use adapter=lora") from None
-        check_same(before, module(asked), torch.float32, adapter)
+        check_same(before, module(inputs), torch.float32, adapter)
     merged = inner.state_dict()
     without_weights(inner)
-    return {key: merged[_leaf(key)].to(weight.dtype) for key, weight in weights.items()}
+    return {key: merged[leaf].to(weights[key].dtype) for key, leaf in leaves.items()}
+
+
+@contextmanager
+def refusing(adapter: Path) -> Iterator[None]:
+    """Say in one line what peft says of an adapter that it cannot merge."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise UserError(f"{adapter}: {str(error).splitlines()[0]} Use adapter=lora") from None
 
 
 def probe(module: nn.Module) -> Tensor:
-    """Return some input of a module: where its outputs are right, so are the model's logits."""
+    """Return random inputs of a layer; of an embedding 256 of its rows."""
+    random = torch.Generator().manual_seed(0)
     if isinstance(module, nn.Embedding):
-        return torch.arange(min(32, module.num_embeddings))
-    assert isinstance(module, nn.Linear), "peft has LoRA layers for both"
-    return torch.randn(4, module.in_features, generator=torch.Generator().manual_seed(0))
+        return torch.randint(module.num_embeddings, (256,), generator=random)
+    assert isinstance(module, nn.Linear), "`goes_by_file` lets no other through"
+    return torch.randn(4, module.in_features, generator=random)
 
 
 def fold_whole(base: Path, adapter: Path, out: Path) -> None:
@@ -215,17 +273,19 @@ def fold_whole(base: Path, adapter: Path, out: Path) -> None:
     model = PeftModel.from_pretrained(whole, str(adapter)).eval()
     before = logits(model)
     dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
-    model.merge_and_unload().to(dtype).save_pretrained(out)
-    del whole, model
+    with refusing(adapter):
+        merged = model.merge_and_unload()
+    merged.to(dtype).save_pretrained(out)
+    del whole, model, merged
     check_same(before, logits(AutoModelForCausalLM.from_pretrained(out, **how)), dtype, adapter)
 
 
 def logits(model: PreTrainedModel | PeftModel) -> Tensor:
-    """Return what a model says to its first tokens: [1, tokens, vocabulary]."""
-    asked = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]
+    """Return a model's logits of its first tokens: [1, tokens, vocabulary]."""
+    ids = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]
     with torch.no_grad():
-        said: Tensor = model.eval()(asked).logits
-    return said
+        found: Tensor = model.eval()(ids).logits
+    return found
 
 
 def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path) -> None:
@@ -237,13 +297,9 @@ def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path)
     apart = float((before - after).norm() / before.norm().clamp(min=1e-12))
     if not apart <= CLOSE.get(dtype, CLOSE[torch.bfloat16]):  # no number is not close either
         raise UserError(
-            f"{adapter}: merged with its base it is another model (what it says is {apart:.1%} "
-            "off); serve it as it is: adapter=lora"
+            f"{adapter}: merged with its base it is another model (its outputs differ by "
+            f"{apart:.1%}); serve it as it is: adapter=lora"
         )
-
-
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
 
 
 def check_base(adapter: Path, made: dict[str, str], base: str | None = None) -> Path:

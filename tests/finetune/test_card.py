@@ -16,7 +16,7 @@ from panjue.prompts.card import NOTES, scored_in, scored_on, write_card
 from panjue.prompts.files import read_json, write_json
 from panjue.prompts.model import model_sha256
 from panjue.prompts.render import TEMPLATES
-from panjue.serve.engine import EngineArgs
+from panjue.serve.engine import AsyncEngineArgs
 
 
 def snippets(folder: Path) -> dict[str, str]:
@@ -108,6 +108,7 @@ def test_the_snippet_for_vllm_names_only_what_vllm_has(trained: Path) -> None:
         if not isinstance(call.func, ast.Name) or call.func.id not in imported:
             continue
         known = set(signature(imported[call.func.id]).parameters)
-        known |= {field.name for field in fields(EngineArgs)} if call.func.id == "LLM" else set()
+        if call.func.id == "LLM":
+            known |= {field.name for field in fields(AsyncEngineArgs)}
         assert {word.arg for word in call.keywords} <= known, ast.unparse(call)
     assert {"LLM", "SamplingParams", "LoRARequest"} <= imported.keys()

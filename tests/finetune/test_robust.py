@@ -256,7 +256,7 @@ def test_going_on_takes_up_what_was_learnt_whatever_engine_loads_the_weights(
     )
     trainer = PartsTrainer.__new__(PartsTrainer)
     trainer._objective = after
-    trainer.go_on_from(tmp_path)
+    trainer.resume_from(tmp_path)
     assert taken == [str(tmp_path)]
     assert torch.equal(after.log_weights, before.log_weights)
 

@@ -9,7 +9,12 @@ import pytest
 from peft import LoraConfig
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.libraries import check_library_settings, check_values, hints_of
+from panjue.finetune.libraries import (
+    FLASH_ATTENTION,
+    check_library_settings,
+    check_values,
+    hints_of,
+)
 from panjue.finetune.settings import STRATEGIES, SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.config import load_config
@@ -72,7 +77,6 @@ def test_a_wrong_value_is_named_with_its_setting(word: str, complaint: str, tmp_
         "trainer.accelerator_config={split_batches: true}",
         "lora.target_modules=all-linear",
         "lora.target_modules=[q_proj]",
-        "lora.layer_replication=[[0, 2]]",
         "lora.init_lora_weights=gaussian",
         "lora.init_lora_weights=false",
     ],
@@ -95,7 +99,7 @@ def test_every_default_of_the_libraries_passes(section: str, cls: Any) -> None:
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.init_lora_weights=foo", "^lora: Unknown initialization init_lora_weights='foo'"),
         ("lora.rank_pattern={q_proj: x}", "^lora: "),
-        ("lora.layer_replication=[[0, 99]]", "^lora: "),
+        ("lora.layer_replication=[[0, 2]]", "^lora: 'layer_replication' is panjue's to set"),
     ],
 )
 def test_what_only_the_model_can_tell_is_one_line_too(
@@ -200,3 +204,14 @@ def test_what_would_do_nothing_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_start_that_would_be_another_than_it_is_called_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="init_lora_weights: 'eva' looks at data first"):
         check_library_settings(config("lora.init_lora_weights=eva", path=tmp_path / "a.yaml"))
+
+
+def test_packs_in_batches_that_flash_attention_takes_as_one_text_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FLASH_ATTENTION, "flash_attention_2", lambda: True)
+    words = ["attn_implementation=flash_attention_2", "trainer.packing=true"]
+    with pytest.raises(UserError, match=r"set trainer.per_device_train_batch_size=1"):
+        check_library_settings(config(*words, path=tmp_path / "a.yaml"))
+    words += ["trainer.per_device_train_batch_size=1"]
+    check_library_settings(config(*words, path=tmp_path / "a.yaml"))

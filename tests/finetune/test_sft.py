@@ -271,6 +271,9 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
+POLYNOMIAL = "trainer.lr_scheduler_type=polynomial  trainer.lr_scheduler_kwargs={lr_end: 0.001}"
+
+
 @pytest.mark.filterwarnings("ignore:.use_liger_kernel=True. is deprecated")
 @pytest.mark.parametrize(
     ("word", "complaint"),
@@ -280,7 +283,8 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
         ("trainer.optim=lomo", "trainer: You need to install `lomo_optim`"),
         ("trainer.lr_scheduler_type=cosine_with_min_lr", "trainer: .*min_lr"),
         ("trainer.lr_scheduler_kwargs={cycles: 2}", "trainer: .*'cycles'"),
-        ("attn_implementation=flash_attention_2", "wants the package flash_attn, which is not"),
+        (f"{POLYNOMIAL}  trainer.learning_rate=1e-5", "trainer: lr_end .0.001. must be smaller"),
+        ("attn_implementation=flash_attention_2", "wants its package, which is not installed"),
         ("lora.kasa_config={}", "lora: these settings change the base's weights too"),
     ],
 )
@@ -288,8 +292,15 @@ def test_a_dry_run_finds_what_the_first_step_would_miss(
     word: str, complaint: str, workshop: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=complaint) as error:
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", word])
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", *word.split("  ")])
     assert "\n" not in str(error.value)
+
+
+def test_a_dry_run_takes_a_schedule_that_ends_below_the_runs_own_rate(
+    workshop: Path, tmp_path: Path
+) -> None:
+    words = [*POLYNOMIAL.split("  "), "trainer.learning_rate=0.01"]
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", *words])
 
 
 def test_another_attention_gives_the_same_losses(

@@ -197,6 +197,24 @@ def test_articles_by_hand(written: str, article: str | None) -> None:
     assert article_of(written, KNOWN) == article
 
 
+@pytest.mark.parametrize(
+    ("written", "article"),
+    [
+        ("第264款", None),
+        ("第264项", None),
+        ("第二百六十三款", None),
+        ("26条4款", "26-4"),
+        ("26第4款", "26-4"),
+        ("26条4款2项", "26-4"),
+    ],
+)
+def test_a_number_is_never_parted_between_article_and_paragraph(
+    written: str, article: str | None
+) -> None:
+    known = {label: label for label in ("26", "26-4", "260", "264", "263")}
+    assert article_of(written, known) == article
+
+
 @given(st.text(st.sampled_from("第条之款项零一二十百264.-－《》刑法 ()"), max_size=12))
 def test_any_text_is_an_article_or_none(text: str) -> None:
     assert article_of(text, KNOWN) in {None, *KNOWN}

@@ -240,6 +240,7 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
             "penalty missing or of no class, the commonest stands in",
         ),
         ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
+        ("articles", ["26、4"], ["264"], "articles '26' unknown, dropped"),
         ("penalty", [3], PENALTIES[3], "penalty 3 -> '管制一年以上'"),
         ("penalty", 3.0, PENALTIES[3], "penalty 3 -> '管制一年以上'"),
         ("penalty", 15, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),

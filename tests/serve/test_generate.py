@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -12,8 +13,9 @@ from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
 from panjue.prompts.task import load_task
+from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import main
-from panjue.serve.settings import GenerateConfig
+from panjue.serve.settings import RESOURCES, GenerateConfig
 from panjue.serve.trained import served_model
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -49,6 +51,10 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
     assert "replies valid as they came" in done.stdout
     assert (again / "completions.jsonl").read_bytes().startswith(b"".join(lines[:15]))
     assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
+
+
+def test_settings_of_memory_and_speed_are_settings_of_the_engine() -> None:
+    assert set(RESOURCES) <= {field.name for field in fields(AsyncEngineArgs)}
 
 
 def test_a_run_goes_on_under_other_settings_of_memory_and_speed(

@@ -1,5 +1,6 @@
 """Merging: the model that is written says what base and adapter say, or there is none."""
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 import torch
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
@@ -73,6 +74,10 @@ BY_FILE: Kinds = {
     "with a bias": (Qwen2Config(**TIED), {"target_modules": ["q_proj"], "lora_bias": True}),
     "head": (Qwen3Config(**UNTIED), {"target_modules": [*LAYERS, "lm_head"]}),
     "embedding": (Qwen3Config(**UNTIED), {"target_modules": [*LAYERS, "embed_tokens"]}),
+    "whole blocks": (
+        Qwen3Config(**TIED),
+        {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["mlp"]},
+    ),
     "whole head": (
         Qwen3Config(**UNTIED),
         {"target_modules": LAYERS, "modules_to_save": ["lm_head"]},
@@ -80,6 +85,10 @@ BY_FILE: Kinds = {
 }
 WHOLE: Kinds = {
     "all biases": (Qwen2Config(**TIED), {"target_modules": LAYERS, "bias": "all"}),
+    "transposed weights": (
+        GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+        {"target_modules": ["c_attn"], "fan_in_fan_out": True},
+    ),
     "experts": (
         Qwen3MoeConfig(**TIED, num_experts=4, moe_intermediate_size=16, num_experts_per_tok=2),
         {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]},
@@ -149,6 +158,46 @@ def test_files_stay_as_they_are_but_for_the_layers_that_change(tmp_path: Path) -
                 assert torch.equal(new[key], before)
 
 
+def test_a_layer_whose_weights_lie_in_two_files_is_folded_in_both(tmp_path: Path) -> None:
+    base, adapter = make(tmp_path, Qwen2Config(**TIED), **BY_FILE["with a bias"][1])
+    weights = load_file(base / "model.safetensors")
+    parts = {"a.safetensors": "bias", "b.safetensors": "weight"}
+    places = {k: f for k in weights for f, end in parts.items() if k.endswith(end)}
+    index = {"metadata": {}, "weight_map": places}
+    for name, end in parts.items():
+        part = {key: weight for key, weight in weights.items() if key.endswith(end)}
+        save_file(part, base / name, metadata={"format": "pt"})
+    (base / "model.safetensors").unlink()
+    write_json(base / "model.safetensors.index.json", index)
+    fold(base, adapter, tmp_path / "out")
+    torch.testing.assert_close(*apart_and_merged(base, adapter, tmp_path / "out"))
+
+
+def test_weights_of_other_programs_beside_the_models_are_left_out(tmp_path: Path) -> None:
+    base, adapter = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
+    for other in ("consolidated.safetensors", "model.fp16.safetensors"):
+        shutil.copy(base / "model.safetensors", base / other)
+    fold(base, adapter, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"bias": "lora_only"}], ids=["by file", "whole"])
+def test_what_peft_cannot_merge_is_one_line(settings: dict[str, Any], tmp_path: Path) -> None:
+    given = {"target_modules": ["q_proj"], "lora_bias": True, **settings}
+    base, adapter = make(tmp_path, Qwen3Config(**TIED), **given)
+    with pytest.raises(UserError, match=r"Impossible to merge LoRA .* Use adapter=lora"):
+        fold(base, adapter, tmp_path / "out")
+
+
+def test_a_merge_that_fails_leaves_nothing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Linear, "merge", lambda self: self.merged_adapters.append("default"))
+    with pytest.raises(UserError, match="it is another model"):
+        merge(trained / "adapter", tmp_path / "merged")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
 def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
     before = (merged / "model.safetensors").stat().st_mtime_ns
     assert merge(trained / "adapter", merged) == merged
@@ -163,7 +212,8 @@ def test_a_merge_that_makes_another_model_is_refused(
     monkeypatch.setattr(merging, "goes_by_file", lambda *_: not whole)
     monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
     monkeypatch.setattr(Linear, "merge", lambda self: self.merged_adapters.append("default"))
-    with pytest.raises(UserError, match=r"merged with its base it is another model \(what it says"):
+    complaint = r"merged with its base it is another model \(its outputs differ by"
+    with pytest.raises(UserError, match=complaint):
         fold(base, adapter, tmp_path / "out")
 
 

@@ -373,7 +373,7 @@ def serving(house: House, command: str, url: str) -> Iterator[None]:
     """Run a command that serves until the block ends; enter when it can answer."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", int(re.findall(r":(\d+)/", url)[0]))) == 0:
-            pytest.skip(f"something else answers at {url}")
+            pytest.fail(f"something else answers at {url}: end it first")
     log = house.place / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
