@@ -1,8 +1,10 @@
 """Any OpenAI-compatible endpoint in the engine's place: the same requests, over HTTP."""
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ from panjue.prompts.config import check_known
 from panjue.prompts.errors import UserError
 from panjue.prompts.openai import REFUSED, content, key_header, named, patiently
 from panjue.prompts.render import TEMPLATE_ARGS
-from panjue.serve.engine import Pending, Request
+from panjue.serve.engine import Request
 
 KEY = "PANJUE_ENDPOINT_KEY"
 """Environment variable with the key that the endpoint wants."""
@@ -49,7 +51,7 @@ class Endpoint:
 
     What the endpoint refuses (a prompt that is too long, say) costs that request only; where it
     refuses all, or fails again and again, the run ends, with what is answered by then. Panjue's own
-    server takes no schema from a client: there `constrained=false` sends none. Good for one run.
+    server takes no schema from a client: there `constrained=false` sends none.
     """
 
     def __init__(
@@ -79,50 +81,30 @@ class Endpoint:
             transport=transport,
         )
         self._ending = threading.Event()
+        self.runner = asyncio.Runner()
 
-    def complete(
-        self, requests: Iterable[Request | None], in_flight: int, check: Callable[[], None]
-    ) -> Iterator[tuple[Request, Any]]:
-        """Yield every request with its outcome, as `engine.complete` does."""
-        try:
-            yield from self._outcomes(requests, in_flight, check)
-        finally:
-            self._ending.set()
-            self._client.close()
+    def close(self) -> None:
+        """Ask no more."""
+        self._ending.set()
+        self._client.close()
+        self.runner.close()
 
-    def _outcomes(
-        self,
-        requests: Iterable[Request | None],
-        in_flight: int,
-        check: Callable[[], None],
-    ) -> Iterator[tuple[Request, Told]]:
-        pending = Pending(requests)
-        running: dict[Future[Told], Request] = {}
-        held: list[tuple[Request, Told]] | None = []  # refusals before any reply
-        failure = None
-        while running or not pending.exhausted:
-            check()
-            for request in pending.draw(in_flight - len(running)):
-                running[self._asked(request)] = request
-            if held and (not running or len(held) >= AT_FIRST):
-                raise self._refuses_all(held[0][1])
-            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in done:
-                request = running.pop(future)
-                try:
-                    outcome = future.result()
-                except UserError as error:
-                    failure, pending.exhausted = failure or error, True
-                    self._ending.set()  # those that run end as they can, none is tried again
-                    continue
-                if held is not None and outcome.refused:
-                    held.append((request, outcome))
-                    continue
-                yield from held or ()
-                held = None
-                yield request, outcome
-        if failure:
-            raise failure
+    def taken(self, outcomes: Iterator[tuple[Request, Told]]) -> Iterator[tuple[Request, Told]]:
+        """Yield the outcomes; refusals are held back until something is answered.
+
+        Raises:
+            UserError: So far all is refused: it is the endpoint that cannot do what is asked.
+        """
+        held: list[tuple[Request, Told]] | None = []
+        for request, outcome in outcomes:
+            if held is not None and outcome.refused:
+                held.append((request, outcome))
+                if len(held) >= AT_FIRST:
+                    break
+                continue
+            yield from held or ()
+            held = None
+            yield request, outcome
         if held:
             raise self._refuses_all(held[0][1])
 
@@ -132,15 +114,28 @@ class Endpoint:
             "if it takes no schema, say constrained=false"
         )
 
+    async def ask(self, request: Request) -> Told:
+        """Return what the endpoint says to one request.
+
+        Raises:
+            UserError: It fails again and again; what still runs is then not tried again either.
+        """
+        try:
+            return await asyncio.wrap_future(self._asked(request))
+        except UserError:
+            self._ending.set()
+            raise
+
     def _asked(self, request: Request) -> Future[Told]:
         """Ask in a thread of its own that no exit waits for: nobody wants its reply any more."""
         future: Future[Told] = Future()
 
         def work() -> None:
-            try:
-                future.set_result(self._ask(request))
-            except Exception as error:
-                future.set_exception(error)
+            with suppress(InvalidStateError):  # cancelled: nobody waits
+                try:
+                    future.set_result(self._ask(request))
+                except Exception as error:
+                    future.set_exception(error)
 
         threading.Thread(target=work, daemon=True).start()
         return future

@@ -1,42 +1,37 @@
-"""vLLM's offline engine: requests in, finished completions out, as many at once as it takes."""
+"""vLLM in this process: requests in, finished completions out, as many at once as it takes."""
 
+import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from multiprocessing import connection
-from pathlib import Path
-from threading import Thread
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Protocol, TypeVar
 
 from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
 from panjue.serve.ask import Question
 from panjue.serve.orphans import guarded
-from panjue.serve.settings import ENVIRONMENT, engine_arguments
+from panjue.serve.settings import BACKEND, ENVIRONMENT, engine_arguments
+from panjue.serve.trained import Served
 
 # vLLM reads the environment when it is imported.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
-from vllm import LLM, AsyncEngineArgs, EngineArgs, SamplingParams, TokensPrompt
+from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, TokensPrompt
+from vllm.config import StructuredOutputsConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine.core_client import SyncMPClient
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.utils import CoreEngineProcManager
 from zmq import ZMQError
 
 __all__ = [
-    "LLM",
     "AsyncEngineArgs",
     "CompletionOutput",
-    "EngineArgs",
-    "LoRARequest",
-    "Pending",
+    "Engine",
     "Request",
     "RequestOutput",
     "Sampling",
@@ -46,7 +41,13 @@ __all__ = [
     "requests",
 ]
 
-P = ParamSpec("P")
+POLL_S = 0.5
+"""How often, at the least, `complete` looks whether it is to end."""
+
+STARTED_S = 60.0
+"""How long a started engine may take to say what it can do: one that died meanwhile never says."""
+
+Outcome_co = TypeVar("Outcome_co", covariant=True)
 
 Sampling = Mapping[str, Any]
 """Settings of vLLM's SamplingParams."""
@@ -93,83 +94,101 @@ def requests(key: int | str, question: Question, turns: Sequence[Sampling]) -> l
     ]
 
 
+class Source(Protocol[Outcome_co]):
+    """What answers requests.
+
+    Attributes:
+        runner: Of the event loop that its requests run on.
+    """
+
+    runner: asyncio.Runner
+
+    async def ask(self, request: Request) -> Outcome_co:
+        """Return what it answers; cancelled, it lets go of the request.
+
+        Raises:
+            UserError: It can answer no more.
+        """
+        ...
+
+
+class Engine:
+    """vLLM's engine with a model, and with an adapter beside it, if any."""
+
+    def __init__(
+        self, runner: asyncio.Runner, llm: AsyncLLMEngine, lora: LoRARequest | None
+    ) -> None:
+        """Take an engine that was started on the loop of `runner`."""
+        self.runner, self.llm, self._lora = runner, llm, lora
+
+    async def ask(self, request: Request) -> RequestOutput:
+        """Return the finished output of one request; cancelled, it is aborted in the engine.
+
+        Raises:
+            UserError: The engine has died, or was told to end: it then calls all finished.
+        """
+        prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
+        key = f"{request.turn} {request.id}"
+        outputs = self.llm.generate(prompt, request.params, key, lora_request=self._lora)
+        try:
+            [output] = [output async for output in outputs]
+        except EngineDeadError:
+            raise UserError(ENDED) from None
+        if any(reply.finish_reason == "abort" for reply in output.outputs):
+            raise UserError(ENDED)
+        return output
+
+
 @contextmanager
 def engine(
-    model: Path, settings: Mapping[str, Any], max_tokens: int, seed: int, lora_rank: int = 0
-) -> Iterator[LLM]:
-    """Start vLLM on a model folder, and stop its processes however the block ends.
+    served: Served, settings: Mapping[str, Any], max_tokens: int, seed: int
+) -> Iterator[Engine]:
+    """Start vLLM on a model, and stop its processes however the block ends.
 
     Args:
-        model: Folder of the model.
+        served: The model, and the adapter beside it, if any.
         settings: vLLM's further engine arguments.
         max_tokens: Prompt plus reply of the longest request.
         seed: Of the engine. A seed per request kills the CPU engine when a prefill is chunked.
-        lora_rank: The largest rank of an adapter that requests may bring, 0 for none.
 
     Raises:
         UserError: It does not start with these settings, or dies.
     """
+    rank = served.lora_rank
     ours: dict[str, Any] = {
         **engine_arguments(max_tokens, seed),
+        "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
         "trust_remote_code": False,
-        "enable_lora": lora_rank > 0,
-        **({"max_lora_rank": lora_rank} if lora_rank else {}),
+        "enable_lora": rank > 0,
+        **({"max_lora_rank": rank} if rank else {}),
     }
-    with guarded():
+    lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
+    given = {"disable_log_stats": True, **settings, **ours}
+    with guarded(), asyncio.Runner() as runner:
         try:
-            llm = LLM(model=str(model), **{**settings, **ours})
+            args = AsyncEngineArgs(model=str(served.model), **given)
+            llm = runner.run(_started(args))
         except (ValueError, TypeError, VLLMValidationError, ZMQError) as error:
             # ZMQError: its sockets cannot be made, in a TMPDIR with a long name, say
             raise UserError(f"engine: {str(error).splitlines()[0]}") from None
-        except EngineDeadError:
+        except (EngineDeadError, TimeoutError):
             raise UserError(ENDED) from None
         except RuntimeError as error:  # of its process, which has printed why
             why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
             raise UserError(f"engine: {str(error).splitlines()[0]} {why}") from None
         try:
-            yield llm
-        except (EngineDeadError, ZMQError):  # vLLM closes the sockets when its process ends
-            raise UserError(ENDED) from None
+            yield Engine(runner, llm, lora)
         finally:
-            llm.llm_engine.engine_core.shutdown()
+            llm.shutdown()
 
 
-def tell_of_its_death(client: SyncMPClient) -> None:
-    """Have the end of an engine's process end every wait for it with EngineDeadError.
-
-    vLLM notices too and closes all, but whoever waits for an output, or while the engine starts
-    for the outcome of a call, then waits for ever.
-    """
-    # The thread holds no client: vLLM ends an engine whose client nobody has any more.
-    resources, calls, outputs = client.resources, client.utility_results, client.outputs_queue
-    manager = resources.engine_manager
-    if not isinstance(manager, CoreEngineProcManager):
-        return  # no processes of this machine
-
-    def watch() -> None:
-        connection.wait(manager.sentinels())
-        resources.engine_dead = True  # calls to come fail by this
-        for call in list(calls.values()):
-            if not call.done():
-                call.set_exception(EngineDeadError())
-        outputs.put_nowait(EngineDeadError())
-
-    Thread(target=watch, name="death of the engine", daemon=True).start()
-
-
-def _watched(
-    make: Callable[Concatenate[SyncMPClient, P], None],
-) -> Callable[Concatenate[SyncMPClient, P], None]:
-    @wraps(make)
-    def made(client: SyncMPClient, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        make(client, *args, **kwargs)
-        tell_of_its_death(client)
-
-    return made
-
-
-# Its first calls wait within LLM(), where nobody else has a hold of it.
-SyncMPClient.__init__ = _watched(SyncMPClient.__init__)
+async def _started(args: AsyncEngineArgs) -> AsyncLLMEngine:
+    # As vLLM's own class for offline use: its defaults are for many requests at once.
+    llm = AsyncLLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
+    # Every request asks this first, and it is remembered. Asked of an engine that dies it has no
+    # end in vLLM 0.32.
+    await asyncio.wait_for(llm.get_supported_tasks(), STARTED_S)
+    return llm
 
 
 class Pending:
@@ -196,39 +215,57 @@ class Pending:
 
 
 def complete(
-    llm: LLM,
+    source: Source[Outcome_co],
     requests: Iterable[Request | None],
     in_flight: int,
-    lora: LoRARequest | None = None,
     check: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[Request, RequestOutput]]:
-    """Yield every request with its output, in the order they finish.
+) -> Generator[tuple[Request, Outcome_co], None, None]:
+    """Yield every request with its outcome, in the order they finish.
 
-    Requests are drawn one by one, at most `in_flight` wait in the engine: memory stays flat and
-    preparing the next prompts overlaps with decoding. None among them says that the next depends
-    on an output that is still to come. `check` is called between steps.
+    Requests are drawn one by one, at most `in_flight` run at once: memory stays flat and preparing
+    the next prompts overlaps with decoding. None among them says that the next depends on an
+    outcome that is still to come. `check` is called between outcomes, and twice a second.
 
     Raises:
-        UserError: The engine was told to end: it then calls every request finished.
+        UserError: The source can answer no more; what runs is waited for and yielded first.
     """
-    pending = Pending(requests)
-    running: dict[str, Request] = {}
+    pending, failure = Pending(requests), None
+    running: dict[asyncio.Task[Outcome_co], Request] = {}
     try:
         while running or not pending.exhausted:
             check()
             for request in pending.draw(in_flight - len(running)):
-                key = f"{request.turn} {request.id}"
-                running[key] = request
-                prompt = TokensPrompt(prompt_token_ids=request.question.prompt)
-                llm.llm_engine.add_request(key, prompt, request.params, lora_request=lora)
-            for output in llm.llm_engine.step() if running else ():
-                if any(reply.finish_reason == "abort" for reply in output.outputs):
-                    raise UserError(ENDED)
-                if output.finished:
-                    yield running.pop(output.request_id), output
+                task = source.runner.get_loop().create_task(source.ask(request))
+                running[task] = request
+            if not running:
+                return  # the next depends on an outcome that nobody has handed on
+            for task in source.runner.run(_some(running)):
+                request = running.pop(task)
+                error = task.exception()
+                if error is None:
+                    yield request, task.result()
+                elif isinstance(error, UserError):
+                    failure, pending.exhausted = failure or error, True
+                else:
+                    raise error
+        if failure:
+            raise failure
     finally:
-        if running:  # else whoever uses this engine next gets their outputs
-            llm.llm_engine.abort_request(list(running))
+        if running:  # else whoever asks this source next waits for their outcomes too
+            source.runner.run(_cancelled(running))
+
+
+async def _some(running: Iterable[asyncio.Task[Outcome_co]]) -> set[asyncio.Task[Outcome_co]]:
+    """Return those that are done by now, of which there may be none."""
+    first = asyncio.FIRST_COMPLETED
+    done, _ = await asyncio.wait(running, timeout=POLL_S, return_when=first)
+    return done
+
+
+async def _cancelled(running: Iterable[asyncio.Task[Any]]) -> None:
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ from panjue.prompts.task import (
 )
 from panjue.serve.ask import Asker, PlainAsker
 from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import LLM, EngineArgs, Sampling, check_sampling, engine
+from panjue.serve.engine import AsyncEngineArgs, Engine, Sampling, check_sampling, engine
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, rows
 from panjue.serve.settings import OURS, RESOURCES, GenerateConfig, generate_settings, trained_folder
@@ -99,7 +99,7 @@ def check_library_settings(config: GenerateConfig, task: Task) -> None:
         UserError: A setting is unknown, or does nothing for the task.
     """
     check_ours("engine", config.engine, OURS)
-    check_known("engine", config.engine, (f.name for f in fields(EngineArgs)))
+    check_known("engine", config.engine, (f.name for f in fields(AsyncEngineArgs)))
     check_sampling(config.sampling)
     if config.samples and not (task.decides or task.ranks):
         raise UserError(
@@ -137,10 +137,10 @@ def answer(
     if known:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in task.read(config.test) if str(example.id) not in done)
-    with StopSignals(config.run) as signals, started(config, task, source) as (llm, asker, adapter):
+    with StopSignals(config.run) as signals, started(config, task, source) as (asked, asker):
         signals.at_once = False
         calls = Calls(asker, todo, turns(config), known.get if known else lambda _: None)
-        with closing(rows(llm, calls, config.in_flight, adapter, signals.check)) as finished:
+        with closing(rows(asked, calls, config.in_flight, signals.check)) as finished:
             append(place, finished, calls, len(done), examples)
 
 
@@ -167,23 +167,24 @@ def answering(config: GenerateConfig, task: Task) -> Source:
 @contextmanager
 def started(
     config: GenerateConfig, task: Task, source: Source
-) -> Iterator[tuple[LLM | Endpoint, Asker | PlainAsker, Path | None]]:
+) -> Iterator[tuple[Engine | Endpoint, Asker | PlainAsker]]:
     """Start what answers: the engine or a client of the endpoint, with what makes questions."""
     constrained = config.constrained
     if source.folder is None:
         assert config.endpoint
         asker = PlainAsker(task, source.labels, source.max_tokens, constrained=constrained)
-        yield Endpoint(config.endpoint, config.sampling), asker, None
+        with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
+            yield endpoint, asker
         return
     adapter = "none" if config.endpoint else config.adapter
     served = served_model(source.folder, adapter, config.base)
     ours = Asker(task, source.labels, served.model, source.max_tokens, constrained=constrained)
     if config.endpoint:
-        yield Endpoint(config.endpoint, config.sampling), ours, None
+        with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
+            yield endpoint, ours
         return
-    rank = served.lora_rank
-    with engine(served.model, config.engine, source.max_tokens, config.seed, rank) as llm:
-        yield llm, ours, served.adapter
+    with engine(served, config.engine, source.max_tokens, config.seed) as started:
+        yield started, ours
 
 
 class Unanswered(Exception):

@@ -2,8 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from panjue.prompts.errors import UserError
@@ -11,9 +11,8 @@ from panjue.prompts.task import Decoded, Example, Solving, call_key, first_reply
 from panjue.serve.ask import Asker, PlainAsker, Refusal
 from panjue.serve.endpoint import Endpoint, Told
 from panjue.serve.engine import (
-    LLM,
     CompletionOutput,
-    LoRARequest,
+    Engine,
     Request,
     RequestOutput,
     Sampling,
@@ -156,25 +155,23 @@ class Calls:
 
 
 def rows(
-    llm: LLM | Endpoint,
+    source: Engine | Endpoint,
     calls: Calls,
     in_flight: int,
-    adapter: Path | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Generator[Row, None, None]:
     """Yield one row of `completions.jsonl` per call, in the order they finish.
 
-    `check` is called between the engine's steps, and may end it all.
+    `check` is called between replies, and may end it all.
     """
-    if isinstance(llm, Endpoint):
-        finished = llm.complete(calls.requests(), in_flight, check)
-    else:
-        lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
-        finished = complete(llm, calls.requests(), in_flight, lora, check)
-    for request, output in finished:
-        calls.take(request, output)
+    outcomes: Generator[tuple[Request, Any], None, None]
+    outcomes = complete(source, calls.requests(), in_flight, check)
+    with closing(outcomes):
+        taken = source.taken(outcomes) if isinstance(source, Endpoint) else outcomes
+        for request, output in taken:
+            calls.take(request, output)
+            yield from calls.rows()
         yield from calls.rows()
-    yield from calls.rows()
 
 
 def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -> Row:

@@ -175,11 +175,12 @@ def merged(trained: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def llm(merged: Path, small: dict[str, Any]) -> Iterator[Any]:
-    """Return vLLM's offline engine on the tiny trained model, started once for all."""
+    """Return our engine on the tiny trained model, started once for all."""
     from panjue.serve.engine import engine
+    from panjue.serve.trained import Served
 
     # Room for a dialogue of a hundred turns; most who ask it keep to `small`.
-    with engine(merged, small["engine"], 16384, seed=0) as started:
+    with engine(Served(merged), small["engine"], 16384, seed=0) as started:
         yield started
 
 
@@ -198,8 +199,8 @@ def answering(llm: Any) -> Answering:
         wanted: list[Path] = []
 
         @contextmanager
-        def running(model: Path, *_: object) -> Iterator[Any]:
-            wanted.append(model)
+        def running(served: Any, *_: object) -> Iterator[Any]:
+            wanted.append(served.model)
             yield llm
 
         with pytest.MonkeyPatch.context() as patch:

@@ -19,11 +19,12 @@ from rich.table import Table
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, configured, load_task
 from panjue.serve.ask import Asker
-from panjue.serve.engine import LLM, engine
+from panjue.serve.engine import Engine, engine
 from panjue.serve.rows import Calls, rows
+from panjue.serve.trained import Served
 
 
-def solve_all(llm: LLM, asker: Asker, examples: list[Example], reply: int) -> tuple[float, ...]:
+def solve_all(llm: Engine, asker: Asker, examples: list[Example], reply: int) -> tuple[float, ...]:
     """Return seconds, calls, mean calls in flight and tokens of solving examples side by side."""
     turns = ({"logprobs": 2, "max_tokens": reply},)
     calls, in_flight, began = Calls(asker, iter(examples), turns), 0, time.perf_counter()
@@ -50,7 +51,7 @@ def main() -> None:
     ]
     settings = {"enforce_eager": True, "max_num_seqs": 256, "enable_prefix_caching": False}
     table = Table(f"{len(examples)} dialogues", "seconds", "calls", "in flight", "tokens/s")
-    with engine(args.model, settings, args.max_tokens, seed=0) as llm:
+    with engine(Served(args.model), settings, args.max_tokens, seed=0) as llm:
         asker = Asker(task, Labels(), args.model, args.max_tokens)
         solve_all(llm, asker, examples[:1], args.reply)  # warm
         alone = [solve_all(llm, asker, [example], args.reply) for example in examples]

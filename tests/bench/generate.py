@@ -25,8 +25,8 @@ from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import Example, Schema, load_task
 from panjue.serve.ask import Asker, Refusal
-from panjue.serve.engine import LLM, Request, complete, engine, requests
-from panjue.serve.trained import served_model
+from panjue.serve.engine import Engine, Request, complete, engine, requests
+from panjue.serve.trained import Served, served_model
 
 HF_BATCH = 16
 ROUNDS = 3
@@ -86,13 +86,13 @@ def askable(asker: Asker, examples: Iterator[Example]) -> Iterator[Example]:
         yield example
 
 
-def quiet_engine(model: Path, dtype: str, max_tokens: int) -> AbstractContextManager[LLM]:
+def quiet_engine(model: Path, dtype: str, max_tokens: int) -> AbstractContextManager[Engine]:
     """Start the engine without prefix cache: every round must do all the work again."""
     settings = {"dtype": dtype, "enable_prefix_caching": False, "max_num_seqs": 32}
-    return engine(model, settings, max_tokens, seed=0)
+    return engine(Served(model), settings, max_tokens, seed=0)
 
 
-def run(llm: LLM, requests: list[Request]) -> tuple[int, dict[str, int]]:
+def run(llm: Engine, requests: list[Request]) -> tuple[int, dict[str, int]]:
     """Return all output tokens and those of each case."""
     lengths = {
         str(request.id): len(output.outputs[0].token_ids)

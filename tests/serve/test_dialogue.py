@@ -1,6 +1,7 @@
 """Dialogues through the real engine: many calls for one answer, side by side, gone on with."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from panjue.prompts.task import (
 )
 from panjue.serve.ask import Asker, PlainAsker
 from panjue.serve.endpoint import KEY, Endpoint
-from panjue.serve.engine import LLM
+from panjue.serve.engine import Engine
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
@@ -59,7 +60,7 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
 
 
 @pytest.mark.parametrize("way", ["whole", "retrieval", "window"])
-def test_a_hundred_turns_come_through_whole(way: str, llm: LLM, merged: Path) -> None:
+def test_a_hundred_turns_come_through_whole(way: str, llm: Engine, merged: Path) -> None:
     task, example = configured(TASK, {"way": way}), dialogue(100)
     asker = asker_of(task, merged)
     calls = Calls(asker, iter([example]), SHORT)
@@ -73,7 +74,7 @@ def test_a_hundred_turns_come_through_whole(way: str, llm: LLM, merged: Path) ->
     assert list(task.faults(example, task.submission(example, answer), None)) == []
 
 
-def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: LLM, merged: Path) -> None:
+def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: Engine, merged: Path) -> None:
     task = configured(TASK, {"window": 4, "step": 2, "emotion_window": 8, "emotion_step": 4})
     both = [dialogue(12, "1"), dialogue(9, "2")]
     asker = asker_of(task, merged)
@@ -91,7 +92,7 @@ def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: LLM, merged: Path) -> 
         list(rows(llm, Calls(asker, iter(both), SHORT, changed.get), in_flight=8))
 
 
-def test_what_cannot_be_asked_costs_its_call_only(llm: LLM, merged: Path, small: Any) -> None:
+def test_what_cannot_be_asked_costs_its_call_only(llm: Engine, merged: Path, small: Any) -> None:
     task = configured(TASK, {"window": 2, "step": 1})
     turns = dialogue(3).turns
     long = turns[1]._replace(sentence="长" * small["max_tokens"])
@@ -104,15 +105,16 @@ def test_what_cannot_be_asked_costs_its_call_only(llm: LLM, merged: Path, small:
 
 
 def test_any_openai_endpoint_does_as_well(
-    server: Any, llm: LLM, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, llm: Engine, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's own server, past our gateway: replies obey their schemas and are those of offline."""
     backend = server.service.engine.backend
     monkeypatch.setenv(KEY, backend.key)
-    vllm = Endpoint("http://engine/v1#panjue", {}, httpx.HTTPTransport(uds=str(backend.place)))
+    transport = httpx.HTTPTransport(uds=str(backend.place))
     examples = list(TASK.read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
-    made = list(rows(vllm, Calls(asker, iter(examples)), in_flight=16))
+    with closing(Endpoint("http://engine/v1#panjue", {}, transport)) as vllm:
+        made = list(rows(vllm, Calls(asker, iter(examples)), in_flight=16))
     assert all(row["completion_tokens"] > 0 for row in made)
     offline = {call_key(row): row for row in rows(llm, Calls(asker, iter(examples)), 16)}
     prompts = [row["prompt_tokens"] == offline[call_key(row)]["prompt_tokens"] for row in made[:2]]
@@ -143,9 +145,8 @@ def test_our_own_server_answers_without_a_schema(
     monkeypatch.setenv(KEY, server.key)
     plain = PlainAsker(TASK, Labels(), 40, constrained=False)
     example = list(TASK.read(SAMPLE))[1]
-    made = list(
-        rows(Endpoint(f"{server.url}/v1#panjue"), Calls(plain, iter([example])), in_flight=4)
-    )
+    with closing(Endpoint(f"{server.url}/v1#panjue")) as endpoint:
+        made = list(rows(endpoint, Calls(plain, iter([example])), in_flight=4))
     assert [row["finish"] for row in made] == [["length"]] * len(made)
     assert answer_of(TASK, example, made)
 
@@ -163,8 +164,10 @@ def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_endpoint_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", ())
     plain = PlainAsker(TASK, Labels(), 400, constrained=True)
-    endpoint = Endpoint("http://127.0.0.1:9/v1#x")
-    with pytest.raises(UserError, match="what is answered is kept"):
+    with (
+        closing(Endpoint("http://127.0.0.1:9/v1#x")) as endpoint,
+        pytest.raises(UserError, match="what is answered is kept"),
+    ):
         list(rows(endpoint, Calls(plain, iter([dialogue(1)])), in_flight=1))
     with pytest.raises(UserError, match="is not URL#MODEL"):
         Endpoint("127.0.0.1:9")

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -109,11 +110,11 @@ def ask(
 ) -> list[dict[str, Any]]:
     asker = PlainAsker(TASK, Labels(), 0, constrained=True)
     calls = Calls(asker, iter([dialogue(turns)]), [sampling or {}])
-    endpoint = Endpoint(server.name, sampling)
     made: list[dict[str, Any]] = []
-    for row in rows(endpoint, calls, in_flight, check=check):
-        made.append(row)
-        server.made = made  # type: ignore[attr-defined]  # what was there when it failed
+    server.made = made  # type: ignore[attr-defined]  # what was there when it failed
+    with closing(Endpoint(server.name, sampling)) as endpoint:
+        for row in rows(endpoint, calls, in_flight, check=check):
+            made.append(row)
     return made
 
 

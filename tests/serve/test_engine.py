@@ -14,8 +14,8 @@ from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker, Refusal
 from panjue.serve.engine import (
-    LLM,
     CompletionOutput,
+    Engine,
     Request,
     RequestOutput,
     complete,
@@ -39,7 +39,7 @@ def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
 
 
 @pytest.fixture(scope="module")
-def finished(llm: LLM, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
+def finished(llm: Engine, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
     return list(rows(llm, Calls(asker, iter(examples)), in_flight=8))
 
 
@@ -61,7 +61,7 @@ def test_every_reply_is_valid_against_its_own_schema(
 
 
 def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
-    llm: LLM, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example]
 ) -> None:
     trained_on = training_rows(
         TASK, iter(examples), asker.tokenizer, asker.labels, asker.max_tokens, Report()
@@ -78,7 +78,7 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
 
 
 def test_greedy_answers_are_the_same_whatever_stands_beside_them(
-    llm: LLM, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+    llm: Engine, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
 ) -> None:
     alone = {
         row["id"]: row["texts"] for row in rows(llm, Calls(asker, iter(examples[:4])), in_flight=1)
@@ -88,7 +88,7 @@ def test_greedy_answers_are_the_same_whatever_stands_beside_them(
 
 
 def test_greedy_without_schema_is_what_transformers_generates(
-    llm: LLM, asker: Asker, merged: Path, examples: list[Example]
+    llm: Engine, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
     free = Asker(TASK, asker.labels, merged, asker.max_tokens, constrained=False)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
@@ -101,7 +101,7 @@ def test_greedy_without_schema_is_what_transformers_generates(
 
 
 def test_several_samples_come_back_together(
-    llm: LLM, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example]
 ) -> None:
     sampling = {"n": 3, "temperature": 1.0}
     [row] = rows(llm, Calls(asker, iter(examples[:1]), [sampling]), in_flight=1)
@@ -109,7 +109,7 @@ def test_several_samples_come_back_together(
 
 
 @pytest.fixture(scope="module")
-def sampled(llm: LLM, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
+def sampled(llm: Engine, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
     """Return rows of a few examples with four samples each behind the greedy reply."""
     turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
     turns.append({**turns[0], "n": 4, "temperature": 1.0})
@@ -193,18 +193,18 @@ def test_a_sample_that_the_engine_fails_at_costs_no_other(
 
 
 def test_a_loop_that_ends_early_leaves_nothing_in_the_engine(
-    llm: LLM, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+    llm: Engine, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
 ) -> None:
     asking = rows(llm, Calls(asker, iter(examples[:8])), in_flight=8)
     next(asking)
     asking.close()
-    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.llm.get_num_unfinished_requests() == 0
     [row] = rows(llm, Calls(asker, iter(examples[:1])), in_flight=8)
     assert row["texts"] == next(r["texts"] for r in finished if r["id"] == row["id"])
 
 
 def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
-    llm: LLM, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example]
 ) -> None:
     names = examples[0].names
     hopeless = replace(examples[0], id=-1, text="、".join(names) + "出行" * 4000)
@@ -219,7 +219,7 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
 
 
 def test_a_long_case_is_shortened_and_says_so(
-    llm: LLM, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example]
 ) -> None:
     long = replace(examples[0], text="案发当日天气晴朗。" * 1200 + examples[0].text)
     [row] = rows(llm, Calls(asker, iter([long])), in_flight=1)

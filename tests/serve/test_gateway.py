@@ -24,7 +24,7 @@ from panjue.prompts.task import Example, load_task
 from panjue.serve import gateway
 from panjue.serve.ask import Asker
 from panjue.serve.backend import Unavailable
-from panjue.serve.engine import LLM
+from panjue.serve.engine import Engine
 from panjue.serve.gateway import LARGEST_BODY
 from panjue.serve.judge import Reply
 from panjue.serve.rows import Calls, rows
@@ -62,7 +62,7 @@ def events(response: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
-    http: httpx.Client, server: Running, llm: LLM, asker: Asker, shared: Path
+    http: httpx.Client, server: Running, llm: Engine, asker: Asker, shared: Path
 ) -> None:
     cases = [e for e in TASK.read(shared / "drdz/dev.jsonl") if len(e.text) < 500][:50]
     assert len(cases) == 50
