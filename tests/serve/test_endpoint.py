@@ -111,10 +111,10 @@ def ask(
     asker = PlainAsker(TASK, Labels(), 0, constrained=True)
     calls = Calls(asker, iter([dialogue(turns)]), [sampling or {}])
     made: list[dict[str, Any]] = []
-    server.made = made  # type: ignore[attr-defined]  # what was there when it failed
     with closing(Endpoint(server.name, sampling)) as endpoint:
         for row in rows(endpoint, calls, in_flight, check=check):
             made.append(row)
+            server.made = made  # type: ignore[attr-defined]  # what was there when it failed
     return made
 
 
