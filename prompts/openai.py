@@ -76,17 +76,15 @@ def post(url: str, body: dict[str, Any], variable: str, read: Callable[[Any], T]
     Raises:
         UserError: There was none, or not what is read; names the address.
     """
-    headers = key_header(variable)
-
-    def ask() -> T:
-        reply = httpx.post(url, json=body, headers=headers, timeout=120)
-        return read(reply.raise_for_status().json())
-
-    def pause(seconds: float) -> None:
+    headers, patience = key_header(variable), Patience(url, variable)
+    while True:
+        try:
+            reply = httpx.post(url, json=body, headers=headers, timeout=120)
+            return read(reply.raise_for_status().json())
+        except FAILURES as error:
+            seconds = patience.pause_after(error)
         print(f"{url}: has no answer yet, asking again in {seconds:g} s", file=sys.stderr)
         time.sleep(seconds)
-
-    return patiently(ask, url, variable, pause)
 
 
 def content(choice: Any) -> str:
@@ -102,27 +100,27 @@ def content(choice: Any) -> str:
     return text
 
 
-def patiently(
-    ask: Callable[[], T], url: str, variable: str, pause: Callable[[float], None] = time.sleep
-) -> T:
-    """Return what `ask` does; it is called again where the server is busy, fails or is not there.
+class Patience:
+    """How long one request is tried: while the server is busy, and after a few failures."""
 
-    Raises:
-        UserError: It has failed for good; names the address, or the key's variable as well.
-    """
-    pauses, busy_until = list(PAUSES_S), time.monotonic() + LONGEST_BUSY_S
-    while True:
-        try:
-            return ask()
-        except FAILURES as error:
-            reply = error.response if isinstance(error, httpx.HTTPStatusError) else None
-            if reply is not None and reply.status_code in BUSY and time.monotonic() < busy_until:
-                wait = _seconds(reply.headers.get("retry-after", ""))
-            elif pauses and (reply is None or reply.status_code not in LASTING):
-                wait = pauses.pop(0)
-            else:
-                raise UserError(f"{url}: {_told(error, variable)}") from None
-        pause(wait)
+    def __init__(self, url: str, variable: str) -> None:
+        """Name the address in messages, and where a key is refused its variable as well."""
+        self._url, self._variable = url, variable
+        self._pauses, self._busy_until = list(PAUSES_S), time.monotonic() + LONGEST_BUSY_S
+
+    def pause_after(self, error: Exception) -> float:
+        """Return the seconds to wait before the next try.
+
+        Raises:
+            UserError: There is none: another would meet the same, or there were enough.
+        """
+        reply = error.response if isinstance(error, httpx.HTTPStatusError) else None
+        is_busy = reply is not None and reply.status_code in BUSY
+        if reply is not None and is_busy and time.monotonic() < self._busy_until:
+            return _seconds(reply.headers.get("retry-after", ""))
+        if self._pauses and (reply is None or reply.status_code not in LASTING):
+            return self._pauses.pop(0)
+        raise UserError(f"{self._url}: {_told(error, self._variable)}") from None
 
 
 def _seconds(retry_after: str) -> float:

@@ -1,9 +1,7 @@
 """Any OpenAI-compatible endpoint in the engine's place: the same requests, over HTTP."""
 
 import asyncio
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +10,7 @@ import httpx
 
 from panjue.prompts.config import check_known
 from panjue.prompts.errors import UserError
-from panjue.prompts.openai import REFUSED, content, key_header, named, patiently
+from panjue.prompts.openai import FAILURES, REFUSED, Patience, content, key_header, named
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.engine import Request
 
@@ -58,7 +56,7 @@ class Endpoint:
         self,
         name: str,
         sampling: Mapping[str, Any] | None = None,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Take the address and the model's name there; `transport` where it is no plain HTTP.
 
@@ -74,19 +72,17 @@ class Endpoint:
         self._place = f"{url}/chat/completions"
         check_known("sampling", sampling or {}, SAMPLING)
         self._sampling = dict(sampling or {})
-        self._client = httpx.Client(
+        self._client = httpx.AsyncClient(
             headers=key_header(KEY),
             timeout=httpx.Timeout(600, connect=10),
             limits=httpx.Limits(max_connections=None),
             transport=transport,
         )
-        self._ending = threading.Event()
-        self.runner = asyncio.Runner()
+        self.runner, self._failed = asyncio.Runner(), asyncio.Event()
 
     def close(self) -> None:
         """Ask no more."""
-        self._ending.set()
-        self._client.close()
+        self.runner.run(self._client.aclose())
         self.runner.close()
 
     def taken(self, outcomes: Iterator[tuple[Request, Told]]) -> Iterator[tuple[Request, Told]]:
@@ -115,47 +111,35 @@ class Endpoint:
         )
 
     async def ask(self, request: Request) -> Told:
-        """Return what the endpoint says to one request.
+        """Return what the endpoint says to one request; cancelled, its connection is closed.
 
         Raises:
             UserError: It fails again and again; what still runs is then not tried again either.
         """
+        body, patience = self._body(request), Patience(self._place, KEY)
+        while True:
+            try:
+                return _told(await self._client.post(self._place, json=body))
+            except FAILURES as error:
+                await self._pause(patience, error)
+
+    async def _pause(self, patience: Patience, error: Exception) -> None:
+        """Wait until the request is tried again.
+
+        Raises:
+            UserError: It is not: it failed too often, or another one did.
+        """
         try:
-            return await asyncio.wrap_future(self._asked(request))
-        except UserError:
-            self._ending.set()
-            raise
-
-    def _asked(self, request: Request) -> Future[Told]:
-        """Ask in a thread of its own that no exit waits for: nobody wants its reply any more."""
-        future: Future[Told] = Future()
-
-        def work() -> None:
-            with suppress(InvalidStateError):  # cancelled: nobody waits
-                try:
-                    future.set_result(self._ask(request))
-                except Exception as error:
-                    future.set_exception(error)
-
-        threading.Thread(target=work, daemon=True).start()
-        return future
-
-    def _ask(self, request: Request) -> Told:
-        body = self._body(request)
-
-        def ask() -> Told:
-            return _told(self._client.post(self._place, json=body))
-
-        try:
-            return patiently(ask, self._place, KEY, self._pause)
-        except UserError as error:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience.pause_after(error)):
+                    await self._failed.wait()
+            if self._failed.is_set():
+                raise UserError(f"{self._place}: the run ended while it was busy")
+        except UserError as last:
+            self._failed.set()
             raise UserError(
-                f"{error}; what is answered is kept, the same command goes on from there"
+                f"{last}; what is answered is kept, the same command goes on from there"
             ) from None
-
-    def _pause(self, seconds: float) -> None:
-        if self._ending.wait(seconds):
-            raise UserError(f"{self._place}: the run ended while it was busy")
 
     def _body(self, request: Request) -> dict[str, Any]:
         question, params = request.question, request.params

@@ -25,7 +25,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from zmq import ZMQError
 
 __all__ = [
@@ -132,7 +132,9 @@ class Engine:
         outputs = self.llm.generate(prompt, request.params, key, lora_request=self._lora)
         try:
             [output] = [output async for output in outputs]
-        except EngineDeadError:
+        except (EngineDeadError, EngineGenerateError):
+            if not self.llm.errored:
+                raise
             raise UserError(ENDED) from None
         if any(reply.finish_reason == "abort" for reply in output.outputs):
             raise UserError(ENDED)

@@ -110,7 +110,7 @@ def test_any_openai_endpoint_does_as_well(
     """vLLM's own server, past our gateway: replies obey their schemas and are those of offline."""
     backend = server.service.engine.backend
     monkeypatch.setenv(KEY, backend.key)
-    transport = httpx.HTTPTransport(uds=str(backend.place))
+    transport = httpx.AsyncHTTPTransport(uds=str(backend.place))
     examples = list(TASK.read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
     with closing(Endpoint("http://engine/v1#panjue", {}, transport)) as vllm:
