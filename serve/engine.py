@@ -136,9 +136,27 @@ class Engine:
             if not self.llm.errored:
                 raise
             raise UserError(ENDED) from None
-        if any(reply.finish_reason == "abort" for reply in output.outputs):
+        reasons = {reply.finish_reason for reply in output.outputs}
+        if "abort" in reasons:
             raise UserError(ENDED)
+        if "error" in reasons:  # so too says an engine that is ending of what comes to it then
+            await self._see_that_it_lives()
         return output
+
+    async def _see_that_it_lives(self) -> None:
+        """Ask the engine something that it refuses when it is ending.
+
+        Raises:
+            UserError: It is ending, or has.
+        """
+        call = asyncio.ensure_future(self.llm.is_sleeping())
+        while not call.done():
+            await asyncio.wait([call], timeout=POLL_S)
+            if self.llm.errored:  # the call would have no end
+                call.cancel()
+                raise UserError(ENDED)
+        if call.exception():
+            raise UserError(ENDED)
 
 
 @contextmanager

@@ -95,6 +95,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # elsewhere a training took 96 s with two of them, and 9 s with one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would take both cores
+    # oneDNN keeps 0.1 MB for each shape of a batch, up to 1,024 of them: a leak looks like that.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     config.pluginmanager.register(FixtureCosts())
 
 
