@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -44,8 +44,8 @@ __all__ = [
 POLL_S = 0.5
 """How often, at the least, `complete` looks whether it is to end."""
 
-STARTED_S = 60.0
-"""How long a started engine may take to say what it can do: one that died meanwhile never says."""
+CALL_S = 60.0
+"""How long an engine may take to answer a call that is no request."""
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
@@ -140,23 +140,28 @@ class Engine:
         if "abort" in reasons:
             raise UserError(ENDED)
         if "error" in reasons:  # so too says an engine that is ending of what comes to it then
-            await self._see_that_it_lives()
+            await answered(self.llm, self.llm.is_sleeping())  # which it then refuses
         return output
 
-    async def _see_that_it_lives(self) -> None:
-        """Ask the engine something that it refuses when it is ending.
 
-        Raises:
-            UserError: It is ending, or has.
-        """
-        call = asyncio.ensure_future(self.llm.is_sleeping())
-        while not call.done():
-            await asyncio.wait([call], timeout=POLL_S)
-            if self.llm.errored:  # the call would have no end
-                call.cancel()
-                raise UserError(ENDED)
-        if call.exception():
-            raise UserError(ENDED)
+async def answered(llm: AsyncLLMEngine, call: Coroutine[Any, Any, Any]) -> None:
+    """Wait for a call of an engine, which in vLLM 0.32 has no end where its process dies meanwhile.
+
+    Raises:
+        UserError: The engine has died, is ending and refuses it, or takes `CALL_S`.
+    """
+    asked = asyncio.ensure_future(call)
+    try:
+        async with asyncio.timeout(CALL_S):
+            while not asked.done():
+                await asyncio.wait([asked], timeout=POLL_S)
+                if llm.errored:
+                    raise EngineDeadError
+        asked.result()
+    except Exception:  # whatever vLLM says: it answers no more
+        raise UserError(ENDED) from None
+    finally:
+        asked.cancel()
 
 
 @contextmanager
@@ -191,7 +196,7 @@ def engine(
         except (ValueError, TypeError, VLLMValidationError, ZMQError) as error:
             # ZMQError: its sockets cannot be made, in a TMPDIR with a long name, say
             raise UserError(f"engine: {str(error).splitlines()[0]}") from None
-        except (EngineDeadError, TimeoutError):
+        except EngineDeadError:
             raise UserError(ENDED) from None
         except RuntimeError as error:  # of its process, which has printed why
             why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
@@ -205,9 +210,7 @@ def engine(
 async def _started(args: AsyncEngineArgs) -> AsyncLLMEngine:
     # As vLLM's own class for offline use: its defaults are for many requests at once.
     llm = AsyncLLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
-    # Every request asks this first, and it is remembered. Asked of an engine that dies it has no
-    # end in vLLM 0.32.
-    await asyncio.wait_for(llm.get_supported_tasks(), STARTED_S)
+    await answered(llm, llm.get_supported_tasks())  # every request asks this; it is remembered
     return llm
 
 

@@ -169,22 +169,21 @@ def started(
     config: GenerateConfig, task: Task, source: Source
 ) -> Iterator[tuple[Engine | Endpoint, Asker | PlainAsker]]:
     """Start what answers: the engine or a client of the endpoint, with what makes questions."""
-    constrained = config.constrained
+    constrained, max_tokens = config.constrained, source.max_tokens
+    asker: Asker | PlainAsker
     if source.folder is None:
-        assert config.endpoint
-        asker = PlainAsker(task, source.labels, source.max_tokens, constrained=constrained)
+        served, asker = None, PlainAsker(task, source.labels, max_tokens, constrained=constrained)
+    else:
+        adapter = "none" if config.endpoint else config.adapter
+        served = served_model(source.folder, adapter, config.base)
+        asker = Asker(task, source.labels, served.model, max_tokens, constrained=constrained)
+    if config.endpoint:
         with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
             yield endpoint, asker
         return
-    adapter = "none" if config.endpoint else config.adapter
-    served = served_model(source.folder, adapter, config.base)
-    ours = Asker(task, source.labels, served.model, source.max_tokens, constrained=constrained)
-    if config.endpoint:
-        with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
-            yield endpoint, ours
-        return
-    with engine(served, config.engine, source.max_tokens, config.seed) as started:
-        yield started, ours
+    assert served, "`answering` gives a folder where there is no endpoint"
+    with engine(served, config.engine, max_tokens, config.seed) as started:
+        yield started, asker
 
 
 class Unanswered(Exception):

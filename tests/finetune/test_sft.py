@@ -301,6 +301,7 @@ def test_a_dry_run_takes_a_schedule_that_ends_below_the_runs_own_rate(
 ) -> None:
     words = [*POLYNOMIAL.split("  "), "trainer.learning_rate=0.01"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", *words])
+    assert not (tmp_path / "run/adapter").exists()
 
 
 def test_another_attention_gives_the_same_losses(
