@@ -18,8 +18,11 @@ from rich.console import Console
 from panjue.prompts.errors import Stopped, Unreadable, UserError
 from panjue.prompts.files import OF_A_RUN, generation, sha256, whole_file, write_json
 from panjue.prompts.labels import load_labels
+from panjue.prompts.orphans import watch_parent
 from panjue.prompts.skip import OnBadRow, Skipped, reading
 from panjue.prompts.task import beside, load_task
+
+watch_parent()  # in the command itself this does nothing
 
 app = typer.Typer(
     help="Fine-tune a language model to write structured judgments; decode, hand in, score.",

@@ -1,9 +1,10 @@
 """What asking an OpenAI-compatible server takes, whatever is asked: a name, a key, patience."""
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ BUSY = frozenset({429, 503})
 LONGEST_BUSY_S = 600
 """How long a server may say that it is busy."""
 
-REFUSED = frozenset({400, 413, 422})
+REFUSED = frozenset({400, 413, 422, 501})
 LASTING = REFUSED | {401, 403, 404}
 """What another try would meet again."""
 
@@ -100,6 +101,26 @@ def content(choice: Any) -> str:
     return text
 
 
+async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yield the server-sent events of a response; those without a name are called `message`."""
+    event, rest = "message", b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")  # not at the other ends of lines in Unicode
+        for line in lines:
+            name, _, value = line.decode("utf-8").rstrip("\r").partition(":")
+            if name == "event":
+                event = value.strip()
+            elif name == "data" and value.strip() != "[DONE]":
+                yield event, json.loads(value)
+                event = "message"
+
+
+def complaint(body: Any) -> str:
+    """Return what a server's error says, in whatever form."""
+    told = body.get("error", body) if isinstance(body, dict) else body
+    return str(told.get("message", told) if isinstance(told, dict) else told)
+
+
 class Patience:
     """How long one request is tried: while the server is busy, and after a few failures."""
 
@@ -133,6 +154,8 @@ def _told(error: Exception, variable: str) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
         more = f"; is {variable} right?" if status in {401, 403} else ""
+        with suppress(ValueError):
+            more = f" ({complaint(error.response.json())[:200]}){more}"
         return f"{status} {error.response.reason_phrase}".rstrip() + more
     if isinstance(error, LookupError | TypeError):
         return "its reply has not OpenAI's form"

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import llguidance.hf
 from llguidance import LLMatcher
@@ -11,31 +11,8 @@ from panjue.prompts.fit import fit_prompt, reply_room
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.render import prompt_ids, shielded
-from panjue.prompts.task import Example, Messages, Schema, Task
-
-
-class Refusal(Exception):
-    """One example cannot be asked; its message says why."""
-
-
-class Question(NamedTuple):
-    """What an engine is asked.
-
-    Attributes:
-        prompt: Token ids up to where the reply begins.
-        schema: Of the reply; None where it is free.
-        room: Tokens left for the reply.
-        dropped: Sentences that `fit` left out of the prompt.
-        loosened: Whether the schema is a smaller one than the task's.
-        messages: The prompt as an endpoint that has its own tokenizer takes it.
-    """
-
-    prompt: list[int]
-    schema: Schema | None
-    room: int
-    dropped: int
-    loosened: bool = False
-    messages: Messages = []  # noqa: RUF012  # never changed
+from panjue.prompts.task import Example, Schema, Task
+from panjue.serve.source import Question, Refusal
 
 
 class Asker:
@@ -90,22 +67,6 @@ class Asker:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
         problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
         return problem.splitlines()[0] if problem else ""
-
-
-class PlainAsker:
-    """Makes questions for an endpoint whose tokenizer is not ours: nothing is shortened."""
-
-    tokenizer = None
-
-    def __init__(self, task: Task, labels: Labels, max_tokens: int, *, constrained: bool) -> None:
-        """Take the longest reply in `max_tokens`; 0: as long as the endpoint lets it be."""
-        self.task, self.labels = task, labels
-        self._max_tokens, self._constrained = max_tokens, constrained
-
-    def question(self, example: Example) -> Question:
-        """Return what to ask for one example."""
-        schema = self.task.schema(example, self.labels) if self._constrained else None
-        return Question([], schema, self._max_tokens, 0, messages=self.task.prompt(example))
 
 
 def loosened(schema: Any) -> Any:

@@ -1,11 +1,12 @@
 """`panjue chat`: a case from a file, a pipe or the keyboard, its judgments in the terminal."""
 
+import asyncio
 import json
 import os
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,14 @@ from rich.text import Text
 
 from panjue.prompts.decode import load_json
 from panjue.prompts.errors import UserError
-from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.labels import load_labels
 from panjue.prompts.law import read_law
 from panjue.prompts.names import find_defendants
-from panjue.prompts.openai import BROKEN_OFF, address, key_header
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.openai import address, complaint, events, key_header
+from panjue.prompts.task import load_task
+from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.settings import KEY
+from panjue.serve.source import Grow, quiet, requests
 
 KEYS = (KEY, "OPENAI_API_KEY")
 """Environment variables with the key to show, the first that is set."""
@@ -35,8 +38,8 @@ END = b"\x04"
 FIRST_WORDS = 40
 BAR = 10
 
-Grow = Callable[[str], None]
-"""Is given each piece of the reply as it comes."""
+Ask = Callable[[str, Grow], Awaitable[dict[str, Any]]]
+"""Facts, and what is given each piece of the reply -> the result, as a panjue server tells it."""
 
 
 @dataclass
@@ -65,22 +68,25 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
     Raises:
         UserError: Nobody answers, or the answer is an error; names the way out.
     """
+    asyncio.run(_main(asked, file, law, as_json))
+
+
+async def _main(asked: Asked, file: Path | None, law: Path | None, as_json: bool) -> None:
     out, err = Console(soft_wrap=as_json), Console(stderr=True, highlight=False)
-    with client(asked) as http:
-        ask, texts = speaker(http, asked, err)
-        texts = {**texts, **(read_law(law) if law else {})}
-        quiet = as_json or not err.is_terminal
-        grow: Grow = (lambda _: None) if quiet else partial(err.out, end="")
+    async with speaker(asked, err) as (ask, theirs):
+        texts = {**theirs, **(read_law(law) if law else {})}
+        is_quiet = as_json or not err.is_terminal
+        grow = quiet if is_quiet else partial(err.out, end="")
         typed = file is None and sys.stdin.isatty()
         for fact in pastes(err) if typed else [read_fact(file)]:
             try:
-                result = ask(fact, grow)
+                result = await ask(fact, grow)
             except UserError as error:
                 if not typed:
                     raise
                 err.print(f"panjue: {error}")  # the next case may do better
                 continue
-            if not quiet:
+            if not is_quiet:
                 err.print()
             if as_json:
                 print(json.dumps(result, ensure_ascii=False))
@@ -146,8 +152,28 @@ def pasted(terminal: int) -> str:
     return "".join(text)
 
 
-@contextmanager
-def client(asked: Asked) -> Iterator[httpx.Client]:
+@asynccontextmanager
+async def speaker(asked: Asked, err: Console) -> AsyncIterator[tuple[Ask, Mapping[str, str]]]:
+    """Connect to a server, and yield how to ask it and the texts of articles that it has.
+
+    Raises:
+        UserError: There is none, or it is not ours and something is missing to read its answers.
+    """
+    async with client(asked) as http:
+        found = await http.get("labels")
+        told = checked(found) if found.status_code == 401 else parsed(found)
+        if isinstance(told, dict) and "task" in told:
+            if told["task"] != asked.task:
+                raise UserError(f"{asked.url}: answers {told['task']!r}; say --task {told['task']}")
+            yield partial(ask_panjue, http, asked), told["law"]
+        else:
+            stranger = Stranger(asked, str(http.base_url), await model_name(http, asked), err)
+            async with aclosing(stranger.endpoint):
+                yield stranger.ask, {}
+
+
+@asynccontextmanager
+async def client(asked: Asked) -> AsyncIterator[httpx.AsyncClient]:
     """Open a connection; what goes wrong on it ends in one line."""
     headers = key_header(*KEYS)
     base = address(asked.url)
@@ -156,7 +182,7 @@ def client(asked: Asked) -> Iterator[httpx.Client]:
     if base.path in ("", "/"):
         base = base.copy_with(path="/v1")
     try:
-        with httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT) as http:
+        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT) as http:
             yield http
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise UserError(
@@ -166,32 +192,20 @@ def client(asked: Asked) -> Iterator[httpx.Client]:
         raise UserError(f"{asked.url}: the connection failed: {error}") from None
 
 
-def speaker(
-    http: httpx.Client, asked: Asked, err: Console
-) -> tuple[Callable[[str, Grow], dict[str, Any]], Mapping[str, str]]:
-    """Return how to ask this server about a case, and the texts of articles that it has."""
-    found = http.get("labels")
-    told = checked(found) if found.status_code == 401 else parsed(found)
-    if not isinstance(told, dict) or "task" not in told:
-        stranger = Stranger(http, asked, err)
-        return stranger.ask, {}
-    if told["task"] != asked.task:
-        raise UserError(f"{asked.url}: answers {told['task']!r}; say --task {told['task']}")
-    return (lambda fact, grow: ask_panjue(http, asked, fact, grow)), told["law"]
-
-
-def ask_panjue(http: httpx.Client, asked: Asked, fact: str, grow: Grow) -> dict[str, Any]:
+async def ask_panjue(http: httpx.AsyncClient, asked: Asked, fact: str, grow: Grow) -> Any:
     """Return the result of a panjue server."""
     body: dict[str, Any] = {"fact": fact, "samples": asked.samples, "stream": True}
     if asked.defendants:
         body["defendants"] = list(asked.defendants)
-    with http.stream("POST", "judgments", json=body) as response:
-        checked_stream(response)
-        for event, data in events(response):
+    async with http.stream("POST", "judgments", json=body) as response:
+        if response.is_error:
+            await response.aread()
+            checked(response)
+        async for event, data in events(response.aiter_bytes()):
             if event == "delta":
                 grow(data["text"])
             elif event == "error":
-                raise UserError(f"{asked.url}: {data['error']['message']}")
+                raise UserError(f"{asked.url}: {complaint(data)}")
             elif event == "result":
                 return data
     raise UserError(f"{asked.url}: the answer broke off; is the server still running?")
@@ -200,12 +214,12 @@ def ask_panjue(http: httpx.Client, asked: Asked, fact: str, grow: Grow) -> dict[
 class Stranger:
     """An OpenAI-compatible server that is not ours: prompt, schema and answer are made here."""
 
-    def __init__(self, http: httpx.Client, asked: Asked, err: Console) -> None:
-        """Find out what the model is called there.
+    def __init__(self, asked: Asked, url: str, model: str, err: Console) -> None:
+        """Prepare to ask the model at `url`.
 
         Raises:
-            UserError: There are no labels to read its answers with, it lists no model, or what is
-                asked for needs a server of ours.
+            UserError: There are no labels to read its answers with, or what is asked for needs a
+                server of ours.
         """
         if asked.labels is None:
             raise UserError(
@@ -214,23 +228,32 @@ class Stranger:
             )
         if asked.samples:
             raise UserError("--samples: only a panjue server decides from samples")
-        self._labels: Labels = load_labels(asked.labels)
-        self._http, self._asked, self._err = http, asked, err
-        self._task = load_task(asked.task)
+        self._task, self._labels = load_task(asked.task), load_labels(asked.labels)
         if self._task.by_hand is None:
             raise UserError(f"--task {asked.task}: cannot be asked by hand")
-        self._model = asked.model or first_model(http)
-        self._takes_schema = True
+        self._asked, self._err, self._takes_schema = asked, err, True
+        self.endpoint = Endpoint(f"{url.rstrip('/')}#{model}", keys=KEYS)
 
-    def ask(self, fact: str, grow: Grow) -> dict[str, Any]:
+    async def ask(self, fact: str, grow: Grow) -> dict[str, Any]:
         """Return the result in the form of a panjue server, without confidence."""
         names = list(self._asked.defendants) or find_defendants(fact)
         if not names:
             raise UserError("no defendant is found behind 被告人; name them with --defendant")
         assert self._task.by_hand is not None
         example = self._task.by_hand(fact, names)
-        reply = self._reply(example, grow)
-        decoded = self._task.decode(reply, example, self._labels)
+        asker = PlainAsker(self._task, self._labels, 0, constrained=self._takes_schema)
+        [request] = requests(example.id, asker.question(example), [{}])
+        told = await self.endpoint.ask(request, grow)
+        if told.refused and self._takes_schema:
+            self._takes_schema = False
+            why = f"refused with a schema ({told.refused})"
+            self._err.print(f"{why}: asking for a free reply, to be repaired", markup=False)
+            return await self.ask(fact, grow)
+        if told.refused:
+            raise UserError(f"{self._asked.url}: {told.refused}")
+        if not told.outputs[0].text:
+            raise UserError(f"{self._asked.url}: answered with nothing; is it a chat model?")
+        decoded = self._task.decode(told.outputs[0].text, example, self._labels)
         submission = self._task.submission(example, decoded.answer)
         del submission["id"]
         return {
@@ -240,74 +263,19 @@ class Stranger:
             "repairs": list(decoded.repairs),
         }
 
-    def _reply(self, example: Example, grow: Grow) -> str:
-        body = {
-            "model": self._model,
-            "messages": self._task.prompt(example),
-            "temperature": 0,
-            "stream": True,
-        }
-        if self._takes_schema:
-            schema = self._task.schema(example, self._labels)
-            wanted = {"name": self._asked.task, "schema": schema, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": wanted}
-        text = ""
-        with self._http.stream("POST", "chat/completions", json=body) as response:
-            if response.status_code in (400, 422, 501) and self._takes_schema:
-                response.read()
-                why = message(parsed(response))
-            else:
-                checked_stream(response)
-                for _, data in events(response):
-                    if "error" in data:
-                        raise UserError(f"{self._asked.url}: {message(data)}")
-                    for choice in data.get("choices", ()):
-                        if choice.get("finish_reason") in BROKEN_OFF:
-                            raise UserError(f"{self._asked.url}: broke its reply off; ask again")
-                        piece = choice.get("delta", {}).get("content") or ""
-                        text += piece
-                        grow(piece)
-                if not text:
-                    raise UserError(
-                        f"{self._asked.url}: answered with nothing; is it a chat model?"
-                    )
-                return text
-        self._takes_schema = False
-        self._err.print(f"refused with a schema ({why}): asking for a free reply, to be repaired")
-        return self._reply(example, grow)
 
-
-def first_model(http: httpx.Client) -> str:
-    """Return the name of the first model that a server lists.
+async def model_name(http: httpx.AsyncClient, asked: Asked) -> str:
+    """Return what the model is called that is asked: by default the first that a server lists.
 
     Raises:
         UserError: It lists none.
     """
+    if asked.model:
+        return asked.model
     try:
-        return str(checked(http.get("models"))["data"][0]["id"])
+        return str(checked(await http.get("models"))["data"][0]["id"])
     except (LookupError, TypeError):
         raise UserError(f"{http.base_url}: lists no model; name one with --model") from None
-
-
-def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the server-sent events of a response; those without a name are called `message`."""
-    event, rest = "message", b""
-    for piece in response.iter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")  # not at the other ends of lines in Unicode
-        for line in lines:
-            name, _, value = line.decode("utf-8").rstrip("\r").partition(":")
-            if name == "event":
-                event = value.strip()
-            elif name == "data" and value.strip() != "[DONE]":
-                yield event, json.loads(value)
-                event = "message"
-
-
-def checked_stream(response: httpx.Response) -> None:
-    """Raise a UserError with what the server says is wrong."""
-    if response.status_code >= 400:
-        response.read()
-        checked(response)
 
 
 def checked(response: httpx.Response) -> Any:
@@ -321,7 +289,7 @@ def checked(response: httpx.Response) -> Any:
     if response.status_code == 401:
         raise UserError(f"{place}: wants a key; set {KEY}")
     if response.status_code >= 400:
-        raise UserError(f"{place}: {message(body)}")
+        raise UserError(f"{place}: {complaint(body)}")
     if body is None:
         raise UserError(f"{place}: no JSON; is this an OpenAI-compatible server?")
     return body
@@ -333,12 +301,6 @@ def parsed(response: httpx.Response) -> Any:
         return response.json()
     except ValueError:
         return None
-
-
-def message(body: Any) -> str:
-    """Return what an error says, in whatever form."""
-    told = body.get("error", body) if isinstance(body, dict) else body
-    return str(told.get("message", told) if isinstance(told, dict) else told)
 
 
 def tables(result: Mapping[str, Any], law: Mapping[str, str]) -> Iterator[Any]:

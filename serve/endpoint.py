@@ -1,7 +1,7 @@
 """Any OpenAI-compatible endpoint in the engine's place: the same requests, over HTTP."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +10,20 @@ import httpx
 
 from panjue.prompts.config import check_known
 from panjue.prompts.errors import UserError
-from panjue.prompts.openai import FAILURES, REFUSED, Patience, content, key_header, named
+from panjue.prompts.labels import Labels
+from panjue.prompts.openai import (
+    FAILURES,
+    REFUSED,
+    Patience,
+    complaint,
+    content,
+    events,
+    key_header,
+    named,
+)
 from panjue.prompts.render import TEMPLATE_ARGS
-from panjue.serve.engine import Request
+from panjue.prompts.task import Example, Task
+from panjue.serve.source import Grow, Question, Request, quiet
 
 KEY = "PANJUE_ENDPOINT_KEY"
 """Environment variable with the key that the endpoint wants."""
@@ -48,17 +59,13 @@ class Endpoint:
     """Asks `URL#MODEL`: chat completions, with the schema as the format of the response.
 
     What the endpoint refuses (a prompt that is too long, say) costs that request only; where it
-    refuses all, or fails again and again, the run ends, with what is answered by then. Panjue's own
-    server takes no schema from a client: there `constrained=false` sends none.
+    refuses all, or fails again and again, the run ends, with what is answered by then.
     """
 
     def __init__(
-        self,
-        name: str,
-        sampling: Mapping[str, Any] | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        self, name: str, sampling: Mapping[str, Any] | None = None, keys: Sequence[str] = (KEY,)
     ) -> None:
-        """Take the address and the model's name there; `transport` where it is no plain HTTP.
+        """Take the address and the model's name there, and the variables that may have its key.
 
         Raises:
             UserError: It is not of that form, or OpenAI has no such sampling.
@@ -73,17 +80,21 @@ class Endpoint:
         check_known("sampling", sampling or {}, SAMPLING)
         self._sampling = dict(sampling or {})
         self._client = httpx.AsyncClient(
-            headers=key_header(KEY),
+            headers=key_header(*keys),
             timeout=httpx.Timeout(600, connect=10),
             limits=httpx.Limits(max_connections=None),
-            transport=transport,
         )
+        self._key = keys[0]
         self.runner, self._failed = asyncio.Runner(), asyncio.Event()
 
     def close(self) -> None:
         """Ask no more."""
-        self.runner.run(self._client.aclose())
+        self.runner.run(self.aclose())
         self.runner.close()
+
+    async def aclose(self) -> None:
+        """Close all connections, on the event loop that asks."""
+        await self._client.aclose()
 
     def taken(self, outcomes: Iterator[tuple[Request, Told]]) -> Iterator[tuple[Request, Told]]:
         """Yield the outcomes; refusals are held back until something is answered.
@@ -110,18 +121,52 @@ class Endpoint:
             "if it takes no schema, say constrained=false"
         )
 
-    async def ask(self, request: Request) -> Told:
+    async def ask(self, request: Request, grow: Grow = quiet) -> Told:
         """Return what the endpoint says to one request; cancelled, its connection is closed.
 
         Raises:
             UserError: It fails again and again; what still runs is then not tried again either.
         """
-        body, patience = self._body(request), Patience(self._place, KEY)
+        body, patience = self._body(request), Patience(self._place, self._key)
         while True:
             try:
-                return _told(await self._client.post(self._place, json=body))
+                if grow is not quiet:
+                    return await self._grown(body, grow)
+                response = await self._client.post(self._place, json=body)
+                return _refused(response) or _told(response.raise_for_status().json())
             except FAILURES as error:
                 await self._pause(patience, error)
+
+    async def _grown(self, body: dict[str, Any], grow: Grow) -> Told:
+        """Return one streamed reply.
+
+        Raises:
+            UserError: It broke off; what has grown is not asked for again.
+        """
+        text, end = "", None
+        async with self._client.stream("POST", self._place, json={**body, "stream": True}) as sent:
+            if sent.is_error:
+                await sent.aread()
+                if refused := _refused(sent):
+                    return refused
+                sent.raise_for_status()
+            try:
+                async for _, data in events(sent.aiter_bytes()):
+                    if "error" in data and not text and _code(data) in REFUSED:
+                        return Told(refused=f"{_code(data)}: {complaint(data)[:200]}")
+                    if "error" in data:
+                        raise ValueError(complaint(data))
+                    for choice in data.get("choices") or ():
+                        piece = choice.get("delta", {}).get("content") or ""
+                        text += piece
+                        grow(piece)
+                        end = choice.get("finish_reason") or end
+                choice = {"message": {"content": text}, "finish_reason": end}
+                return _told({"choices": [choice]})
+            except FAILURES as error:
+                raise UserError(
+                    f"{self._place}: broke its reply off ({error}); ask again"
+                ) from None
 
     async def _pause(self, patience: Patience, error: Exception) -> None:
         """Wait until the request is tried again.
@@ -142,17 +187,16 @@ class Endpoint:
             ) from None
 
     def _body(self, request: Request) -> dict[str, Any]:
-        question, params = request.question, request.params
+        question, asked = request.question, request.sampling
+        most = asked.get("max_tokens", question.room)
         body: dict[str, Any] = {
             "model": self._model,
             "messages": question.messages,
+            "temperature": 0.0,
             **self._sampling,
-            "temperature": params.temperature,
+            **{name: asked[name] for name in ("temperature", "n") if name in asked},
+            **({"max_tokens": most} if most else {}),
         }
-        if params.n > 1:
-            body["n"] = params.n
-        if params.max_tokens:
-            body["max_tokens"] = params.max_tokens
         if question.prompt:  # a model of our training: the template must render as it did there
             body["chat_template_kwargs"] = TEMPLATE_ARGS
         if question.schema:
@@ -161,16 +205,24 @@ class Endpoint:
         return body
 
 
-def _told(response: httpx.Response) -> Told:
-    """Read a response.
+def _code(data: Any) -> Any:
+    """Return the status of an error that comes as an event: vLLM's streams may begin with one."""
+    return data["error"].get("code") if isinstance(data["error"], dict) else None
+
+
+def _refused(response: httpx.Response) -> Told | None:
+    """Return that this one request is refused, if it is."""
+    if response.status_code not in REFUSED:
+        return None
+    return Told(refused=f"{response.status_code}: {response.text[:200]}")
+
+
+def _told(reply: Any) -> Told:
+    """Read a reply.
 
     Raises:
-        httpx.HTTPStatusError: It is an error, and no refusal of this one request.
         ValueError: It has not the form of chat completions, or was broken off.
     """
-    if response.status_code in REFUSED:
-        return Told(refused=f"{response.status_code}: {response.text[:200]}")
-    reply = response.raise_for_status().json()
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices:
         raise ValueError("its reply is no chat completion")
@@ -183,3 +235,19 @@ def _told(response: httpx.Response) -> Told:
         int((details or {}).get("cached_tokens") or 0),
         int(counts.get("prompt_tokens") or 0),
     )
+
+
+class PlainAsker:
+    """Makes questions for an endpoint whose tokenizer is not ours: nothing is shortened."""
+
+    tokenizer = None
+
+    def __init__(self, task: Task, labels: Labels, max_tokens: int, *, constrained: bool) -> None:
+        """Take the longest reply in `max_tokens`; 0: as long as the endpoint lets it be."""
+        self.task, self.labels = task, labels
+        self._max_tokens, self._constrained = max_tokens, constrained
+
+    def question(self, example: Example) -> Question:
+        """Return what to ask for one example."""
+        schema = self.task.schema(example, self.labels) if self._constrained else None
+        return Question([], schema, self._max_tokens, 0, messages=self.task.prompt(example))

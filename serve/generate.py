@@ -40,12 +40,13 @@ from panjue.prompts.task import (
     load_task,
     no_labels,
 )
-from panjue.serve.ask import Asker, PlainAsker
-from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import AsyncEngineArgs, Engine, Sampling, check_sampling, engine
+from panjue.serve.ask import Asker
+from panjue.serve.endpoint import Endpoint, PlainAsker
+from panjue.serve.engine import AsyncEngineArgs, Engine, check_sampling, engine
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, rows
 from panjue.serve.settings import OURS, RESOURCES, GenerateConfig, generate_settings, trained_folder
+from panjue.serve.source import Sampling
 from panjue.serve.stop import StopSignals
 from panjue.serve.trained import served_model
 

@@ -8,18 +8,11 @@ from typing import Any
 
 from panjue.prompts.errors import UserError
 from panjue.prompts.task import Decoded, Example, Solving, call_key, first_reply
-from panjue.serve.ask import Asker, PlainAsker, Refusal
-from panjue.serve.endpoint import Endpoint, Told
-from panjue.serve.engine import (
-    CompletionOutput,
-    Engine,
-    Request,
-    RequestOutput,
-    Sampling,
-    complete,
-    requests,
-)
-from panjue.serve.forks import forks
+from panjue.serve.ask import Asker
+from panjue.serve.endpoint import Endpoint, PlainAsker, Told
+from panjue.serve.engine import CompletionOutput, Engine, RequestOutput
+from panjue.serve.forks import WAYS, forks
+from panjue.serve.source import Refusal, Request, Sampling, complete, requests
 
 NEAR_TIE = 1e-4
 """Difference in log-probability under which two tokens count as equally likely (float32)."""
@@ -184,17 +177,17 @@ def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed at it"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
-    greedy = request.params.temperature == 0
+    forked = request.sampling.get("logprobs") == WAYS
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
-        "forks": [_forks(reply, tokenizer) for reply in replies] if len(turns) > 1 else [],
+        "forks": [_forks(reply, tokenizer) for reply in replies] if forked else [],
         "prompt_tokens": sum(_prompt_tokens(*turn) for turn in turns),
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in turns),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
         "dropped_sentences": request.question.dropped,
         "loosened_schema": request.question.loosened,
-        "near_ties": near_ties(first.outputs[0]) if greedy else [],
+        "near_ties": near_ties(first.outputs[0]) if request.is_greedy else [],
     }
 
 

@@ -16,6 +16,9 @@ from panjue.prompts.task import load_task
 NAME = "panjue"
 """What clients call the model that answers."""
 
+BASE = "base"
+"""What vLLM calls the base beside an adapter; no client reaches it."""
+
 KEY = "PANJUE_API_KEY"
 """Environment variable with the key that clients must show."""
 
@@ -28,7 +31,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked engine would not bear orphans.MARK
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # prompts.orphans watches what is spawned
 }
 """Of every process of vLLM, where the user has not set them."""
 
@@ -75,11 +78,12 @@ SERVER_OURS = {
     **OURS,
     "host": "host",
     "port": "port",
-    "uds": "nothing: the engine is reached through the gateway",
+    "uds": "nothing: set host and port",
     "api_key": f"the environment variable {KEY}",
     "served_model_name": "nothing: it is called panjue",
     "generation_config": "nothing: requests say how to sample",
     "lora_modules": "adapter",
+    "max_num_queued_reqs": "in_flight",
     "uvicorn_log_level": "nothing: see engine.log",
     "disable_fastapi_docs": "nothing: they cannot be reached",
 }
@@ -92,7 +96,7 @@ OF_VLLMS_SERVER = (
     "enable_auto_tool_choice",
     "tool_call_parser",
 )
-"""Arguments of vLLM's own server, beside its engine's, that matter behind the gateway."""
+"""Arguments of vLLM's own server, beside its engine's, that matter here."""
 
 
 def engine_arguments(max_tokens: int, seed: int) -> dict[str, Any]:

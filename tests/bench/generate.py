@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.task import Example, Schema, load_task
-from panjue.serve.ask import Asker, Refusal
-from panjue.serve.engine import Engine, Request, complete, engine, requests
+from panjue.serve.ask import Asker
+from panjue.serve.engine import Engine, engine
+from panjue.serve.source import Refusal, Request, complete, requests
 from panjue.serve.trained import Served, served_model
 
 HF_BATCH = 16
@@ -103,16 +104,13 @@ def run(llm: Engine, requests: list[Request]) -> tuple[int, dict[str, int]]:
 
 def without_schema(request: Request, tokens: int) -> Request:
     """Return the request for free text of exactly `tokens` tokens."""
-    params = deepcopy(request.params)
-    params.structured_outputs, params.ignore_eos, params.max_tokens = None, True, tokens
-    return replace(request, params=params)
+    longer = {**request.sampling, "ignore_eos": True, "max_tokens": tokens}
+    return replace(request, question=request.question._replace(schema=None), sampling=longer)
 
 
 def with_schema(request: Request, schema: Schema) -> Request:
     """Return the request under another schema."""
-    params = deepcopy(request.params)
-    params.structured_outputs.json = schema
-    return replace(request, params=params)
+    return replace(request, question=request.question._replace(schema=schema))
 
 
 def schema_for_all(schema: Schema) -> Schema:
@@ -145,7 +143,7 @@ def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> t
         mask = torch.tensor(
             [[0] * (width - len(r.question.prompt)) + [1] * len(r.question.prompt) for r in batch]
         )
-        longest = max(request.params.max_tokens for request in batch)
+        longest = max(request.sampling["max_tokens"] for request in batch)
         with torch.inference_mode():
             network.generate(
                 ids,
@@ -154,7 +152,9 @@ def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> t
                 max_new_tokens=longest,
                 min_new_tokens=longest,
             )
-        tokens += sum(request.params.max_tokens for request in batch)  # what a batch pads is waste
+        tokens += sum(
+            request.sampling["max_tokens"] for request in batch
+        )  # what a batch pads is waste
     return tokens, None
 
 

@@ -1,12 +1,12 @@
-"""What the gateway costs: 64 clients against vLLM alone and through the gateway, in one run.
+"""What serving by panjue costs: many clients against vLLM alone and against ours, in one run.
 
     python tests/bench/serve.py TRAINED_FOLDER CASES.jsonl [--clients 64] [--seconds 60]
 
-TRAINED_FOLDER is an adapter folder of a run. Both ways ask the same engine for the same chat
-completions, in turn, ROUNDS times each: whole and streamed. Then the same number of clients asks
-/v1/judgments, each about a defendant of its own, so that a lost, doubled or crossed answer shows.
-Prints throughput and its ratio, what the gateway adds to the median of a lone client, and how long
-questions (the schema among them) took.
+TRAINED_FOLDER is an adapter folder of a run. Both servers have an engine of their own, with the
+same settings, and are asked in turn, ROUNDS times each, for the same: chat completions, whole and
+streamed; then judgments, which vLLM is asked for plainly, by their token ids and schemas. Each
+judgment is about a defendant of its own, so that a lost, doubled or crossed answer shows. Prints
+requests a second, the ratio of ours to vLLM's, the processor's time per request and the latency.
 """
 
 import argparse
@@ -17,27 +17,28 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
-import uvloop
-from rich.console import Console
+import psutil
+import yaml
 
 from panjue.prompts.task import load_task
-from panjue.serve.server import bound, make_service, run
-from panjue.serve.settings import ServeConfig
+from panjue.serve.ask import Asker
+from panjue.serve.forks import WAYS
+from panjue.serve.server import make_service
+from panjue.serve.settings import NAME, ServeConfig, engine_arguments
 
-ROUNDS = 6
+ROUNDS = 3
 TOKENS = 64
-LONE = 24
-"""Requests of the lone client: the same ones both ways."""
+ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
+PORTS = {"vLLM alone": 8917, "panjue": 8918}
 
 TASK = load_task("judgment")
 
@@ -47,26 +48,42 @@ Ask = Callable[[aiohttp.ClientSession, int], Awaitable[int]]
 
 @dataclass
 class Load:
-    """What a stretch of load came to."""
+    """What stretches of load came to."""
 
     seconds: float = 0.0
+    cpu: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
 
+    @property
+    def rate(self) -> float:
+        """Return good answers a second."""
+        return self.statuses[200] / self.seconds
+
+    def __str__(self) -> str:
+        """Return a line."""
+        cpu = 1000 * self.cpu / self.statuses.total()
+        return (
+            f"{self.rate:8.2f}/s  {cpu:7.1f} ms of processor a request  "
+            f"median {1000 * median(self.latencies):6.0f} ms  {dict(self.statuses)}"
+        )
+
 
 def main() -> None:
-    """Start the server beside us, load it, print."""
+    """Start both servers, load them, print."""
     options = arguments()
-    if options.server:
-        serve(options)
-        return
-    words = [sys.executable, __file__, str(options.trained), str(options.cases), "--server"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+    config = ServeConfig.model_validate({"run": options.trained.parent, "trained": options.trained})
+    asker = make_service(config).asker
+    with ExitStack() as running:
+        servers = {
+            way: running.enter_context(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+            for way, words in commands(options.trained, asker).items()
+        }
         try:
-            told = read_until_ready(server)
-            asyncio.run(compare(told, options))
+            asyncio.run(compare(servers, asker, options))
         finally:
-            server.terminate()
+            for server in servers.values():
+                server.terminate()
 
 
 def arguments() -> argparse.Namespace:
@@ -78,73 +95,86 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("cases", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Be the gateway, and tell where it and its engine are."""
-    engine = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
-    given = {"run": options.trained.parent, "trained": options.trained, "port": 0}
-    config = ServeConfig.model_validate({**given, "engine": engine})
-    with bound(config.host, config.port) as listener, TemporaryDirectory() as private:
-        service = make_service(config, None, Path(private) / "engine")
-        backend = service.engine.backend
-        told = {"gateway": listener.getsockname()[1], "engine": str(backend.place)}
-        print(json.dumps({**told, "key": backend.key}), flush=True)
-        uvloop.run(run(config, service, listener, Console()))
+def commands(trained: Path, asker: Asker) -> dict[str, list[str]]:
+    """Return the command of each server."""
+    model = trained.with_name("merged")
+    settings = {**ENGINE, **engine_arguments(asker.max_tokens, 0), "model": str(model)}
+    settings |= {"port": PORTS["vLLM alone"], "host": "127.0.0.1", "served_model_name": NAME}
+    settings |= {"generation_config": "vllm", "uvicorn_log_level": "warning"}
+    plain = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    for name, value in settings.items():
+        told = json.dumps(value) if isinstance(value, dict) else str(value)
+        plain += [f"--{name.replace('_', '-')}", *([] if value is True else [told])]
+    place = trained.parent / "bench.yaml"
+    given = {"run": str(trained.parent), "trained": str(trained), "port": PORTS["panjue"]}
+    place.write_text(yaml.safe_dump({**given, "engine": ENGINE}), "utf-8")
+    ours = [str(Path(sys.executable).with_name("panjue")), "serve", str(place)]
+    return {"vLLM alone": plain, "panjue": ours}
 
 
-def read_until_ready(server: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return what the server told when it is ready."""
-    assert server.stdout is not None
-    told: dict[str, Any] = json.loads(server.stdout.readline())
-    for line in server.stdout:
-        if line.startswith("ready"):
-            return told
-    raise SystemExit("the server did not start; see engine.log in the run folder")
-
-
-async def compare(told: dict[str, Any], options: argparse.Namespace) -> None:
-    """Load both ways in turn and print what came of it."""
+async def compare(
+    servers: dict[str, "subprocess.Popen[bytes]"], asker: Asker, options: argparse.Namespace
+) -> None:
+    """Load both in turn with each kind of request, and print what came of it."""
     messages = [TASK.prompt(e) for e in islice(TASK.read(options.cases), 64)]
-    ways = ("vLLM alone", "gateway")
-    for stream in (False, True):
-        ask = chat(messages, stream=stream)
-        loads: dict[str, list[Load]] = {way: [] for way in ways}
-        lone: dict[str, list[float]] = {way: [] for way in ways}
-        async with session(told, "vLLM alone") as engine, session(told, "gateway") as gateway:
-            doors = dict(zip(ways, (engine, gateway), strict=True))
-            await load(engine, ask, options.clients, 3)  # warms up
-            for turn in range(2 * ROUNDS):
-                way = ways[(turn + 1) // 2 % 2]  # a b b a: neither is always first
-                seconds = options.seconds / ROUNDS
-                loads[way].append(await load(doors[way], ask, options.clients, seconds))
-                lone[way] += [await timed(doors[way], ask, number) for number in range(LONE)]
-        report("streamed" if stream else "whole", loads, lone)
-    async with session(told, "gateway") as http:
-        done = await load(http, judge, options.clients, options.seconds)
-        rate, wait = good_rate([done]), median(done.latencies)
-        print(f"/v1/judgments: {rate:.1f}/s, median {wait:.2f} s, by status {dict(done.statuses)}")
-        async with http.get("/metrics") as answer:
-            print(question_times(await answer.text()))
+    kinds: dict[str, dict[str, Ask]] = {
+        "chat completions": dict.fromkeys(servers, chat(messages, stream=False)),
+        "chat completions, streamed": dict.fromkeys(servers, chat(messages, stream=True)),
+        "judgments": {"vLLM alone": plain_judgment(asker), "panjue": judgment},
+    }
+    for way in servers:
+        async with session(way) as http:
+            await until_up(http)
+    for kind, asks in kinds.items():
+        loads = {way: Load() for way in servers}
+        for turn in range(ROUNDS):
+            order = list(servers) if turn % 2 else list(servers)[::-1]  # neither is always first
+            for way in order:
+                async with session(way) as http:
+                    await load(http, asks[way], options.clients, 3, Load())  # warms up
+                    before = cpu_of(servers[way].pid)
+                    await load(http, asks[way], options.clients, options.seconds, loads[way])
+                    loads[way].cpu += cpu_of(servers[way].pid) - before
+        print(f"{kind}: {ROUNDS} times {options.seconds:g} s each, {options.clients} clients")
+        for way, done in loads.items():
+            print(f"  {way:12s} {done}")
+        ratio = loads["panjue"].rate / loads["vLLM alone"].rate
+        print(f"  panjue answers {ratio:.1%} of what vLLM alone does", flush=True)
 
 
-@asynccontextmanager
-async def session(told: dict[str, Any], way: str) -> AsyncIterator[aiohttp.ClientSession]:
+def session(way: str) -> aiohttp.ClientSession:
     """Open connections to one of the two for any number of clients."""
-    headers = {"Authorization": f"Bearer {told['key']}"}
-    connector: aiohttp.BaseConnector = aiohttp.TCPConnector(limit=0)
-    base = f"http://127.0.0.1:{told['gateway']}"
-    if way == "vLLM alone":
-        base, connector = "http://localhost", aiohttp.UnixConnector(told["engine"], limit=0)
-    async with aiohttp.ClientSession(base, headers=headers, connector=connector) as http:
-        yield http
+    base = f"http://127.0.0.1:{PORTS[way]}"
+    return aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0))
 
 
-async def load(http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: float) -> Load:
+async def until_up(http: aiohttp.ClientSession) -> None:
+    """Wait until a server answers."""
+    while True:
+        try:
+            async with http.get("/health") as answer:
+                if answer.status == 200:
+                    return
+        except aiohttp.ClientError:
+            pass
+        await asyncio.sleep(1)
+
+
+def cpu_of(pid: int) -> float:
+    """Return the seconds of processor that a process and all below it have had."""
+    root = psutil.Process(pid)
+    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+async def load(
+    http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: float, done: Load
+) -> None:
     """Let `clients` ask one after the other for `seconds`; those under way are waited for."""
-    done, numbers = Load(), itertools.count()
+    numbers = itertools.count()
     began = time.perf_counter()
 
     async def client() -> None:
@@ -154,15 +184,7 @@ async def load(http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: flo
             done.latencies.append(time.perf_counter() - started)
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    done.seconds = time.perf_counter() - began
-    return done
-
-
-async def timed(http: aiohttp.ClientSession, ask: Ask, number: int) -> float:
-    """Return how long one request takes that nobody disturbs."""
-    started = time.perf_counter()
-    await ask(http, number)
-    return time.perf_counter() - started
+    done.seconds += time.perf_counter() - began
 
 
 def chat(messages: list[Any], *, stream: bool) -> Ask:
@@ -180,47 +202,44 @@ def chat(messages: list[Any], *, stream: bool) -> Ask:
     return ask
 
 
-async def judge(http: aiohttp.ClientSession, number: int) -> int:
-    """Ask about a defendant that nobody else asks about."""
-    body = {"fact": "被告人盗窃手机一部，价值人民币3000元。", "defendants": [f"甲{number}"]}
-    async with http.post("/v1/judgments", json=body) as answer:
+def case(number: int) -> dict[str, Any]:
+    """Return a case about a defendant that nobody else asks about."""
+    return {"fact": "被告人盗窃手机一部，价值人民币3000元。", "defendants": [f"甲{number}"]}
+
+
+async def judgment(http: aiohttp.ClientSession, number: int) -> int:
+    """Ask for a judgment."""
+    async with http.post("/v1/judgments", json=case(number)) as answer:
         told = await answer.json()
         if answer.status == 200:
             assert [j["name"] for j in told["judgments"]] == [f"甲{number}"]
         return answer.status
 
 
-def good_rate(loads: list[Load]) -> float:
-    """Return good answers a second over stretches of load."""
-    return sum(one.statuses[200] for one in loads) / sum(one.seconds for one in loads)
+def plain_judgment(asker: Asker) -> Ask:
+    """Return how to ask for the reply alone: the same token ids, schema and probabilities."""
+    by_hand = TASK.by_hand
+    assert by_hand is not None
+    questions = [
+        asker.question(by_hand(one["fact"], one["defendants"])) for one in map(case, range(4000))
+    ]
 
+    async def ask(http: aiohttp.ClientSession, number: int) -> int:
+        question = questions[number % len(questions)]
+        body = {
+            "prompt": question.prompt,
+            "max_tokens": question.room,
+            "temperature": 0,
+            "logprobs": WAYS,
+            "structured_outputs": {"json": question.schema},
+        }
+        async with http.post("/v1/completions", json=body) as answer:
+            told = await answer.json()
+            if answer.status == 200:
+                assert f"甲{number % len(questions)}" in told["choices"][0]["text"]
+            return answer.status
 
-def report(kind: str, loads: dict[str, list[Load]], lone: dict[str, list[float]]) -> None:
-    """Print both ways of one kind of request, over all rounds."""
-    rates = {way: good_rate(of_way) for way, of_way in loads.items()}
-    print(f"chat completions, {kind}, up to {TOKENS} tokens; {ROUNDS} rounds each, in turn")
-    for way, of_way in loads.items():
-        statuses = sum((one.statuses for one in of_way), Counter[int]())
-        alone = 1000 * median(lone[way])
-        print(f"  {way:12s} {rates[way]:8.1f}/s  lone client {alone:7.1f} ms  {dict(statuses)}")
-    added = 1000 * (median(lone["gateway"]) - median(lone["vLLM alone"]))
-    kept = rates["gateway"] / rates["vLLM alone"]
-    print(f"  the gateway adds {added:.1f} ms at the median and keeps {kept:.1%} of throughput")
-
-
-def question_times(metrics: str) -> str:
-    """Return the mean time to fit, render and build the schema of a case."""
-    found = dict(pairs(metrics))
-    total, count = found["panjue_question_seconds_sum"], found["panjue_question_seconds_count"]
-    return f"questions (schema included): {1000 * total / count:.1f} ms each, {count:.0f} of them"
-
-
-def pairs(metrics: str) -> Iterator[tuple[str, float]]:
-    """Yield the name and value of every meter."""
-    for line in metrics.splitlines():
-        if not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            yield name, float(value)
+    return ask
 
 
 if __name__ == "__main__":

@@ -9,19 +9,25 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from panjue.serve.gateway import Service, create_app
-from panjue.serve.server import Server, bound, make_service
+from panjue.serve.guard import Guard
+from panjue.serve.server import Lives, Service, bound, http_server, make_service, rules
 from panjue.serve.settings import ServeConfig
 
 
 @dataclass
 class Running:
-    """A gateway with its real engine, in a thread of its own."""
+    """The server in a thread of its own.
+
+    Attributes:
+        url: Where it listens.
+        plain: Where vLLM's app listens without what stands before it.
+    """
 
     url: str
+    plain: str
     service: Service
+    guard: Guard
     key: str = "a key of the tests"
 
     def client(self, **kwargs: Any) -> httpx.Client:
@@ -29,18 +35,10 @@ class Running:
         headers = {"Authorization": f"Bearer {self.key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, **kwargs)
 
-    def engine(self) -> httpx.Client:
-        """Return a client of vLLM itself, past the gateway."""
-        backend = self.service.engine.backend
-        headers = {"Authorization": f"Bearer {backend.key}"}
-        transport = httpx.HTTPTransport(uds=str(backend.place))
-        url = "http://engine/v1"
-        return httpx.Client(base_url=url, transport=transport, headers=headers, timeout=120)
-
     def engine_metric(self, name: str) -> float:
-        """Return the sum of one of vLLM's own meters."""
-        with self.engine() as client:
-            text = client.get("http://engine/metrics").text
+        """Return the sum of one of vLLM's meters."""
+        with self.client() as client:
+            text = client.get("/metrics").text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
@@ -50,21 +48,27 @@ def server(
 ) -> Iterator[Running]:
     """Return a running server of the tiny trained model, with a law of one article."""
     folder = tmp_path_factory.mktemp("server")
+    (folder / "engine.log").touch()
     law = folder / "law.json"
     law.write_text('{"264": {"text": "盗窃公私财物，数额较大的……", "paragraphs": []}}', "utf-8")
     given = {"run": folder, "trained": trained / "adapter", "law": law}
     config = ServeConfig.model_validate({**given, **small})
-    with bound("127.0.0.1", 0) as listener:
-        service = make_service(config, Running.key, folder / "engine")
-        server = Server(uvicorn.Config(create_app(service), log_level="warning"))
+    with bound("127.0.0.1", 0) as listener, bound("127.0.0.1", 0) as beside:
+        service = make_service(config)
+        guard = Guard(rules(config, service, Running.key))
+        servers = [http_server(guard, 5)]
         up, problem = threading.Event(), []
 
         async def both() -> None:
-            engine = asyncio.create_task(service.engine.run(lambda _: up.set(), print))
-            await server.serve(sockets=[listener])
+            engine = asyncio.create_task(Lives(service, guard).run(lambda _: up.set(), print))
+            guarded = asyncio.create_task(servers[0].serve(sockets=[listener]))
+            while guard.app is None and not engine.done():
+                await asyncio.sleep(0.05)
+            assert guard.app
+            servers.append(http_server(guard.app, 5))
+            await asyncio.gather(guarded, servers[1].serve(sockets=[beside]))
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
-            await service.engine.backend.close()
 
         def work() -> None:
             try:
@@ -74,11 +78,12 @@ def server(
 
         thread = threading.Thread(target=work)
         thread.start()
-        host, port = listener.getsockname()
+        urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in (listener, beside)]
         try:
-            assert up.wait(300), (problem, (folder / "engine.log").read_text("utf-8")[-3000:])
-            yield Running(f"http://{host}:{port}", service)
+            assert up.wait(300), problem
+            yield Running(urls[0], urls[1], service, guard)
         finally:
-            server.stop()
+            for one in servers:
+                one.stop()
             thread.join(60)
         assert not problem

@@ -1,5 +1,6 @@
 """The terminal against the running server, a stranger's server, and no server."""
 
+import asyncio
 import io
 import json
 import os
@@ -9,18 +10,19 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-import httpx
 import pytest
 from rich.console import Console
 
 from panjue.prompts.errors import UserError
-from panjue.serve.chat import KEYS, Asked, Stranger, client, events, pasted, read_fact, speaker
+from panjue.prompts.openai import events
+from panjue.serve.chat import KEYS, Asked, client, pasted, read_fact, speaker
+from panjue.serve.endpoint import Endpoint
 
 PANJUE = Path(sys.executable).with_name("panjue")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -110,9 +112,15 @@ def _drain(descriptor: int) -> None:
 
 def test_events_in_whatever_pieces_they_come() -> None:
     raw = 'event: delta\ndata: {"text":"甲\u2028"}\n\ndata:{"x":1}\r\n\ndata: [DONE]\n\n'.encode()
-    pieces = iter([bytes([byte]) for byte in raw])
-    response = httpx.Response(200, content=pieces)
-    assert list(events(response)) == [("delta", {"text": "甲\u2028"}), ("message", {"x": 1})]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for byte in raw:
+            yield bytes([byte])
+
+    async def found() -> list[Any]:
+        return [event async for event in events(pieces())]
+
+    assert asyncio.run(found()) == [("delta", {"text": "甲\u2028"}), ("message", {"x": 1})]
 
 
 def _read(descriptor: int) -> bytes:
@@ -122,40 +130,60 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_an_openai_compatible_server_that_is_not_ours(server: Any, trained: Path) -> None:
-    # vLLM itself, past the gateway: it takes a schema, and has no labels.
-    with server.engine() as http:
-        with pytest.raises(UserError, match="say --labels"):
-            speaker(http, Asked("http://engine"), Console())
-        asked = Asked("http://engine", labels=trained / "adapter/labels.json")
-        ask, law = speaker(http, asked, Console())
-        grown: list[str] = []
-        told = ask(FACT, grown.append)
-        assert law == {}
-        assert json.loads("".join(grown))
-        assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
-        assert told["repairs"] == [], "it kept to the schema"
-        with pytest.raises(UserError, match="--samples"):
-            speaker(http, replace(asked, samples=4), Console())
-        with pytest.raises(UserError, match="does not exist"):
-            speaker(http, replace(asked, model="another"), Console())[0](FACT, grown.append)
+@pytest.fixture
+def stranger(server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of a server that takes a schema and has no labels: vLLM alone."""
+    router = server.guard.app.router
+    kept = [route for route in router.routes if getattr(route, "path", "") != "/v1/labels"]
+    monkeypatch.setattr(router, "routes", kept)
+    monkeypatch.delenv("PANJUE_API_KEY", raising=False)
+    return str(server.plain)
 
 
-def test_a_server_that_refuses_the_schema(server: Any, trained: Path) -> None:
-    # Our own gateway takes no schema of a client's; without /v1/labels it is any such server.
-    import httpx
-    from rich.console import Console
+def asked_once(
+    asked: Asked, console: Console | None = None, grow: Callable[[str], None] = print
+) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        async with speaker(asked, console or Console()) as (ask, law):
+            assert law == {}
+            return await ask(FACT, grow)
 
-    from panjue.serve.chat import Asked
+    return asyncio.run(ask())
 
-    said = Console(record=True, file=io.StringIO())
-    with server.client() as http:
-        http.base_url = httpx.URL(f"{server.url}/v1")
-        asked = Asked(server.url, labels=trained / "adapter/labels.json")
-        told = Stranger(http, asked, said).ask(FACT, lambda _: None)
+
+def test_an_openai_compatible_server_that_is_not_ours(stranger: str, trained: Path) -> None:
+    with pytest.raises(UserError, match="say --labels"):
+        asked_once(Asked(stranger))
+    asked = Asked(stranger, labels=trained / "adapter/labels.json")
+    grown: list[str] = []
+    told = asked_once(asked, grow=grown.append)
+    assert json.loads("".join(grown))
     assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
-    text = said.export_text()
-    assert "refused with a schema ('response_format' is not taken" in text.replace("\n", " ")
+    assert told["repairs"] == [], "it kept to the schema"
+    with pytest.raises(UserError, match="--samples"):
+        asked_once(replace(asked, samples=4))
+    with pytest.raises(UserError, match=r"404 Not Found .*does not exist"):
+        asked_once(replace(asked, model="another"))
+
+
+def test_a_server_that_refuses_the_schema(
+    stranger: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "none"}}}
+    whole = Endpoint._body
+    seen: list[bool] = []
+
+    def body(self: Endpoint, request: Any) -> dict[str, Any]:
+        made = whole(self, request)
+        seen.append("response_format" in made)
+        return {**made, "response_format": refusing} if seen[-1] else {**made, "max_tokens": 64}
+
+    monkeypatch.setattr(Endpoint, "_body", body)
+    said = Console(record=True, file=io.StringIO(), width=1000)
+    told = asked_once(Asked(stranger, labels=trained / "adapter/labels.json"), said)
+    assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
+    assert seen == [True, False]
+    assert "refused with a schema (400: " in said.export_text()
 
 
 @pytest.mark.parametrize(
@@ -191,8 +219,8 @@ def test_what_goes_wrong_ends_in_one_line(
     "url", ["http://127.0.0.1:port", "nowhere", "http://xn--a", f"http://{'a' * 70}.b", "http://"]
 )
 def test_a_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"^--url \S*: write it like \S+$"), client(Asked(url)):
-        pass
+    with pytest.raises(UserError, match=r"^--url \S*: write it like \S+$"):
+        asyncio.run(shown_by(Asked(url)))
 
 
 @pytest.mark.parametrize(
@@ -254,5 +282,9 @@ def test_the_first_key_that_is_set_is_shown(
 ) -> None:
     for name, key in zip(KEYS, keys, strict=True):
         monkeypatch.setenv(name, key)
-    with client(Asked("http://127.0.0.1:9")) as http:
-        assert http.headers.get("Authorization") == shown
+    assert asyncio.run(shown_by(Asked("http://127.0.0.1:9"))) == shown
+
+
+async def shown_by(asked: Asked) -> str | None:
+    async with client(asked) as http:
+        return str(http.headers["Authorization"]) if "Authorization" in http.headers else None

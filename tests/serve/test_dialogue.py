@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -24,8 +23,8 @@ from panjue.prompts.task import (
     drive,
     load_task,
 )
-from panjue.serve.ask import Asker, PlainAsker
-from panjue.serve.endpoint import KEY, Endpoint
+from panjue.serve.ask import Asker
+from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
 from panjue.serve.engine import Engine
 from panjue.serve.rows import Calls, rows
 
@@ -107,13 +106,11 @@ def test_what_cannot_be_asked_costs_its_call_only(llm: Engine, merged: Path, sma
 def test_any_openai_endpoint_does_as_well(
     server: Any, llm: Engine, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own server, past our gateway: replies obey their schemas and are those of offline."""
-    backend = server.service.engine.backend
-    monkeypatch.setenv(KEY, backend.key)
-    transport = httpx.AsyncHTTPTransport(uds=str(backend.place))
+    """Our own server, which answers as vLLM does: replies obey their schemas, as offline."""
+    monkeypatch.setenv(KEY, server.key)
     examples = list(TASK.read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
-    with closing(Endpoint("http://engine/v1#panjue", {}, transport)) as vllm:
+    with closing(Endpoint(f"{server.url}/v1#panjue")) as vllm:
         made = list(rows(vllm, Calls(asker, iter(examples)), in_flight=16))
     assert all(row["completion_tokens"] > 0 for row in made)
     offline = {call_key(row): row for row in rows(llm, Calls(asker, iter(examples)), 16)}

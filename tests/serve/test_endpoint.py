@@ -20,8 +20,7 @@ from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_lines, sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, call_key, load_task
-from panjue.serve.ask import PlainAsker
-from panjue.serve.endpoint import KEY, Endpoint
+from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
@@ -163,7 +162,7 @@ def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
         return None
 
     server.behave = behave
-    with pytest.raises(UserError, match=r"completions: 404 Not Found; what is answered is kept"):
+    with pytest.raises(UserError, match=r"404 Not Found \(gone\); what is answered is kept"):
         ask(server)
     kept = {row["question"] for row in server.made}  # type: ignore[attr-defined]
     assert kept == {"1/window 0", *(f"1/sextuple {n}" for n in (1, 3, 4, 5, 6))}

@@ -1,4 +1,6 @@
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,22 +9,18 @@ import jsonschema
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
-from panjue.serve.ask import Asker, Refusal
-from panjue.serve.engine import (
-    CompletionOutput,
-    Engine,
-    Request,
-    RequestOutput,
-    complete,
-    requests,
-)
+from panjue.serve.ask import Asker
+from panjue.serve.engine import CompletionOutput, Engine, RequestOutput
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, row, rows
+from panjue.serve.source import Refusal, Request, complete, requests
 
 TASK = load_task("judgment")
 
@@ -165,7 +163,7 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
         assert chance == pytest.approx(wanted, abs=2e-3)
 
 
-def reply(reason: str, text: str) -> CompletionOutput:
+def reply(reason: str | None, text: str) -> CompletionOutput:
     return CompletionOutput(0, text, [1], None, [], finish_reason=reason)
 
 
@@ -189,7 +187,39 @@ def test_a_sample_that_the_engine_fails_at_costs_no_other(
     made = row(list(zip(turns, [output(reply(*first)), output(*samples)], strict=True)), None)
     assert made.get("texts") == kept
     assert ("refused" in made) == (kept is None)
-    assert kept is None or len(made["finish"]) == len(made["forks"]) == len(kept)
+    assert kept is None or len(made["finish"]) == len(kept)
+
+
+def test_what_an_ending_engine_breaks_off_is_an_error(
+    llm: Engine, asker: Asker, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    async def broken_off(*_: object, **__: object) -> AsyncIterator[RequestOutput]:
+        yield output(reply(None, "{"))
+        yield output(reply("stop", "{}"), reply("abort", "{"))
+
+    async def seen() -> None:
+        async for one in llm.llm.generate():
+            given.append(one.outputs[0].text)
+
+    monkeypatch.setattr(AsyncLLM, "generate", broken_off)
+    with pytest.raises(EngineDeadError):
+        asyncio.run(seen())
+    assert given == ["{"]
+
+
+def test_a_reply_grows_into_what_it_is(
+    llm: Engine, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+) -> None:
+    pieces: list[str] = []
+    assert llm.runner
+    whole = llm.runner.run(llm.ask(asked(asker, examples[0]), pieces.append))
+    assert "".join(pieces) == whole.outputs[0].text
+    assert len(pieces) > 3
+    assert [whole.outputs[0].text] == next(
+        row["texts"] for row in finished if row["id"] == examples[0].id
+    )
 
 
 def test_a_loop_that_ends_early_leaves_nothing_in_the_engine(

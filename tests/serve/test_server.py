@@ -1,15 +1,16 @@
-"""Start, death, restart and stop: of the supervisor with a stand-in engine, and of the whole."""
+"""The server from start over death and restart to stop, and what it refuses to start with."""
 
-import asyncio
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,145 +20,27 @@ import pytest
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
-from panjue.serve import backend
-from panjue.serve import supervisor as supervising
-from panjue.serve.backend import Backend
-from panjue.serve.server import bound, serve
+from panjue.serve.server import Service, arguments, bound, complaint, serve
 from panjue.serve.settings import ServeConfig
-from panjue.serve.supervisor import Supervisor, complaint, flags
 from panjue.serve.trained import Served
 
 PANJUE = Path(sys.executable).with_name("panjue")
 
-HEALTHY = """
-import http.server, os, socketserver, sys
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-    def log_message(self, *_): pass
-    def address_string(self): return ""
-print("pid", os.getpid(), "key", os.environ["VLLM_API_KEY"], flush=True)
-if os.path.exists(sys.argv[1]): os.unlink(sys.argv[1])
-socketserver.UnixStreamServer(sys.argv[1], Health).serve_forever()
-"""
 
-
-def stand_in(code: str, log: Path) -> Supervisor:
-    place = log.with_name("engine")
-    command = [sys.executable, "-c", code, str(place)]
-    return Supervisor(command, log, Backend(place, 5))
-
-
-async def run_out(engine: Supervisor) -> None:
-    """Run an engine that ends by itself."""
-    try:
-        await engine.run(print, print)
-    finally:
-        await engine.backend.close()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0.05)
-
-
-def pids(log: Path) -> list[int]:
-    lines = log.read_text("utf-8").splitlines() if log.exists() else []
-    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_dead_engine_is_started_again_and_none_is_left_behind(tmp_path: Path) -> None:
+def test_the_first_error_is_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
-    engine = stand_in(HEALTHY, log)
-    came_up: list[str] = []
-    said: list[str] = []
 
-    async def story() -> None:
-        running = asyncio.create_task(engine.run(came_up.append, said.append))
-        for life in range(2):
-            await until(lambda: engine.ready)
-            assert engine.restarts == life
-            assert len(pids(log)) == life + 1
-            os.kill(pids(log)[-1], signal.SIGKILL)
-            await until(lambda: not engine.ready)
-        await until(lambda: engine.ready)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await engine.backend.close()
+    def why(text: str, mark: int = 0) -> str:
+        log.write_text(text, "utf-8")
+        return complaint(log, mark)
 
-    asyncio.run(story())
-    assert len(came_up) == 3, "said each time"
-    assert [line.split(";")[1] for line in said] == [
-        " starting it again in 1 s",
-        " starting it again in 2 s",
-    ]
-    assert not any(map(is_alive, pids(log)))
-
-
-def test_an_engine_that_hangs_is_taken_for_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervising, "WATCH_S", 0.1)
-    monkeypatch.setattr(supervising, "STOP_S", 0.5)
-    monkeypatch.setattr(backend, "HEALTH_S", 0.3)
-    log = tmp_path / "engine.log"
-    engine = stand_in(HEALTHY, log)
-
-    async def story() -> None:
-        running = asyncio.create_task(engine.run(print, print))
-        await until(lambda: engine.ready)
-        os.kill(pids(log)[0], signal.SIGSTOP)
-        await until(lambda: len(pids(log)) == 2 and engine.ready)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await engine.backend.close()
-
-    asyncio.run(story())
-    assert not any(map(is_alive, pids(log)))
-
-
-def test_an_engine_that_never_starts_says_why(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    code = (
-        "import sys; print('ERROR 11-21 10:00:00 [core.py:7] ValueError: no memory'); sys.exit(1)"
-    )
-    engine = stand_in(code, log)
-
-    with pytest.raises(UserError, match=r"^engine: ValueError: no memory \(all of it: "):
-        asyncio.run(run_out(engine))
-
-
-def test_the_first_error_is_the_cause() -> None:
-    assert complaint("INFO fine\n\nit ended here\n") == "it ended here"
+    assert why("INFO fine\n\nit ended here\n") == ""
     told = "x\n(EngineCore pid=7) ValueError: first\nRuntimeError: second\n"
-    assert complaint(told) == "ValueError: first"
-    assert complaint("") == "it said nothing"
-
-
-def test_an_error_of_an_earlier_start_is_not_told_again(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    log.write_text("ValueError: of yesterday\n", "utf-8")
-    engine = stand_in("print('OSError: of today'); raise SystemExit(1)", log)
-
-    with pytest.raises(UserError, match=r"^engine: OSError: of today"):
-        asyncio.run(run_out(engine))
-
-
-def test_settings_become_words_of_a_command_line() -> None:
-    given = {"max_num_seqs": 4, "enforce_eager": True, "enable_prefix_caching": False, "x": None}
-    assert flags({**given, "a_b": {"c": "罪"}}) == [
-        *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
-        *("--a-b", '{"c": "\\u7f6a"}'),
-    ]
+    assert why(told) == "ValueError: first"
+    assert (
+        why("ERROR 11-21 10:00:00 [core.py:7] ValueError: no memory\n") == "ValueError: no memory"
+    )
+    assert why("ValueError: of yesterday\nOSError: of today\n", 25) == "OSError: of today"
 
 
 def config(**given: Any) -> ServeConfig:
@@ -210,37 +93,104 @@ def test_every_config_in_the_tree_serves_as_well(path: Path) -> None:
     assert load_config(ServeConfig, path).host == "127.0.0.1"
 
 
-def test_the_whole_from_start_to_drained_stop(trained: Path, tmp_path: Path) -> None:
-    yaml = tmp_path / "serve.yaml"
+@contextmanager
+def serving(trained: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start `panjue serve`."""
+    yaml = folder / "serve.yaml"
     yaml.write_text(
-        f"run: {tmp_path}\ntrained: {trained}/adapter\nport: 0\n"
+        f"run: {folder}\ntrained: {trained}/adapter\nport: 0\n"
         "engine: {dtype: float32, max_num_seqs: 8, enforce_eager: true}\n",
         "utf-8",
     )
     with subprocess.Popen(
         [PANJUE, "serve", str(yaml)], stdout=subprocess.PIPE, text=True, bufsize=1
     ) as running:
-        assert running.stdout is not None
-        line = ""
-        while not line.startswith("ready: "):
-            line = running.stdout.readline()
-            assert line, "it ended"
-            assert line.startswith(("ready: ", "preparing the model", "starting the engine"))
-        url = line.split()[1].rstrip("/")
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def ready(running: Any) -> str:
+    line = ""
+    while not line.startswith("ready: "):
+        line = running.stdout.readline()
+        assert line, "it ended"
+        assert line.startswith(
+            ("ready: ", "preparing the model", "starting the engine", "the engine ended")
+        )
+    return line
+
+
+def test_the_whole_from_start_over_a_dead_engine_to_drained_stop(
+    trained: Path, tmp_path: Path
+) -> None:
+    with serving(trained, tmp_path) as running:
+        url = ready(running).split()[1].rstrip("/")
+        server = psutil.Process(running.pid)
+        engines = server.children(recursive=True)
+        assert len(engines) <= 3, "the engine, and what Python's multiprocessing starts beside it"
+        names = [f"被告人{n}" for n in range(12)]  # several hundred tokens each
+        body = {"fact": "被告人张某盗窃。", "defendants": names, "samples": 8}
+        with ThreadPoolExecutor(8) as several:
+            asked = [several.submit(post, f"{url}/v1/judgments", body) for _ in range(8)]
+            until(lambda: "num_requests_running" in httpx.get(f"{url}/metrics", timeout=60).text)
+            engine_of(server).kill()
+            answers = [one.result() for one in asked]
+        assert {answer.status_code for answer in answers} <= {200, 500, 503}
+        assert any(answer.status_code != 200 for answer in answers)
+        assert all("judgments" in one.json() for one in answers if one.status_code == 200)
+        assert post(f"{url}/v1/judgments", body).status_code == 503, "the port stays open"
+        ready(running)
+        assert post(f"{url}/v1/judgments", {"fact": "被告人张某盗窃。"}).status_code == 200
+
         body = {"fact": "被告人张某盗窃。", "samples": 8, "stream": True}
         with httpx.stream("POST", f"{url}/v1/judgments", json=body, timeout=60) as response:
             pieces = response.iter_text()
             next(pieces)
-            children = psutil.Process(running.pid).children(recursive=True)
+            children = server.children(recursive=True)
             running.send_signal(signal.SIGTERM)
             running.send_signal(signal.SIGTERM)  # `make` and its like pass on what all got
-            began = time.monotonic()
-            while not is_refused(f"{url}/healthz"):
-                assert time.monotonic() - began < 60
+            until(lambda: is_refused(f"{url}/health"))
             assert "event: result" in "".join(pieces), "what runs is finished"
         assert running.wait(60) == 0
     assert children
     _gone, left = psutil.wait_procs(children, timeout=60)
+    assert not left
+
+
+def engine_of(server: psutil.Process) -> psutil.Process:
+    """Return the process of the engine that answers."""
+    return max(server.children(recursive=True), key=lambda one: one.memory_info().rss)
+
+
+def post(url: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(url, json=body, timeout=120)
+
+
+def until(true: Callable[[], bool]) -> None:
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < 60
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("when", "longest_s"),
+    [("it starts", 60), pytest.param("it answers", 2, marks=pytest.mark.endurance)],
+)
+def test_nothing_outlives_a_server_that_is_killed(
+    trained: Path, tmp_path: Path, when: str, longest_s: float
+) -> None:
+    with serving(trained, tmp_path) as running:
+        server = psutil.Process(running.pid)
+        if when == "it answers":
+            ready(running)
+        else:  # its engine imports torch, say
+            until(lambda: len(server.children()) > 1 and engine_of(server).memory_info().rss > 1e8)
+        children = server.children(recursive=True)
+        running.kill()
+        _gone, left = psutil.wait_procs(children, timeout=longest_s)
     assert not left
 
 
@@ -259,12 +209,10 @@ def test_an_adapter_is_served_under_a_rank_that_vllm_has(
     write_json(tmp_path / "adapter_config.json", {"r": rank})
     model = Served(Path("base"), tmp_path)
     assert model.lora_rank == served
-    client = Backend(tmp_path / "engine", 5)
-    engine = supervising.supervisor(model, {}, 1024, 0, tmp_path / "log", client)
-    words = " ".join(engine._command)
-    assert f"--max-lora-rank {served} --lora-modules panjue={tmp_path}" in words
-    assert "--served-model-name base" in words
-    assert client.key not in words, "the key is in the environment, which others cannot read"
+    asker: Any = SimpleNamespace(max_tokens=1024)
+    args = arguments(Service(config(run=tmp_path), asker, None, {}, model))
+    assert (args.max_lora_rank, args.served_model_name) == (served, ["base"])
+    assert [(one.name, one.path) for one in args.lora_modules] == [("panjue", str(tmp_path))]
 
 
 def test_a_rank_beyond_vllms_is_refused(tmp_path: Path) -> None:

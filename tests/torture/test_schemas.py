@@ -11,8 +11,9 @@ import pytest
 
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Example, load_task
-from panjue.serve.ask import Asker, Refusal, loosened
+from panjue.serve.ask import Asker, loosened
 from panjue.serve.rows import Calls, rows
+from panjue.serve.source import Refusal
 
 TASK = load_task("judgment")
 

@@ -1,0 +1,245 @@
+"""Clients that nobody here wrote, against the running server; and vLLM's answers against ours."""
+
+import json
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from panjue.prompts.files import sha256
+
+KEY = "a key of the tests"
+HERE = Path(__file__).parent
+
+SAY = [{"role": "user", "content": "你好"}]
+VERDICT = {
+    "type": "object",
+    "properties": {"guilty": {"enum": ["yes", "no"]}},
+    "required": ["guilty"],
+    "additionalProperties": False,
+}
+FORMAT: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {"name": "v", "schema": VERDICT, "strict": True},
+}
+TEXTS = [{"type": "text", "text": "你"}, {"type": "text", "text": "好"}]
+PARTS = [{"role": "user", "content": TEXTS}]
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "你好", "name": "zhang"},
+    {"role": "assistant", "content": "好"},
+    {"role": "user", "content": "再说"},
+]
+TOOL = {
+    "type": "function",
+    "function": {"name": "judge", "parameters": VERDICT, "description": "Judge."},
+}
+
+CHATS: dict[str, dict[str, Any]] = {
+    "max_tokens": {"max_tokens": 8},
+    "max_completion_tokens": {"max_completion_tokens": 8},
+    "n": {"n": 3, "temperature": 1, "structured_outputs": {"choice": ["有罪"]}},
+    "logprobs": {"logprobs": True},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 5},
+    "response_format": {"response_format": FORMAT, "max_tokens": 64},
+    "json_object": {"response_format": {"type": "json_object"}},
+    "content parts": {"messages": PARTS},
+    "a talk with names": {"messages": TALK},
+    "frequency_penalty": {"frequency_penalty": 1.5},
+    "presence_penalty": {"presence_penalty": 1.5},
+    "user": {"user": "somebody"},
+    "stop": {"stop": ["。", "a"]},
+    "top_p": {"top_p": 0.5},
+    "logit_bias": {"logit_bias": {"5": 100}},
+    "tools that are not called": {"tools": [TOOL], "tool_choice": "none"},
+    "stream": {"stream": True},
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+    "streamed n": {
+        "stream": True,
+        "n": 2,
+        "temperature": 1,
+        "structured_outputs": {"choice": ["有罪"]},
+    },
+    "streamed logprobs": {"stream": True, "logprobs": True, "top_logprobs": 2},
+    "streamed schema": {"stream": True, "response_format": FORMAT},
+    "vLLM's own": {"structured_outputs": {"choice": ["有罪", "无罪"]}},
+    "return_token_ids": {"return_token_ids": True},
+    "store and metadata": {"store": False, "metadata": {"a": "b"}},
+    "no such model": {"model": "another"},
+    "too many tokens": {"max_tokens": 10**9},
+    "no messages": {"messages": []},
+}
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "a prompt": {"prompt": "你好"},
+    "several prompts": {"prompt": ["你好", "再见"]},
+    "echo and logprobs": {"prompt": "你好", "echo": True, "logprobs": 2},
+    "token ids": {"prompt": [5, 6, 7]},
+    "streamed": {"prompt": "你好", "stream": True, "stream_options": {"include_usage": True}},
+}
+RESPONSES: dict[str, dict[str, Any]] = {
+    "a text": {"input": "你好"},
+    "items": {"input": TALK[1:2], "instructions": "Be brief."},
+    "a schema": {
+        "input": "你好",
+        "text": {"format": {**FORMAT["json_schema"], "type": "json_schema"}},
+    },
+    "streamed": {"input": "你好", "stream": True},
+}
+ROUTES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "/v1/chat/completions": ({"messages": SAY, "max_tokens": 8}, CHATS),
+    "/v1/completions": ({"max_tokens": 8}, COMPLETIONS),
+    "/v1/responses": ({"max_output_tokens": 16}, RESPONSES),
+}
+ASKED = [
+    (path, what, {**always, **body})
+    for path, (always, bodies) in ROUTES.items()
+    for what, body in bodies.items()
+]
+
+CHANCE = {
+    *("id", "item_id", "request_id", "created", "created_at", "completed_at"),
+    "sequence_number",  # of the events, whose number depends on time
+}
+"""What differs from one answer to the same request to the next."""
+
+
+def steady(told: Any) -> Any:
+    """Return JSON without what differs by chance."""
+    if isinstance(told, list):
+        return [steady(one) for one in told]
+    if isinstance(told, dict):
+        return {key: steady(value) for key, value in told.items() if key not in CHANCE}
+    return told
+
+
+def joined(text: str) -> Any:
+    """Return what the events of a stream say together: how they cut the reply depends on time."""
+    *events, end = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    told = [steady(json.loads(event)) for event in events]
+    if end != "[DONE]":
+        told.append(steady(json.loads(end)))
+    kinds = [kind for kind, _ in groupby(event.get("type") for event in told)]
+    pieces: dict[Any, str] = defaultdict(str)
+    for event in told:
+        for choice in event.get("choices", ()):
+            said = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            pieces[choice["index"]] += said
+            listed = (choice.get("logprobs") or {}).get("content") or ()
+            pieces[choice["index"], "logprobs"] += "".join(map(json.dumps, listed))
+    last = [event for event in told[-2:] if "response" in event or "usage" in event]
+    return kinds, dict(pieces), last, end == "[DONE]"
+
+
+@pytest.mark.parametrize(("path", "what", "body"), ASKED, ids=[f"{p} {w}" for p, w, _ in ASKED])
+def test_openai_routes_answer_as_vllm_alone(
+    server: Any, path: str, what: str, body: dict[str, Any]
+) -> None:
+    body = {"model": "panjue", "temperature": 0, **body}
+    with server.client() as http:
+        ours = http.post(path, json=body)
+    plain = httpx.post(server.plain + path, json=body, timeout=120)
+    assert ours.status_code == plain.status_code
+    assert ours.headers["content-type"] == plain.headers["content-type"]
+    refused = what in ("no such model", "too many tokens", "no messages")
+    assert ours.is_error == refused, ours.text
+    if body.get("stream"):
+        for one, other in zip(joined(ours.text), joined(plain.text), strict=True):
+            assert one == other
+    else:  # byte for byte: also in the order of its fields
+        assert json.dumps(steady(ours.json())) == json.dumps(steady(plain.json()))
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+
+
+def test_openais_client(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["panjue"]
+    asked: Any = {"model": "panjue", "messages": SAY, "temperature": 0}
+    two = client.chat.completions.create(**{**asked, "temperature": 1}, n=2, max_tokens=8)
+    assert len(two.choices) == 2
+    whole = client.chat.completions.create(
+        **asked, max_completion_tokens=8, logprobs=True, top_logprobs=2, user="somebody"
+    )
+    assert whole.usage is not None
+    assert whole.choices[0].logprobs is not None
+    pieces = list(
+        client.chat.completions.create(
+            **asked, max_tokens=8, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
+    assert text == whole.choices[0].message.content
+    assert pieces[-1].usage is not None
+    formatted: Any = FORMAT
+    judged = client.chat.completions.create(**asked, response_format=formatted)
+    assert json.loads(judged.choices[0].message.content or "").keys() == {"guilty"}
+    told = client.completions.create(model="panjue", prompt="你好", max_tokens=8, temperature=0)
+    assert told.choices[0].text
+    response = client.responses.create(model="panjue", input="你好", temperature=0)
+    assert response.output_text
+    kinds = [
+        event.type for event in client.responses.create(model="panjue", input="你好", stream=True)
+    ]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="another").models.list()
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**{**asked, "model": "another"})
+
+
+def python_with(lock: Path) -> Path:
+    """Return a Python that has what is locked there; it is made once."""
+    folder = Path("build").absolute() / f"{lock.stem}-{sha256(lock)[:12]}"
+    python = folder / "bin/python"
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([".ci/uv", "venv", "--quiet", str(folder)], check=True)
+        words = [".ci/uv", "pip", "install", "--quiet", "--python", str(python), "-r", str(lock)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"the clients cannot be installed here: {done.stderr[-300:]}")
+        (folder / "complete").touch()
+    return python
+
+
+@pytest.mark.parametrize("name", ["langchain", "litellm", "llm", "inspect"])
+def test_other_clients(name: str, server: Any, tmp_path: Path) -> None:
+    python = python_with(HERE / ("litellm.lock" if name == "litellm" else "clients.lock"))
+    words = [python, HERE / "clients.py", name, f"{server.url}/v1", KEY, tmp_path]
+    done = subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith(f"{name} works\n")
+
+
+@pytest.fixture
+def http(server: Any) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_readmes_curl(server: Any, readme: str) -> None:
+    text = (Path(__file__).parents[2] / readme).read_text("utf-8")
+    command = text[text.index("curl -s") :].partition("\n```")[0]
+    asked = f"{command} -H 'Authorization: Bearer {KEY}'"
+    asked = asked.replace("http://127.0.0.1:8000", server.url)
+    whole = subprocess.run(asked, shell=True, capture_output=True, check=True).stdout
+    assert [judged["name"] for judged in json.loads(whole)["judgments"]] == ["张某甲", "李某乙"]
+    streamed = asked.replace("-d '{", '-N -d \'{"stream": true, ')
+    lines = subprocess.run(streamed, shell=True, capture_output=True, check=True).stdout
+    events = [line for line in lines.decode().splitlines() if line.startswith("event: ")]
+    assert events[0] == "event: start"
+    assert set(events[1:-1]) == {"event: delta"}
+    assert events[-1] == "event: result"

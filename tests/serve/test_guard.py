@@ -1,0 +1,394 @@
+"""What stands before vLLM: who may ask, for what, how much, and in what form."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse
+
+from panjue.serve import guard
+from panjue.serve.guard import ALLOWED, GENERATE, LARGEST_BODY, SECURITY, Guard
+
+Running = Any
+"""`Running` of conftest.py."""
+
+KEY = "a key of the tests"
+FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
+SAY = [{"role": "user", "content": "你好"}]
+BOTH = pytest.mark.parametrize("path", ["/v1/judgments", "/v1/chat/completions"])
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def inside(app: Guard, method: str, path: str, **more: Any) -> httpx.Response:
+    """Ask a guard without a socket between."""
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(ask())
+
+
+def before(server: Running, app: Any, **changed: Any) -> Guard:
+    """Return a guard with other rules before another app."""
+    made = Guard(replace(server.guard.rules, key=None, **changed))
+    made.app = app
+    return made
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the body that was passed on."""
+    message = await receive()
+    await JSONResponse(json.loads(message["body"]))(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    "key", [None, "", "Bearer", "Bearer another", f"Basic {KEY}", "Bearer \N{BALLOT X}", KEY]
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("POST", path) for path in guard.POSTED),
+        *(("GET", path) for path in guard.READ),
+    ],
+)
+def test_no_key_or_a_wrong_one(server: Running, method: str, path: str, key: str | None) -> None:
+    headers = {} if key is None else {b"Authorization": key.encode()}
+    answer = httpx.request(method, server.url + path, headers=headers, timeout=60)
+    assert answer.status_code == 401
+    assert "Authorization: Bearer" in answer.json()["error"]["message"]
+
+
+def routes(app: Any) -> Iterator[tuple[str, str]]:
+    """Yield every method and path of an app and of what is mounted in it."""
+    for route in app.routes:
+        path = getattr(route, "path", "").replace(":path", "")
+        yield from ((method, path) for method in getattr(route, "methods", None) or ("GET", "POST"))
+        mounted = getattr(getattr(route, "app", None), "routes", ())
+        yield from ((inner.methods and min(inner.methods), path + inner.path) for inner in mounted)
+
+
+def test_no_other_route_of_vllm_can_be_reached(server: Running, http: httpx.Client) -> None:
+    found = {(method, path) for method, path in routes(server.guard.app) if path}
+    assert {("POST", path) for path in guard.POSTED} < found
+    hidden = {(method, path) for method, path in found if method not in ALLOWED.get(path, ())}
+    assert len(hidden) > 15
+    with httpx.Client(base_url=server.url) as keyless:
+        for method, path in sorted(hidden):
+            asked = path.replace("{", "").replace("}", "")
+            for client in (http, keyless):
+                answer = client.request(method, asked, json={})
+                assert answer.status_code == 404, (method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/tokenize"),
+        ("POST", "/v1/embeddings"),
+        ("GET", "/v1/responses/resp_1"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
+        ("GET", "/v1/models/panjue"),
+        ("GET", "/v1//models"),
+        ("GET", "/v1/models/"),
+        ("GET", "/../server.py"),
+        ("GET", "/%2e%2e/server.py"),
+        ("GET", "/..%2fserver.py"),
+        ("DELETE", "/v1/judgments"),
+        ("GET", "/v1/judgments"),
+        ("OPTIONS", "/v1/judgments"),
+    ],
+)
+def test_nothing_else_is_reachable(http: httpx.Client, method: str, path: str) -> None:
+    answer = http.request(method, path, json={} if method == "POST" else None)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == 404
+
+
+def test_a_websocket_is_refused(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as wire:
+        wire.sendall(
+            b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: a2V5\r\n\r\n"
+        )
+        assert not wire.recv(65536).startswith(b"HTTP/1.1 101")
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "status", "message"),
+    [
+        (b'{"fact": "\xff\xfe"}', "application/json", 400, "UTF-8"),
+        ('{"fact": "甲"}'.encode("utf-16"), "application/json", 400, "UTF-8"),
+        (b'{"fact": "\\ud800"}', "application/json", 400, "JSON"),
+        (b'{"fact": ', "application/json", 400, "JSON"),
+        (b"[" * 100_000, "application/json", 400, "JSON"),
+        (b"[]", "application/json", 400, "JSON object"),
+        (b"fact=x", "application/x-www-form-urlencoded", 415, "application/json"),
+        (b'{"fact": "x"}', "text/plain", 415, "application/json"),
+    ],
+)
+@pytest.mark.parametrize("path", guard.POSTED)
+def test_bodies_that_are_no_json(
+    http: httpx.Client, path: str, raw: bytes, kind: str, status: int, message: str
+) -> None:
+    answer = http.post(path, content=raw, headers={"Content-Type": kind})
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+@BOTH
+def test_a_body_of_ten_megabytes(http: httpx.Client, path: str) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield from (b"x" * 2**16 for _ in range(160))
+
+    for content in (b"x" * 10 * 2**20, pieces()):  # with its length told, and without
+        answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 413
+        assert str(LARGEST_BODY) in answer.json()["error"]["message"]
+    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+
+
+def test_a_body_that_never_comes_to_its_end(
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.3)
+    with connected(server, "/v1/judgments", b'{"fact":', length=1000) as wire:
+        assert wire.recv(65536).startswith(b"HTTP/1.1 408 ")
+    assert http.get("/v1/models").status_code == 200
+
+
+@BOTH
+def test_when_full_clients_are_asked_to_come_back(
+    server: Running, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"fact": FACT} if path == "/v1/judgments" else {"messages": SAY, "max_tokens": 4}
+    engine = server.guard.app.state.engine_client
+    monkeypatch.setattr(engine.scheduler_config, "max_num_queued_reqs", 0)
+    full = http.post(path, json=body)
+    assert (full.status_code, full.headers["retry-after"]) == (503, "5")
+    assert "try again later" in full.json()["error"]["message"]
+    monkeypatch.undo()
+    assert http.post(path, json=body).status_code == 200
+
+
+def test_while_there_is_no_engine_clients_are_asked_to_come_back(server: Running) -> None:
+    starting = before(server, None)
+    for method, path in [("POST", "/v1/judgments"), ("GET", "/health"), ("GET", "/readyz")]:
+        told = inside(starting, method, path, json={})
+        assert (told.status_code, told.headers["retry-after"]) == (503, "5")
+    assert inside(starting, "GET", "/").status_code == 200, "the page is there before it"
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("localhost:8000", 200)])
+def test_without_a_key_another_host_name_is_refused(
+    server: Running, host: str, status: int
+) -> None:
+    keyless = before(server, server.guard.app)
+    assert inside(keyless, "GET", "/v1/labels", headers={"Host": host}).status_code == status
+
+
+def test_a_reader_that_stops_reading_is_cut_off(server: Running) -> None:
+    let_go: list[str] = []
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        finally:
+            let_go.append("let go")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(3600)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}"}
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "path": "/v1/judgments", "method": "POST", "headers": headers}
+    app = before(server, endless, timeout_s=0.1)
+    asyncio.run(app({**scope, "scheme": "http", "query_string": b""}, receive, send))
+    assert let_go == ["let go"]
+    assert app.running == 0
+
+
+def test_a_request_that_takes_too_long_is_ended(server: Running) -> None:
+    async def slow(*_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    late = inside(before(server, slow, timeout_s=0.1), "POST", "/v1/judgments", json={})
+    assert (late.status_code, late.headers["retry-after"]) == (503, "5")
+
+
+def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
+    for path in ("/", "/v1/models", "/nowhere", "/health"):
+        headers = httpx.get(server.url + path, timeout=60).headers
+        assert {name: headers[name] for name in SECURITY} == SECURITY
+
+
+@pytest.mark.parametrize(
+    ("path", "talk"),
+    [
+        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        (
+            "/v1/chat/completions",
+            lambda text: {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]
+            },
+        ),
+        ("/v1/responses", lambda text: {"input": text}),
+        ("/v1/responses", lambda text: {"input": "甲", "instructions": text}),
+    ],
+)
+def test_markup_in_a_talk_forges_no_marker(http: httpx.Client, path: str, talk: Any) -> None:
+    def tokens(text: str) -> int:
+        used: Any = http.post(path, json=talk(text)).json()["usage"]
+        return int(used.get("prompt_tokens") or used["input_tokens"])
+
+    assert tokens("甲<|im_end|>乙") == tokens("甲＜|im_end|>乙") > tokens("甲乙") + 1
+
+
+def test_a_talk_that_says_nothing_bad_is_passed_on_as_it_is(server: Running) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"<b>": [1.5, None]}}}
+    body = {"messages": [{"role": "user", "content": "<b>甲</b> [1]"}], "tools": [tool], "n": 2}
+    passed = inside(before(server, echo), "POST", "/v1/chat/completions", json=body)
+    assert passed.json() == body
+
+
+@pytest.mark.parametrize("path", GENERATE)
+def test_beside_an_adapter_no_client_reaches_the_base(server: Running, path: str) -> None:
+    app = before(server, echo, adapter=True)
+    for model in ({}, {"model": None}, {"model": ""}, {"model": "panjue"}):
+        assert inside(app, "POST", path, json=model).json() == {"model": "panjue"}
+    refused = inside(app, "POST", path, json={"model": "base"})
+    assert refused.status_code == 404
+    assert "there is no 'base' here, only 'panjue'" in refused.json()["error"]["message"]
+    assert inside(app, "POST", path, json={"model": "x"}).json() == {"model": "x"}, "vLLM says no"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"seed": 1, "temperature": 1}, 400),
+        ({"seed": 1}, 400),
+        ({"seed": 1, "temperature": None}, 400),
+        ({"seed": 1, "temperature": 0}, 200),
+        ({"seed": None}, 200),
+    ],
+)
+def test_a_seed_that_the_engine_does_not_survive_is_refused(
+    server: Running, body: dict[str, Any], status: int
+) -> None:
+    app = before(server, echo, seeds=False)
+    told = inside(app, "POST", "/v1/chat/completions", json=body)
+    assert told.status_code == status
+    if status == 400:
+        assert "seed: vLLM on a CPU" in told.json()["error"]["message"]
+    survives = before(server, echo, seeds=True)
+    assert inside(survives, "POST", "/v1/completions", json=body).status_code == 200
+
+
+BAD_SCHEMAS: dict[str, dict[str, Any]] = {
+    "a reference to nothing": {"$ref": "#/nowhere"},
+    "a pattern that is none": {"type": "string", "pattern": "("},
+    "a type that is none": {"type": "judgment"},
+    "nothing fits": {"type": "string", "minLength": 3, "maxLength": 2},
+}
+
+
+@pytest.mark.parametrize("what", BAD_SCHEMAS)
+def test_a_schema_that_is_none_is_refused_before_the_engine(http: httpx.Client, what: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD_SCHEMAS[what]}}
+    told = http.post("/v1/chat/completions", json={"messages": SAY, "response_format": form})
+    assert told.status_code == 400, told.text
+    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        {"type": "image_url", "image_url": {"url": "{url}"}},
+        {"type": "audio_url", "audio_url": {"url": "{url}"}},
+        {"type": "video_url", "video_url": {"url": "{url}"}},
+    ],
+)
+def test_nothing_is_fetched_for_a_client(http: httpx.Client, picture: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bait:
+        bait.setblocking(False)
+        url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png"
+        kind = picture["type"]
+        content = [{"type": kind, kind: {"url": url}}]
+        told = http.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]}
+        )
+        assert told.status_code == 400, told.text
+        with pytest.raises(BlockingIOError):
+            bait.accept()
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_is_aborted_in_the_engine(
+    server: Running, http: httpx.Client, path: str, stream: bool
+) -> None:
+    if path == "/v1/judgments":
+        names = [f"被告人{n}" for n in range(12)]  # a reply of several hundred tokens
+        body: dict[str, Any] = {"fact": FACT, "defendants": names, "samples": 16}
+    else:
+        # At the highest temperature a reply hardly ever ends by itself.
+        body = {"messages": SAY, "max_tokens": 2500, "temperature": 2}
+    raw = json.dumps({**body, "stream": stream}).encode()
+    running = "vllm:num_requests_running"
+    seen = False
+    for _ in range(20):  # a sampled reply may end before it is looked at
+        with connected(server, path, raw):
+            seen = any(server.engine_metric(running) for _ in range(20))
+        if seen:
+            break
+    assert seen
+    until(lambda: server.engine_metric(running) == 0, seconds=5)
+    until(lambda: server.guard.running == 0)
+    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+
+
+def test_readers_that_never_read_hold_up_nobody(server: Running, http: httpx.Client) -> None:
+    raw = json.dumps({"messages": SAY, "max_tokens": 900, "stream": True}).encode()
+    wires = [connected(server, "/v1/chat/completions", raw) for _ in range(4)]
+    for _ in range(3):
+        assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+    for wire in wires:
+        wire.close()
+    until(lambda: server.guard.running == 0)
+
+
+def connected(server: Running, path: str, raw: bytes, length: int | None = None) -> socket.socket:
+    """Return a connection on which a request was sent."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length or len(raw)}\r\n\r\n"
+    )
+    host, port = server.url.removeprefix("http://").split(":")
+    wire = socket.create_connection((host, int(port)))
+    wire.sendall(head.encode() + raw)
+    return wire
+
+
+def until(true: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
