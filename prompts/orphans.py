@@ -47,7 +47,7 @@ def _wait_for_end(parent: int, first: int) -> None:
 
 
 def _lives(process: int) -> bool:
-    with suppress(ProcessLookupError):
+    with suppress(OSError):  # gone, or its number is somebody else's by now
         os.kill(process, 0)
         return True
     return False

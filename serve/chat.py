@@ -161,7 +161,7 @@ async def speaker(asked: Asked, err: Console) -> AsyncIterator[tuple[Ask, Mappin
     """
     async with client(asked) as http:
         found = await http.get("labels")
-        told = checked(found) if found.status_code == 401 else parsed(found)
+        told = checked(found) if found.status_code in (401, 503) else parsed(found)
         if isinstance(told, dict) and "task" in told:
             if told["task"] != asked.task:
                 raise UserError(f"{asked.url}: answers {told['task']!r}; say --task {told['task']}")

@@ -85,7 +85,7 @@ class Endpoint:
             limits=httpx.Limits(max_connections=None),
         )
         self._key = keys[0]
-        self.runner, self._failed = asyncio.Runner(), asyncio.Event()
+        self.runner, self._failed, self._asking = asyncio.Runner(), asyncio.Event(), 0
 
     def close(self) -> None:
         """Ask no more."""
@@ -128,14 +128,20 @@ class Endpoint:
             UserError: It fails again and again; what still runs is then not tried again either.
         """
         body, patience = self._body(request), Patience(self._place, self._key)
-        while True:
-            try:
-                if grow is not quiet:
-                    return await self._grown(body, grow)
-                response = await self._client.post(self._place, json=body)
-                return _refused(response) or _told(response.raise_for_status().json())
-            except FAILURES as error:
-                await self._pause(patience, error)
+        self._asking += 1
+        try:
+            while True:
+                try:
+                    if grow is not quiet:
+                        return await self._grown(body, grow)
+                    response = await self._client.post(self._place, json=body)
+                    return _refused(response) or _told(response.raise_for_status().json())
+                except FAILURES as error:
+                    await self._pause(patience, error)
+        finally:
+            self._asking -= 1
+            if not self._asking:  # who asks next has patience again
+                self._failed.clear()
 
     async def _grown(self, body: dict[str, Any], grow: Grow) -> Told:
         """Return one streamed reply.
@@ -161,6 +167,8 @@ class Endpoint:
                         text += piece
                         grow(piece)
                         end = choice.get("finish_reason") or end
+                if end is None:
+                    raise ValueError("it never said why it ended")
                 choice = {"message": {"content": text}, "finish_reason": end}
                 return _told({"choices": [choice]})
             except FAILURES as error:

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from pydantic import ValidationError
+
 from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
 from panjue.prompts.orphans import starting_engine
@@ -20,7 +22,7 @@ from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm.config import StructuredOutputsConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMError, VLLMValidationError
@@ -38,6 +40,7 @@ __all__ = [  # all of vLLM that panjue uses is imported here: what is set above 
     "AsyncEngineArgs",
     "CompletionOutput",
     "Engine",
+    "EngineDeadError",
     "FlexibleArgumentParser",
     "LoRAModulePath",
     "RequestOutput",
@@ -52,8 +55,10 @@ __all__ = [  # all of vLLM that panjue uses is imported here: what is set above 
     "init_app_state",
     "make_arg_parser",
     "on_cpu",
+    "ready",
     "start",
     "told",
+    "validate_parsed_serve_args",
     "with_cancellation",
 ]
 
@@ -61,7 +66,7 @@ CALL_S = 60.0
 """How long an engine may take to answer a call that is no request."""
 
 ENDED = (
-    "engine: its process has ended, what it printed above may say why; where memory was short, "
+    "engine: its process has ended or hangs, what it printed may say why; where memory was short, "
     "lower engine.gpu_memory_utilization or, on a CPU, VLLM_CPU_KVCACHE_SPACE. "
     "What is answered is kept, the same command goes on"
 )
@@ -191,20 +196,36 @@ def told() -> Iterator[None]:
     """Turn what vLLM raises where it cannot start into a UserError."""
     try:
         yield
-    except (ValueError, TypeError, VLLMValidationError, ZMQError) as error:
-        # ZMQError: its sockets cannot be made, in a TMPDIR with a long name, say
-        raise UserError(f"engine: {str(error).splitlines()[0]}") from None
     except EngineDeadError:
         raise UserError(ENDED) from None
+    except ValidationError as error:  # pydantic's, of vLLM's settings
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"engine: {place}: {first['msg']}".replace(": : ", ": ")) from None
+    except (ValueError, TypeError, KeyError, OSError, VLLMValidationError, ZMQError) as error:
+        # ZMQError: its sockets cannot be made, in a TMPDIR with a long name, say
+        raise UserError(f"engine: {(str(error) or type(error).__name__).splitlines()[0]}") from None
     except RuntimeError as error:  # of its process, which has printed why
         why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
-        raise UserError(f"engine: {str(error).splitlines()[0]} {why}") from None
+        raise UserError(f"engine: {str(error).splitlines()[0]}; {why}") from None
 
 
 async def _started(args: AsyncEngineArgs) -> Unbroken:
     # As vLLM's own class for offline use: its defaults are for many requests at once.
-    llm = start(args, UsageContext.LLM_CLASS)
-    await answered(llm, llm.get_supported_tasks())  # every request asks this; it is remembered
+    return await ready(start(args, UsageContext.LLM_CLASS))
+
+
+async def ready(llm: Unbroken) -> Unbroken:
+    """Return an engine when it has answered for the first time; end it where it does not.
+
+    Raises:
+        UserError: It does not.
+    """
+    try:
+        await answered(llm, llm.get_supported_tasks())  # every request asks this; it is remembered
+    except BaseException:
+        llm.shutdown()
+        raise
     return llm
 
 

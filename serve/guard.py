@@ -38,8 +38,15 @@ ALLOWED = {
 }
 """Path -> methods. Nothing else of vLLM can be reached, whatever routes it has."""
 
-TALK = ("messages", "input", "instructions", "tools", "documents")
-"""What of a request's body becomes a part of the prompt: text of a case is no markup there."""
+TALK = (
+    *("messages", "input", "instructions", "previous_input_messages", "documents"),
+    *("tools", "tool_choice", "response_format", "text", "chat_template_kwargs"),
+)
+"""What of a request's body a chat template may put into the prompt: text of a case is no markup
+there. The `prompt` of completions is token for token the client's."""
+
+BETWEEN_SERVERS = ("kv_transfer_params", "ec_transfer_params")
+"""What vLLM's servers tell one another; `prompt_token_ids` in there would replace the prompt."""
 
 LARGEST_BODY = 2**18
 """Bytes of a request's body that are read: some 80,000 characters."""
@@ -48,6 +55,9 @@ LARGEST_DISCARD = 2**26
 """Bytes that are thrown away, so that a client gets to read why its body was refused."""
 
 BODY_TIMEOUT_S = 30.0
+GRACE_S = 1.0
+"""How long vLLM may take to let go of a request that takes too long."""
+
 
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'",
@@ -91,6 +101,7 @@ class Rules:
         local: Whether only this machine can connect.
         adapter: Whether an adapter answers beside its base, which no client reaches.
         seeds: Whether the engine survives a seed per request.
+        in_flight: Requests that are answered at once; clients beyond are asked to come back.
         timeout_s: The longest that one request may take, a slow reader's included.
     """
 
@@ -99,6 +110,7 @@ class Rules:
     local: bool = True
     adapter: bool = False
     seeds: bool = True
+    in_flight: int = 256
     timeout_s: float = 600
 
 
@@ -121,16 +133,24 @@ class Guard:
         if scope["type"] != "http":
             return  # there are no websockets here: unanswered, uvicorn refuses them
         answer = Answer(send)
+        passing = asyncio.create_task(self._pass_on(scope, receive, answer))
         try:
-            async with asyncio.timeout(self.rules.timeout_s):
-                await self._pass_on(scope, receive, answer)
-        except TimeoutError:
-            if not answer.begun:  # else a reader that stops reading is cut off
-                await Problem(503, "this took too long; try again").send(answer.send)
+            await asyncio.wait([passing], timeout=self.rules.timeout_s)
+            if not passing.done():
+                # To vLLM this is a client that hung up: cancelled, its handlers leave the request
+                # in the engine. What has begun is cut off, a reader that does not read as well.
+                answer.is_late.set()
+                await asyncio.wait([passing], timeout=GRACE_S)
+                if not answer.begun:
+                    await Problem(503, "this took too long; try again").send(answer.send_late)
+            else:
+                passing.result()
         except Problem as problem:
             await problem.send(answer.send)
         except ClientDisconnect:
             pass
+        finally:
+            passing.cancel()
 
     async def _pass_on(self, scope: Scope, receive: Receive, answer: "Answer") -> None:
         path, method = scope["path"], scope["method"]
@@ -143,6 +163,8 @@ class Guard:
             self._authorize(scope)
         if self.app is None:
             raise Problem(503, "the engine is not ready; try again")
+        if path in POSTED and self.running >= self.rules.in_flight:
+            raise Problem(503, "too many requests at once; try again")
         if path not in POSTED:
             await self.app(scope, receive, answer.send)
             return
@@ -150,7 +172,7 @@ class Guard:
         raw = json.dumps(body, ensure_ascii=False).encode()
         self.running += 1
         try:
-            await self.app(scope, again(raw, receive), answer.send)
+            await self.app(scope, answer.again(raw, receive), answer.send)
         finally:
             self.running -= 1
 
@@ -164,9 +186,10 @@ class Guard:
     def _authorize(self, scope: Scope) -> None:
         if self.rules.key is None:
             # A page elsewhere must not reach us under a name that it points here.
-            if self.rules.local and URL(scope=scope).hostname not in LOOPBACK:
-                raise Problem(400, "without a key, ask by the name localhost or 127.0.0.1")
-            return
+            with suppress(ValueError):  # of a Host that is no name
+                if not self.rules.local or URL(scope=scope).hostname in LOOPBACK:
+                    return
+            raise Problem(400, "without a key, ask by the name localhost or 127.0.0.1")
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         # As bytes: compare_digest refuses text that is not ASCII.
         same = hmac.compare_digest(given.strip().encode(), self.rules.key.encode())
@@ -182,6 +205,8 @@ class Guard:
         """
         if path not in GENERATE:
             return body
+        if between := next((name for name in BETWEEN_SERVERS if body.get(name)), None):
+            raise Problem(400, f"{between}: is not taken here")
         if self.rules.adapter:  # beside which vLLM answers as its base, to who names no model too
             if body.get("model") == BASE:
                 raise Problem(404, f"model: there is no {BASE!r} here, only {NAME!r}")
@@ -200,7 +225,12 @@ class Guard:
         if isinstance(part, list):
             return [self._shielded(one) for one in part]
         if isinstance(part, dict):
-            return {self._shielded(name): self._shielded(one) for name, one in part.items()}
+            made = {self._shielded(name): self._shielded(one) for name, one in part.items()}
+            if isinstance(part.get("arguments"), str):  # JSON, which vLLM reads: `\u003c` is a `<`
+                with suppress(ValueError):
+                    read = self._shielded(from_json(part["arguments"]))
+                    made["arguments"] = json.dumps(read, ensure_ascii=False)
+            return made
         return part
 
 
@@ -243,29 +273,46 @@ async def _body(receive: Receive) -> bytes:
     return bytes(body)
 
 
-def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body which was read already, and then what comes after it."""
-    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def after() -> Message:
-        return given.pop() if given else await receive()
-
-    return after
-
-
 class Answer:
     """What is sent to one client.
 
     Attributes:
         begun: Whether something was.
+        is_late: Whether it took too long: what comes now is not sent.
     """
 
     def __init__(self, send: Send) -> None:
         """Begin with nothing sent."""
-        self._send, self.begun = send, False
+        self._send, self.begun, self.is_late = send, False, asyncio.Event()
+
+    def again(self, body: bytes, receive: Receive) -> Receive:
+        """Return a `receive` that gives a body which was read already, and then what comes after.
+
+        That is a hung up client, too, when the answer is late.
+        """
+        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def after() -> Message:
+            if given:
+                return given.pop()
+            coming = asyncio.ensure_future(receive())
+            late = asyncio.ensure_future(self.is_late.wait())
+            try:
+                await asyncio.wait((coming, late), return_when=asyncio.FIRST_COMPLETED)
+                return coming.result() if coming.done() else {"type": "http.disconnect"}
+            finally:
+                coming.cancel()
+                late.cancel()
+
+        return after
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the headers that every answer has."""
+        """Send a part of the answer, unless it is late."""
+        if not self.is_late.is_set():
+            await self.send_late(message)
+
+    async def send_late(self, message: Message) -> None:
+        """Send a part of an answer, with the headers that every answer has."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.update(SECURITY)

@@ -9,10 +9,9 @@ from panjue.eval.decide import Decider
 from panjue.prompts.errors import UserError
 from panjue.prompts.task import Example, Task, first_reply
 from panjue.serve.ask import Asker
-from panjue.serve.engine import Engine
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import row
-from panjue.serve.source import Grow, Question, quiet, requests
+from panjue.serve.source import Grow, Question, Source, quiet, requests
 
 T = TypeVar("T")
 
@@ -20,23 +19,15 @@ T = TypeVar("T")
 class Judge:
     """Answers examples, any number at a time."""
 
-    def __init__(self, asker: Asker, decider: Decider | None, engine: Engine) -> None:
+    def __init__(self, asker: Asker, decider: Decider | None, source: Source[Any]) -> None:
         """Take what makes questions, what decides (None for tasks without), and what answers."""
-        self.asker, self._decider, self._engine = asker, decider, engine
+        self.asker, self._decider, self._source = asker, decider, source
         self._numbers = count()
 
     @property
     def task(self) -> Task:
         """Return the task that is served."""
         return self.asker.task
-
-    def check_admission(self, replies: int) -> None:
-        """Refuse a case before the work that it takes, where its replies have no place now.
-
-        Raises:
-            QueueOverflowError: There are too many at once.
-        """
-        self._engine.llm.check_admission(replies)
 
     async def question(self, example: Example) -> Question:
         """Return what to ask; made in a thread, since a long case takes a while to fit.
@@ -52,12 +43,12 @@ class Judge:
         """Return the answer as the endpoint gives it; `grow` gets the greedy reply as it comes.
 
         Raises:
-            UserError: There is none, for the engine's sake.
+            UserError: There is none: what answers has failed.
         """
         turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
         turns += [{"logprobs": WAYS, "n": samples, "temperature": 1.0}] if samples else []
         first, *further = requests(next(self._numbers), question, turns)
-        asked = (self._engine.ask(first, grow), *map(self._engine.ask, further))
+        asked = (self._source.ask(first, grow), *map(self._source.ask, further))
         outputs = await together(*asked)
         made = row(list(zip((first, *further), outputs, strict=True)), self.asker.tokenizer)
         if "refused" in made:
@@ -97,8 +88,9 @@ class Judge:
         """Return the answer, how sure it is, and what was mended in the first reply."""
         decoded = self.task.decode(first_reply(made), example, self.asker.labels)
         answer, sure = decoded.answer, {}
-        if self._decider:
-            decision = self._decider.decide(example, made, echo=len(made["texts"]) == 1)
+        is_one = len(made["texts"]) == 1
+        if self._decider and (made["forks"] or not is_one):  # one reply of an endpoint says nothing
+            decision = self._decider.decide(example, made, echo=is_one)
             answer = decision.answer
             sure = {"confidence": decision.confidence, "probabilities": decision.classes}
         submission = self.task.submission(example, answer)

@@ -41,9 +41,12 @@ class Case(BaseModel):
 class Judgments:
     """The routes."""
 
-    def __init__(self, judge: Judge, task: str, law: Mapping[str, str]) -> None:
-        """Take what answers cases of the task, and the texts of articles to show beside them."""
-        self._judge, self._task, self._law = judge, task, law
+    def __init__(self, judge: Judge, task: str, law: Mapping[str, str], in_flight: int) -> None:
+        """Take what answers cases of a task, and the texts of articles to show beside them.
+
+        No case takes more than `in_flight` replies.
+        """
+        self._judge, self._task, self._law, self._in_flight = judge, task, law, in_flight
 
     def attach(self, app: FastAPI) -> None:
         """Add the routes to an app."""
@@ -71,7 +74,8 @@ class Judgments:
         Raises:
             Problem: It cannot be asked, or the engine is ending.
         """
-        self._judge.check_admission(1 + case.samples)  # before the work that a case takes
+        if 1 + case.samples > self._in_flight:
+            raise Problem(400, f"samples: this server writes {self._in_flight} replies at once")
         example = await asyncio.to_thread(self._example, case)
         try:
             question = await self._judge.question(example)

@@ -177,7 +177,7 @@ def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed at it"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
-    forked = request.sampling.get("logprobs") == WAYS
+    forked = request.sampling.get("logprobs") == WAYS and replies[0].logprobs is not None
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],

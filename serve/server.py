@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -31,9 +32,11 @@ from panjue.prompts.law import read_law
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
+from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import (
     AsyncEngineArgs,
     Engine,
+    EngineDeadError,
     FlexibleArgumentParser,
     LoRAModulePath,
     Unbroken,
@@ -44,8 +47,10 @@ from panjue.serve.engine import (
     init_app_state,
     make_arg_parser,
     on_cpu,
+    ready,
     start,
     told,
+    validate_parsed_serve_args,
 )
 from panjue.serve.guard import Guard, Rules
 from panjue.serve.judge import Judge
@@ -54,6 +59,7 @@ from panjue.serve.settings import (
     BASE,
     LOOPBACK,
     NAME,
+    OF_PLAIN_VLLM,
     OF_VLLMS_SERVER,
     SERVER_OURS,
     ServeConfig,
@@ -61,11 +67,15 @@ from panjue.serve.settings import (
     server_key,
     trained_folder,
 )
+from panjue.serve.source import Source
 from panjue.serve.trained import Served, served_model
 
 PROGRESS_S = 5.0
 WATCH_S = 1.0
 IDLE_S = 5.0
+LAST_WORDS = 2**16
+"""Bytes of the log that may say why an engine ended that was up."""
+
 LONGEST_PAUSE_S = 60.0
 
 Say = Callable[[str], None]
@@ -84,6 +94,8 @@ def serve(config: ServeConfig) -> None:
     """
     console = Console(soft_wrap=True, highlight=False)
     key = server_key(config.host)
+    for name in OF_PLAIN_VLLM:
+        os.environ.pop(name, None)
     check_ours("engine", config.engine, SERVER_OURS)
     known = [*(f.name for f in fields(AsyncEngineArgs)), *OF_VLLMS_SERVER]
     check_known("engine", config.engine, known)
@@ -166,6 +178,11 @@ class Service:
         """Return the file with the engine's output."""
         return self.config.run / "engine.log"
 
+    def routes(self, source: Source[Any]) -> Judgments:
+        """Return our routes over what answers."""
+        judge = Judge(self.asker, self.decider, source)
+        return Judgments(judge, self.config.task, self.law, self.config.in_flight)
+
 
 def make_service(config: ServeConfig) -> Service:
     """Read what is served, and merge it if need be; the engine is not started yet."""
@@ -175,8 +192,9 @@ def make_service(config: ServeConfig) -> Service:
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
     texts = read_law(config.law) if config.law else {}
-    served = served_model(trained, config.adapter, config.base)
-    fitted = None if config.adapter == "none" else trained
+    adapter = "none" if config.endpoint else config.adapter
+    served = served_model(trained, adapter, config.base)
+    fitted = None if adapter == "none" else trained
     return Service(
         config,
         Asker(task, labels, served.model, max_tokens),
@@ -195,6 +213,7 @@ def rules(config: ServeConfig, service: Service, key: str | None) -> Rules:
         adapter=service.served.adapter is not None,
         # A seed per request kills vLLM's engine on a CPU when a prefill is cut in pieces.
         seeds=not on_cpu(),
+        in_flight=config.in_flight,
         timeout_s=config.timeout_s,
     )
 
@@ -249,7 +268,10 @@ async def run(service: Service, guard: Guard, listener: socket.socket, console: 
     try:
         await asyncio.wait((engine, answering), return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
-        await answering
+        try:
+            await answering
+        except OSError as error:  # both of two that bind before they listen got the port
+            raise UserError(f"port {port}: {error.strerror}; set port=…") from None
         if engine.done():
             engine.result()
     finally:
@@ -283,43 +305,60 @@ class Lives:
         Raises:
             UserError: It never came up.
         """
+        if self._service.config.endpoint:
+            async with self._over_endpoint(self._service.config.endpoint) as self._guard.app:
+                on_ready("0 s")
+                await asyncio.Event().wait()
         pause, came_up = 1.0, False
         while True:
-            began, mark = time.monotonic(), self._service.log.stat().st_size
+            began, mark, is_up = time.monotonic(), size(self._service.log), False
             try:
-                async with self._app() as (app, llm):
-                    self._guard.app, came_up = app, True
+                async with self._over_engine() as (app, llm):
+                    self._guard.app, came_up, is_up = app, True, True
                     on_ready(f"{time.monotonic() - began:.0f} s")
                     await self._until_dead(llm)
-            except UserError as error:
-                why = complaint(self._service.log, mark) or str(error)
+            except Exception as error:
+                if not (came_up or isinstance(error, UserError)):
+                    raise
+                mark = max(0, size(self._service.log) - LAST_WORDS) if is_up else mark
+                printed = complaint(self._service.log, mark)
+                more = f" (all of it: {self._service.log})" if printed else ""
+                why = printed or str(error).removeprefix("engine: ")
                 if not came_up:
-                    raise UserError(f"engine: {why} (all of it: {self._service.log})") from None
+                    raise UserError(f"engine: {why}{more}") from None
             pause = 1.0 if time.monotonic() - began > 2 * LONGEST_PAUSE_S else pause
             say(f"the engine ended: {why}; starting it again in {pause:.0f} s")
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     @contextlib.asynccontextmanager
-    async def _app(self) -> AsyncIterator[tuple[FastAPI, Unbroken]]:
+    async def _over_endpoint(self, name: str) -> AsyncIterator[FastAPI]:
+        """Build an app of our routes alone, over a server that is none of ours."""
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        app.get("/health")(lambda: None)
+        async with contextlib.aclosing(Endpoint(name)) as endpoint:
+            self._service.routes(endpoint).attach(app)
+            yield app
+
+    @contextlib.asynccontextmanager
+    async def _over_engine(self) -> AsyncIterator[tuple[FastAPI, Unbroken]]:
         """Start an engine and build vLLM's app over it, with our routes; end both."""
-        service, args = self._service, arguments(self._service)
-        llm = await started(args)
+        with told():
+            args = arguments(self._service)
+            llm = await started(args)
         try:
-            tasks = await llm.get_supported_tasks()
-            app = build_app(args, tasks, llm.model_config)
-            # vLLM's handler of a dead engine's errors tells its server to end: we see to that.
-            app.state.server = SimpleNamespace()
-            await init_app_state(llm, app.state, args, tasks)
-            lora = app.state.openai_serving_models.lora_requests.get(NAME)
-            judge = Judge(service.asker, service.decider, Engine(llm, lora))
-            Judgments(judge, service.config.task, service.law).attach(app)
+            with told():
+                app = await vllms_app(llm, args)
+            models = app.state.openai_serving_models
+            lora = models.lora_requests[NAME] if self._service.served.adapter else None
+            self._service.routes(Engine(llm, lora)).attach(app)
             async with app.router.lifespan_context(app):
                 try:
                     yield app, llm
                 finally:
                     self._guard.app = None
-                    await self._guard.idle(IDLE_S)  # who asked is told that the engine died
+                    llm.output_processor.propagate_error(EngineDeadError())  # of one that hangs
+                    await self._guard.idle(IDLE_S)  # who asked is told
         finally:
             await asyncio.to_thread(llm.shutdown)
 
@@ -340,6 +379,9 @@ def arguments(service: Service) -> Namespace:
     given = {
         "max_num_queued_reqs": config.in_flight,
         "default_chat_template_kwargs": TEMPLATE_ARGS,
+        # Parts of a message that are joined with nothing between could spell a control token.
+        "chat_template_content_format": "string",
+        "allowed_media_domains": ["nothing.invalid"],  # nothing is fetched for a client
         **config.engine,
         **engine_settings(served, config.seed, service.asker.max_tokens),
         "model": str(served.model),
@@ -350,7 +392,9 @@ def arguments(service: Service) -> Namespace:
     if served.adapter:
         given["lora_modules"] = [LoRAModulePath(name=NAME, path=str(served.adapter))]
     defaults = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    return Namespace(**{**vars(defaults), **given})
+    args = Namespace(**{**vars(defaults), **given})
+    validate_parsed_serve_args(args)
+    return args
 
 
 async def started(args: Namespace) -> Unbroken:
@@ -359,17 +403,34 @@ async def started(args: Namespace) -> Unbroken:
     Raises:
         UserError: It does not start with these settings.
     """
-    with told():
-        engine_args = AsyncEngineArgs.from_cli_args(args)
-        context = UsageContext.OPENAI_API_SERVER
-        starting = asyncio.ensure_future(asyncio.to_thread(start, engine_args, context))
-        try:
-            llm = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await _ended(starting)
-            raise
-    await answered(llm, llm.get_supported_tasks())
-    return llm
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    context = UsageContext.OPENAI_API_SERVER
+    starting = asyncio.ensure_future(asyncio.to_thread(start, engine_args, context))
+    try:
+        llm = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _ended(starting)
+        raise
+    return await ready(llm)
+
+
+async def vllms_app(llm: Unbroken, args: Namespace) -> FastAPI:
+    """Return vLLM's own app over an engine."""
+    tasks = await llm.get_supported_tasks()
+    app: FastAPI = build_app(args, tasks, llm.model_config)
+    # vLLM's handler of a dead engine's errors tells its server to end: we see to that.
+    app.state.server = SimpleNamespace()
+    await answered(llm, init_app_state(llm, app.state, args, tasks))
+
+    async def models() -> dict[str, Any]:
+        # Not the base beside an adapter, nor where the model lies on disk.
+        listed = (await app.state.openai_serving_models.show_available_models()).model_dump()
+        mine = [{**card, "root": NAME, "parent": None} for card in listed["data"]]
+        return {**listed, "data": [card for card in mine if card["id"] == NAME]}
+
+    app.get("/v1/models")(models)
+    app.router.routes.insert(0, app.router.routes.pop())  # before vLLM's
+    return app
 
 
 async def _ended(starting: asyncio.Future[Unbroken]) -> None:
@@ -382,9 +443,15 @@ async def _ended(starting: asyncio.Future[Unbroken]) -> None:
         starting.result().shutdown()
 
 
+def size(log: Path) -> int:
+    """Return how long a log is; 0 where somebody has moved it away."""
+    return log.stat().st_size if log.exists() else 0
+
+
 def complaint(log: Path, mark: int) -> str:
     """Return the line of the engine's output behind `mark` that says best why it ended, if any."""
-    with log.open("rb") as file:
+    output = ""
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
         file.seek(mark)
         output = file.read().decode("utf-8", errors="replace")
     # The first error is the cause, later ones say that the engine did not start because of it.

@@ -99,6 +99,10 @@ OF_VLLMS_SERVER = (
 """Arguments of vLLM's own server, beside its engine's, that matter here."""
 
 
+OF_PLAIN_VLLM = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
+"""Environment variables of vLLM's server that would undo what ours sees to: key and model name."""
+
+
 def engine_arguments(max_tokens: int, seed: int) -> dict[str, Any]:
     """Return vLLM's arguments that offline decoding and the server must have alike."""
     return {
@@ -131,6 +135,8 @@ class EngineConfig(Config):
     """Replies in the engine at once. More wait; the server asks their clients to come back."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Passed to vLLM's engine as they are."""
+    endpoint: str | None = None
+    """URL#MODEL of an OpenAI-compatible server that answers instead of an engine of our own."""
 
 
 class GenerateConfig(EngineConfig):
@@ -148,8 +154,6 @@ class GenerateConfig(EngineConfig):
     """What a row of `test` does that is no case: stop the run, or be listed and left out."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """How an example of several calls is solved; what is not set is as it was in training."""
-    endpoint: str | None = None
-    """URL#MODEL of an OpenAI-compatible server that answers instead of an engine of our own."""
     held_out: bool = False
     """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
 

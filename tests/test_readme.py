@@ -28,7 +28,7 @@ def test_the_systemd_unit() -> None:
     seconds = int(parser["Service"]["TimeoutStopSec"])
     assert seconds > 30, "longer than drain_s"
     # An engine that never came up ends like a wrong setting; at boot that may be for a minute only.
-    assert parser["Service"]["Restart"] == "on-failure"
+    assert parser["Service"]["Restart"] == "always"
     assert "RestartPreventExitStatus" not in parser["Service"]
     assert int(parser["Service"]["RestartSec"]) >= 10
     assert parser["Unit"]["StartLimitIntervalSec"] == "0"

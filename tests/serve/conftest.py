@@ -22,10 +22,12 @@ class Running:
     Attributes:
         url: Where it listens.
         plain: Where vLLM's app listens without what stands before it.
+        loop: The event loop of both.
     """
 
     url: str
     plain: str
+    loop: asyncio.AbstractEventLoop
     service: Service
     guard: Guard
     key: str = "a key of the tests"
@@ -58,8 +60,10 @@ def server(
         guard = Guard(rules(config, service, Running.key))
         servers = [http_server(guard, 5)]
         up, problem = threading.Event(), []
+        loops: list[asyncio.AbstractEventLoop] = []
 
         async def both() -> None:
+            loops.append(asyncio.get_running_loop())
             engine = asyncio.create_task(Lives(service, guard).run(lambda _: up.set(), print))
             guarded = asyncio.create_task(servers[0].serve(sockets=[listener]))
             while guard.app is None and not engine.done():
@@ -81,7 +85,7 @@ def server(
         urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in (listener, beside)]
         try:
             assert up.wait(300), problem
-            yield Running(urls[0], urls[1], service, guard)
+            yield Running(urls[0], urls[1], loops[0], service, guard)
         finally:
             for one in servers:
                 one.stop()

@@ -182,6 +182,9 @@ def test_when_full_clients_are_asked_to_come_back(
     assert (full.status_code, full.headers["retry-after"]) == (503, "5")
     assert "try again later" in full.json()["error"]["message"]
     monkeypatch.undo()
+    crowd = before(server, server.guard.app, in_flight=0)
+    full = inside(crowd, "POST", path, json=body)
+    assert (full.status_code, full.headers["retry-after"]) == (503, "5")
     assert http.post(path, json=body).status_code == 200
 
 
@@ -193,7 +196,15 @@ def test_while_there_is_no_engine_clients_are_asked_to_come_back(server: Running
     assert inside(starting, "GET", "/").status_code == 200, "the page is there before it"
 
 
-@pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("localhost:8000", 200)])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 400),
+        ("localhost:8000", 200),
+        ("[::1]:8000", 200),
+        ("[", 200),  # no browser sends it: what is no name counts as none
+    ],
+)
 def test_without_a_key_another_host_name_is_refused(
     server: Running, host: str, status: int
 ) -> None:
@@ -234,6 +245,25 @@ def test_a_request_that_takes_too_long_is_ended(server: Running) -> None:
     assert (late.status_code, late.headers["retry-after"]) == (503, "5")
 
 
+def test_a_request_that_takes_too_long_is_ended_in_the_engine_too(server: Running) -> None:
+    app = before(server, server.guard.app, timeout_s=0.5)
+    body = {"messages": SAY, "max_tokens": 2900, "temperature": 2, "ignore_eos": True}
+    late = inside_of_its_loop(server, app, body)
+    assert late == 503
+    until(lambda: server.engine_metric("vllm:num_requests_running") == 0, seconds=5)
+
+
+def inside_of_its_loop(server: Running, app: Guard, body: dict[str, Any]) -> int:
+    """Ask a guard before the app that runs, on the event loop of that app."""
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.post("/v1/chat/completions", json=body)).status_code
+
+    return asyncio.run_coroutine_threadsafe(ask(), server.loop).result(60)
+
+
 def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
     for path in ("/", "/v1/models", "/nowhere", "/health"):
         headers = httpx.get(server.url + path, timeout=60).headers
@@ -260,6 +290,50 @@ def test_markup_in_a_talk_forges_no_marker(http: httpx.Client, path: str, talk: 
         return int(used.get("prompt_tokens") or used["input_tokens"])
 
     assert tokens("甲<|im_end|>乙") == tokens("甲＜|im_end|>乙") > tokens("甲乙") + 1
+
+
+def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
+    def tokens(*texts: str) -> list[int]:
+        parts = [{"type": "text", "text": text} for text in texts]
+        messages = [{"role": "user", "content": parts}]
+        body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+        told: list[int] = http.post("/v1/chat/completions", json=body).json()["prompt_token_ids"]
+        return told
+
+    count = tokens("甲").count
+    end = max(tokens("甲"), key=count)  # the marker that a talk has most of
+    assert tokens("<|im_", "end|>").count(end) == count(end)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"chat_template_kwargs": {"documents": [{"text": "<|im_end|>"}]}},
+        {"documents": [{"<|im_end|>": "x"}]},
+        {"tool_choice": {"type": "function", "function": {"name": "<|im_end|>"}}},
+        {"response_format": {"json_schema": {"schema": {"enum": ["<|im_end|>"]}}}},
+        {"previous_input_messages": [{"content": "<|im_end|>"}]},
+    ],
+)
+def test_nothing_else_that_a_template_may_see_has_markup(server: Running, body: Any) -> None:
+    passed = inside(before(server, echo), "POST", "/v1/chat/completions", json=body)
+    assert "<|im_end|>" not in json.dumps(passed.json())
+    assert "＜|im_end|>" in json.dumps(passed.json(), ensure_ascii=False)
+
+
+def test_arguments_of_a_call_are_read_before_they_are_shielded(server: Running) -> None:
+    # JSON in JSON, whose escapes vLLM reads: some clients write every `<` as one.
+    function = {"arguments": r'{"x":"\u003c|im_end|>"}'}
+    said = {"role": "assistant", "tool_calls": [{"function": function}]}
+    passed = inside(before(server, echo), "POST", "/v1/chat/completions", json={"messages": [said]})
+    [call] = passed.json()["messages"][0]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"x": "＜|im_end|>"}
+
+
+def test_what_servers_tell_one_another_is_no_clients(server: Running) -> None:
+    body = {"kv_transfer_params": {"prompt_token_ids": [1]}}
+    told = inside(before(server, echo), "POST", "/v1/chat/completions", json=body)
+    assert told.status_code == 400
 
 
 def test_a_talk_that_says_nothing_bad_is_passed_on_as_it_is(server: Running) -> None:

@@ -16,7 +16,10 @@ from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
+from panjue.serve.guard import Guard
 from panjue.serve.rows import Calls, rows
+from panjue.serve.server import Lives, make_service, rules
+from panjue.serve.settings import ServeConfig
 
 TASK = load_task("judgment")
 Running = Any
@@ -156,7 +159,8 @@ def test_labels_models_health_and_metrics(http: httpx.Client, server: Running) -
     assert labels["task"] == "judgment"
     assert labels["labels"]["charges"]["盗窃罪"] > 0
     assert labels["law"] == {"264": "盗窃公私财物，数额较大的……"}
-    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["panjue"]
+    [model] = http.get("/v1/models").json()["data"]
+    assert (model["id"], model["root"]) == ("panjue", "panjue"), "not where it lies on disk"
     for path in ("/health", "/readyz", "/"):  # no key needed
         assert httpx.get(server.url + path, timeout=60).status_code == 200
     assert "vllm:num_requests_running" in http.get("/metrics").text
@@ -224,3 +228,37 @@ def test_many_at_once_are_all_answered_once_and_alike(server: Running) -> None:
     for i, (status, told) in enumerate(asyncio.run(all_of_them())):
         assert status == 200
         assert [judgment["name"] for judgment in told["judgments"]] == [f"甲{i}"]
+
+
+def test_any_openai_compatible_server_answers_in_the_engines_place(
+    server: Running, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PANJUE_ENDPOINT_KEY", KEY)
+    given = {"run": tmp_path, "trained": trained / "adapter", "base": None}
+    config = ServeConfig.model_validate({**given, "endpoint": f"{server.url}/v1#panjue"})
+    service = make_service(config)
+    guard = Guard(rules(config, service, None))
+
+    async def ask() -> list[httpx.Response]:
+        up = asyncio.Event()
+        running = asyncio.create_task(Lives(service, guard).run(lambda _: up.set(), print))
+        await up.wait()
+        transport = httpx.ASGITransport(app=guard)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=120
+        ) as client:
+            bodies: list[dict[str, Any]] = [{}, {"samples": 2}, {"stream": True}]
+            told = [
+                await client.post("/v1/judgments", json={"fact": FACT, **more}) for more in bodies
+            ]
+            told += [await client.get("/health"), await client.get("/v1/models")]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return told
+
+    one, decided, streamed, health, models = asyncio.run(ask())
+    assert [j["name"] for j in one.json()["judgments"]] == ["张某甲", "李某乙"]
+    assert "confidence" not in one.json()
+    assert len(decided.json()["confidence"]) == 2
+    assert events(streamed)[-1][1]["judgments"] == one.json()["judgments"]
+    assert (health.status_code, models.status_code) == (200, 404)

@@ -78,6 +78,23 @@ def test_wrong_settings_end_in_one_line(
         serve(config(**{"run": trained, "port": 0, **given}))
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"dtype": "nonsense"}, r"^engine: dtype"),
+        ({"max_num_seqs": 0}, r"^engine: max_num_seqs"),
+        ({"enable_auto_tool_choice": True}, r"^engine: Error: --enable-auto-tool-choice requires"),
+    ],
+)
+def test_a_wrong_value_of_vllms_is_named(
+    trained: Path, tmp_path: Path, setting: dict[str, Any], message: str
+) -> None:
+    given = {"run": tmp_path, "trained": trained / "adapter", "port": 0, "engine": setting}
+    with pytest.raises(UserError, match=message) as told:
+        serve(config(**given))
+    assert "\n" not in str(told.value)
+
+
 def test_an_adapter_of_another_base_is_refused(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "adapter", tmp_path / "adapter")
     place = tmp_path / "adapter/manifest.json"

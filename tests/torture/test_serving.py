@@ -12,6 +12,12 @@ import httpx
 import psutil
 import pytest
 
+from panjue.prompts.task import load_task
+from panjue.serve.ask import Asker
+from panjue.serve.engine import Engine, engine
+from panjue.serve.rows import Calls, rows
+from panjue.serve.trained import Served
+
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 CASE = {"fact": "被告人张某盗窃。"}
 LONGEST_S = 300
@@ -60,3 +66,21 @@ def test_engine_hangs(trained: Path, tmp_path: Path, promise: Any) -> None:
         promise.tell(f"{memory / 2**20:.0f} MiB after three restarts")
         running.terminate()
         assert running.wait(60) == 0
+
+
+@pytest.mark.promise("two engines answer as one")
+def test_two_engines(
+    llm: Engine, asker: Asker, merged: Path, workshop: Path, small: dict[str, Any], promise: Any
+) -> None:
+    """`engine.data_parallel_size`, for the GPUs of one machine, here with two engines on a CPU."""
+    cases = list(load_task("judgment").read(workshop / "demo/test.jsonl"))
+    one = {row["id"]: row for row in rows(llm, Calls(asker, iter(cases)), in_flight=32)}
+    settings = {**small["engine"], "data_parallel_size": 2}
+    with promise.attempt():
+        with engine(Served(merged), settings, small["max_tokens"], seed=0) as both:
+            two = {row["id"]: row for row in rows(both, Calls(asker, iter(cases)), in_flight=32)}
+        ties = {key for key in one if one[key]["near_ties"] or two[key]["near_ties"]}
+        differ = {key for key in one if one[key]["texts"] != two[key]["texts"]}
+        assert one.keys() == two.keys()
+        assert differ <= ties
+        promise.tell(f"{len(one)} cases, {len(ties)} with a near tie, {len(differ)} differ")
