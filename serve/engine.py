@@ -20,10 +20,6 @@ os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm.config import StructuredOutputsConfig
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.lora.request import LoRARequest
@@ -31,34 +27,27 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from zmq import ZMQError
 
-__all__ = [  # all of vLLM that panjue uses is imported here: what is set above must come before
+__all__ = [  # all of vLLM that others need is imported here: what is set above must come before
     "AsyncEngineArgs",
     "CompletionOutput",
     "Engine",
     "EngineDeadError",
-    "FlexibleArgumentParser",
-    "LoRAModulePath",
     "RequestOutput",
     "Unbroken",
     "UsageContext",
     "VLLMError",
     "answered",
-    "build_app",
     "check_sampling",
     "engine",
     "engine_settings",
-    "init_app_state",
-    "make_arg_parser",
     "on_cpu",
     "ready",
     "start",
     "told",
-    "validate_parsed_serve_args",
     "with_cancellation",
 ]
 

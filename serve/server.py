@@ -14,7 +14,6 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -29,34 +28,26 @@ from panjue.prompts.errors import TWICE_S, UserError
 from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
 from panjue.prompts.law import read_law
-from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.prompts.task import load_task
+from panjue.serve.app import arguments, vllms_app
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import (
     AsyncEngineArgs,
     Engine,
     EngineDeadError,
-    FlexibleArgumentParser,
-    LoRAModulePath,
     Unbroken,
     UsageContext,
     answered,
-    build_app,
-    engine_settings,
-    init_app_state,
-    make_arg_parser,
     on_cpu,
     ready,
     start,
     told,
-    validate_parsed_serve_args,
 )
 from panjue.serve.guard import Guard, Rules
 from panjue.serve.judge import Judge
 from panjue.serve.judgments import Judgments
 from panjue.serve.settings import (
-    BASE,
     LOOPBACK,
     NAME,
     OF_PLAIN_VLLM,
@@ -172,6 +163,11 @@ class Service:
     decider: Decider | None
     law: Mapping[str, str]
     served: Served
+
+    @property
+    def max_tokens(self) -> int:
+        """Return how long prompt and reply may be together."""
+        return self.asker.max_tokens
 
     @property
     def log(self) -> Path:
@@ -344,7 +340,7 @@ class Lives:
     async def _over_engine(self) -> AsyncIterator[tuple[FastAPI, Unbroken]]:
         """Start an engine and build vLLM's app over it, with our routes; end both."""
         with told():
-            args = arguments(self._service)
+            args = arguments(self._service.config, self._service.served, self._service.max_tokens)
             llm = await started(args)
         try:
             with told():
@@ -373,30 +369,6 @@ class Lives:
             await asyncio.sleep(WATCH_S)
 
 
-def arguments(service: Service) -> Namespace:
-    """Return the arguments of vLLM's server."""
-    config, served = service.config, service.served
-    given = {
-        "max_num_queued_reqs": config.in_flight,
-        "default_chat_template_kwargs": TEMPLATE_ARGS,
-        # Parts of a message that are joined with nothing between could spell a control token.
-        "chat_template_content_format": "string",
-        "allowed_media_domains": ["nothing.invalid"],  # nothing is fetched for a client
-        **config.engine,
-        **engine_settings(served, config.seed, service.asker.max_tokens),
-        "model": str(served.model),
-        "served_model_name": [BASE if served.adapter else NAME],
-        "generation_config": "vllm",  # not the hub's: a repetition penalty would skew the answers
-        "disable_fastapi_docs": True,
-    }
-    if served.adapter:
-        given["lora_modules"] = [LoRAModulePath(name=NAME, path=str(served.adapter))]
-    defaults = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    args = Namespace(**{**vars(defaults), **given})
-    validate_parsed_serve_args(args)
-    return args
-
-
 async def started(args: Namespace) -> Unbroken:
     """Start an engine in a thread: clients who ask meanwhile are told to come back.
 
@@ -412,25 +384,6 @@ async def started(args: Namespace) -> Unbroken:
         await _ended(starting)
         raise
     return await ready(llm)
-
-
-async def vllms_app(llm: Unbroken, args: Namespace) -> FastAPI:
-    """Return vLLM's own app over an engine."""
-    tasks = await llm.get_supported_tasks()
-    app: FastAPI = build_app(args, tasks, llm.model_config)
-    # vLLM's handler of a dead engine's errors tells its server to end: we see to that.
-    app.state.server = SimpleNamespace()
-    await answered(llm, init_app_state(llm, app.state, args, tasks))
-
-    async def models() -> dict[str, Any]:
-        # Not the base beside an adapter, nor where the model lies on disk.
-        listed = (await app.state.openai_serving_models.show_available_models()).model_dump()
-        mine = [{**card, "root": NAME, "parent": None} for card in listed["data"]]
-        return {**listed, "data": [card for card in mine if card["id"] == NAME]}
-
-    app.get("/v1/models")(models)
-    app.router.routes.insert(0, app.router.routes.pop())  # before vLLM's
-    return app
 
 
 async def _ended(starting: asyncio.Future[Unbroken]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +19,8 @@ import pytest
 from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
-from panjue.serve.server import Service, arguments, bound, complaint, serve
+from panjue.serve.app import arguments
+from panjue.serve.server import bound, complaint, serve
 from panjue.serve.settings import ServeConfig
 from panjue.serve.trained import Served
 
@@ -82,7 +82,7 @@ def test_wrong_settings_end_in_one_line(
     ("setting", "message"),
     [
         ({"dtype": "nonsense"}, r"^engine: dtype"),
-        ({"max_num_seqs": 0}, r"^engine: max_num_seqs"),
+        ({"max_num_batched_tokens": 0}, r"^engine: max_num_batched_tokens: "),
         ({"enable_auto_tool_choice": True}, r"^engine: Error: --enable-auto-tool-choice requires"),
     ],
 )
@@ -226,8 +226,7 @@ def test_an_adapter_is_served_under_a_rank_that_vllm_has(
     write_json(tmp_path / "adapter_config.json", {"r": rank})
     model = Served(Path("base"), tmp_path)
     assert model.lora_rank == served
-    asker: Any = SimpleNamespace(max_tokens=1024)
-    args = arguments(Service(config(run=tmp_path), asker, None, {}, model))
+    args = arguments(config(run=tmp_path), model, 1024)
     assert (args.max_lora_rank, args.served_model_name) == (served, ["base"])
     assert [(one.name, one.path) for one in args.lora_modules] == [("panjue", str(tmp_path))]
 
