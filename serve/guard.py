@@ -214,7 +214,7 @@ class Guard:
         greedy = body.get("temperature") == 0  # left out, it is 1
         if not self.rules.seeds and body.get("seed") is not None and not greedy:
             raise Problem(
-                400, "seed: vLLM on a CPU does not survive it; leave it out, or sample not"
+                400, "seed: vLLM on a CPU does not survive it; leave it out, or set temperature 0"
             )
         return {**body, **{part: self._shielded(body[part]) for part in TALK if part in body}}
 

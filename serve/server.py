@@ -259,8 +259,14 @@ async def run(service: Service, guard: Guard, listener: socket.socket, console: 
     )
     showing = asyncio.create_task(progress(guard, console))
     answering = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def stop() -> None:
+        if not server.should_exit:
+            console.print("stopping: what runs is finished; a second signal ends it at once")
+        server.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     try:
         await asyncio.wait((engine, answering), return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True

@@ -104,8 +104,11 @@ def pytest_terminal_summary(
         for name, promise in TRIED.items():
             for failure in promise.failures[:5]:
                 console.print(f"{name}: {failure[:500]}", markup=False, highlight=False)
-    skipped = "skipped" in terminalreporter.stats
-    if exitstatus == 0 and config.getoption("--torture") and is_whole(config) and not skipped:
+    if not (config.getoption("--torture") and is_whole(config)):
+        return
+    if exitstatus or "skipped" in terminalreporter.stats:
+        print(f"{LAST.name} stays as it is: something failed or was skipped")
+    else:
         LAST.write_text(record(terminalreporter), "utf-8")
 
 
