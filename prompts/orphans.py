@@ -32,12 +32,13 @@ def watch_parent() -> None:
     A Ctrl-C at the terminal is left to the parent.
     """
     first = os.environ.get(MARK)
-    if first is None or first == str(os.getpid()):
+    is_leader = os.getpgid(0) == os.getpid()  # the second time
+    if first is None or first == str(os.getpid()) or is_leader:
         return
-    with suppress(PermissionError):  # the second time
-        os.setsid()
-        parents = (os.getppid(), int(first))
-        threading.Thread(target=_wait_for_end, args=[*parents], daemon=True).start()
+    # No session of its own, which Linux would give the share of the processor of all the others.
+    os.setpgid(0, 0)
+    parents = (os.getppid(), int(first))
+    threading.Thread(target=_wait_for_end, args=[*parents], daemon=True).start()
 
 
 def _wait_for_end(parent: int, first: int) -> None:
