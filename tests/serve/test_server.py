@@ -208,7 +208,8 @@ def test_nothing_outlives_a_server_that_is_killed(
         children = server.children(recursive=True)
         running.kill()
         _gone, left = psutil.wait_procs(children, timeout=longest_s)
-    assert not left
+    # One that has ended may wait a while for the machine's first process to take note.
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def is_refused(url: str) -> bool:
