@@ -50,7 +50,9 @@ class Judge:
         first, *further = requests(next(self._numbers), question, turns)
         asked = (self._source.ask(first, grow), *map(self._source.ask, further))
         outputs = await together(*asked)
-        made = row(list(zip((first, *further), outputs, strict=True)), self.asker.tokenizer)
+        made = row(
+            list(zip((first, *further), outputs, strict=True)), self.asker.tokenizer, forked=True
+        )
         if "refused" in made:
             raise UserError(made["refused"])
         usage = {name: made[name] for name in ("prompt_tokens", "completion_tokens")}

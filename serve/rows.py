@@ -11,7 +11,7 @@ from panjue.prompts.task import Decoded, Example, Solving, call_key, first_reply
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, PlainAsker, Told
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput
-from panjue.serve.forks import WAYS, forks
+from panjue.serve.forks import forks
 from panjue.serve.source import Refusal, Request, Sampling, complete, requests
 
 NEAR_TIE = 1e-4
@@ -88,7 +88,10 @@ class Calls:
             return
         way, call, question = self._open.pop(key)
         in_order = sorted(self._answered.pop(key), key=lambda turn: turn[0].turn)
-        made = {**self._names(way, call, question), **row(in_order, self._asker.tokenizer)}
+        made = {
+            **self._names(way, call, question),
+            **row(in_order, self._asker.tokenizer, forked=len(in_order) > 1),
+        }
         self.tokens += made.get("completion_tokens", 0)
         self._put(way, call, question, made)
         if None not in way.replies:
@@ -167,8 +170,13 @@ def rows(
         yield from calls.rows()
 
 
-def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -> Row:
-    """Return what the requests of one call say, the first reply first."""
+def row(
+    turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any, *, forked: bool = False
+) -> Row:
+    """Return what the requests of one call say, the first reply first.
+
+    With `forked` also where each reply might well have gone on otherwise.
+    """
     request, first = turns[0]
     refused = next((output.refused for _, output in turns if isinstance(output, Told)), "")
     if refused:
@@ -177,7 +185,7 @@ def row(turns: Sequence[tuple[Request, RequestOutput | Told]], tokenizer: Any) -
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed at it"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
-    forked = request.sampling.get("logprobs") == WAYS and replies[0].logprobs is not None
+    forked = forked and replies[0].logprobs is not None  # an endpoint tells none
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
