@@ -13,10 +13,10 @@ from datasets.arrow_writer import ArrowWriter
 from trl import pack_dataset
 
 from panjue.prompts.files import dump, sync, write_json
-from panjue.prompts.fit import fit_prompt, reply_room
+from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
 from panjue.prompts.parts import SYNTAX
-from panjue.prompts.render import prompt_ids, reply_ids, reply_parts
+from panjue.prompts.render import reply_ids, reply_parts
 from panjue.prompts.task import UNKNOWN, Example, Task
 
 IGNORED = -100
@@ -86,11 +86,9 @@ def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
         if repairs := task.decode(reply, example, labels).repairs:
             report.refused.append(f"{example.id}: its gold answer is no valid reply: {repairs[0]}")
             continue
-        fitted = fit_prompt(task, example, labels, tokenizer, max_tokens)
-        prompt = prompt_ids(tokenizer, task.prompt(fitted.example))
+        fitted, _, prompt, room = fit_prompt(task, example, labels, tokenizer, max_tokens)
         completion = reply_ids(tokenizer, reply)
         if not fitted.fits or len(prompt) + len(completion) > max_tokens:
-            room = reply_room(task, example, labels, tokenizer)
             report.refused.append(
                 f"{example.id}: {len(prompt)} tokens of prompt and {len(completion)} of reply "
                 f"({room} are kept free for one) exceed max_tokens={max_tokens}"

@@ -9,9 +9,8 @@ import torch
 from accelerate.utils import gather_object
 
 from panjue.eval.means import Columns, metric_values, summarize
-from panjue.prompts.fit import fit_prompt, reply_room
+from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
-from panjue.prompts.render import prompt_ids
 from panjue.prompts.split import text_hash
 from panjue.prompts.task import Example, Task
 
@@ -58,10 +57,8 @@ class HeldOutScore:
 
     def _questions(self, examples: Iterable[Example], max_tokens: int) -> Iterator[Question]:
         for example in examples:
-            fitted = fit_prompt(self._task, example, self._labels, self._tokenizer, max_tokens)
-            prompt = prompt_ids(self._tokenizer, self._task.prompt(fitted.example))
-            room = reply_room(self._task, example, self._labels, self._tokenizer)
-            yield Question(example, prompt if fitted.fits else [], room)
+            made = fit_prompt(self._task, example, self._labels, self._tokenizer, max_tokens)
+            yield Question(example, made.ids if made.fitted.fits else [], made.room)
 
     def __call__(self, trainer: Any) -> dict[str, float]:
         """Return the task's metrics; the processes of a run share the work."""

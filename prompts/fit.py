@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels
-from panjue.prompts.render import prompt_ids, reply_ids
-from panjue.prompts.task import Example, Task
+from panjue.prompts.render import prompt_ids, reply_ids, shielded
+from panjue.prompts.task import Example, Messages, Task
 
 SENTENCE = re.compile(
     r"(?:[^。！？；!?;\n.]++|\.(?!\s+[“‘\"'(]?[A-ZÀ-Þ]))*+"
@@ -80,16 +80,44 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     return Fitted(shorter, tokens, full, len(gone), fits=tokens <= budget)
 
 
+class FittedPrompt(NamedTuple):
+    """The prompt of an example, shortened if need be.
+
+    Attributes:
+        fitted: The example, and what fitting it took.
+        messages: The prompt as chat messages.
+        ids: Its token ids.
+        room: Tokens kept free for the reply.
+    """
+
+    fitted: Fitted
+    messages: Messages
+    ids: list[int]
+    room: int
+
+
 def fit_prompt(
     task: Task, example: Example, labels: Labels, tokenizer: Any, max_tokens: int
-) -> Fitted:
+) -> FittedPrompt:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
     The room is measured on the task's fallback, not on the gold answer: a case of 63 defendants
     keeps more room than one of two, and training and serving come to the same.
     """
-    budget = max_tokens - reply_room(task, example, labels, tokenizer)
-    return fit(example, budget, lambda e: len(prompt_ids(tokenizer, task.prompt(e))))
+    room = reply_room(task, example, labels, tokenizer)
+    prompts: list[tuple[Messages, list[int]]] = []
+
+    def count(shorter: Example) -> int:
+        messages = shielded(tokenizer, task.prompt(shorter))
+        prompts[:] = [(messages, prompt_ids(tokenizer, messages))]
+        return len(prompts[0][1])
+
+    if room < max_tokens:
+        fitted = fit(example, max_tokens - room, count)  # counts last what it returns
+    else:  # no text is short enough
+        full = count(example)
+        fitted = Fitted(example, full, full, 0, fits=False)
+    return FittedPrompt(fitted, *prompts[0], room)
 
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:

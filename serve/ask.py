@@ -7,10 +7,9 @@ from typing import Any
 import llguidance.hf
 from llguidance import LLMatcher
 
-from panjue.prompts.fit import fit_prompt, reply_room
+from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
-from panjue.prompts.render import prompt_ids, shielded
 from panjue.prompts.task import Example, Schema, Task
 from panjue.serve.source import Question, Refusal
 
@@ -34,18 +33,17 @@ class Asker:
             Refusal: Its prompt cannot be shortened enough, or the grammar library takes neither
                 its schema nor a smaller one.
         """
-        room = reply_room(self.task, example, self.labels, self.tokenizer)
-        if room >= self.max_tokens:  # found before a long text is shortened in vain
-            raise Refusal(f"its reply alone needs {room} tokens; max_tokens is {self.max_tokens}")
-        fitted = fit_prompt(self.task, example, self.labels, self.tokenizer, self.max_tokens)
+        most = self.max_tokens
+        fitted, messages, prompt, room = fit_prompt(
+            self.task, example, self.labels, self.tokenizer, most
+        )
+        if room >= most:
+            raise Refusal(f"its reply alone needs {room} tokens; max_tokens is {most}")
         if not fitted.fits:
             raise Refusal(
-                f"the prompt needs {fitted.tokens} tokens and the reply {room}; "
-                f"max_tokens is {self.max_tokens}"
+                f"the prompt needs {len(prompt)} tokens and the reply {room}; max_tokens is {most}"
             )
-        messages = shielded(self.tokenizer, self.task.prompt(fitted.example))
-        prompt = prompt_ids(self.tokenizer, messages)
-        space = self.max_tokens - len(prompt)
+        space = most - len(prompt)
         free = Question(prompt, None, space, fitted.dropped, messages=messages)
         if not self._constrained:
             return free
@@ -65,7 +63,7 @@ class Asker:
         """
         options = {"whitespace_flexible": False}
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
-        problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
+        problem = LLMatcher.validate_grammar(grammar, self._grammar_tokenizer)
         return problem.splitlines()[0] if problem else ""
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
 from panjue.prompts.orphans import starting_engine
+from panjue.serve.forks import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT, engine_arguments
 from panjue.serve.source import POLL_S, Grow, Request, quiet
 from panjue.serve.trained import Served
@@ -47,9 +48,19 @@ __all__ = [  # all of vLLM that others need is imported here: what is set above 
     "on_cpu",
     "ready",
     "start",
+    "text_of",
     "told",
     "with_cancellation",
 ]
+
+READS_TEXT = {
+    "detokenize",
+    "stop",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+}
+"""Settings of `sampling` for which vLLM itself makes the text of a reply."""
 
 CALL_S = 60.0
 """How long an engine may take to answer a call that is no request."""
@@ -92,8 +103,10 @@ class Engine:
             UserError: The engine has died, or was told to end.
         """
         question, kind = request.question, RequestOutputKind
+        whole = grow is quiet and not READS_TEXT & request.sampling.keys()
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
+            **({"detokenize": False} if whole else {}),
             structured_outputs=StructuredOutputsParams(json=question.schema)
             if question.schema
             else None,
@@ -112,11 +125,29 @@ class Engine:
             raise
         if any(reply.finish_reason == "error" for reply in output.outputs):
             await self._check_alive()  # so too says an engine that is ending of what comes to it
+        if whole:
+            for reply in output.outputs:
+                reply.text = text_of(reply, self.llm.get_tokenizer())
         return output
 
     async def _check_alive(self) -> None:
         """Raise a UserError where the engine can answer no more: when it is ending, it refuses."""
         await answered(self.llm, self.llm.is_sleeping())
+
+
+def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
+    """Return the text of a finished reply: its whole characters, as vLLM makes it too.
+
+    At the end, once: vLLM makes texts of each token and of all its alternatives one by one, which
+    takes longer than all else that this process does for a request (tests/bench/serve.py).
+    """
+    tokens = list(reply.token_ids)
+    if reply.finish_reason == "stop":
+        tokens = tokens[:-1]  # the last one says so
+    told: str = tokenizer.decode(
+        tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return told.rstrip(UNFINISHED) if reply.finish_reason == "length" else told
 
 
 async def answered(

@@ -1,6 +1,7 @@
 """Token probabilities of a reply -> the places where it might well have gone on otherwise."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import exp
 from typing import Any
 
@@ -33,8 +34,15 @@ def forks(
             continue
         others = sorted(((exp(p), token) for token, p in ways_here.items() if token != taken))[::-1]
         ways = [(chance, taken), *((p, token) for p, token in others if p > 1 - CERTAIN)]
-        texts = [(tokenizer.decode([token]), round(max(p, 1e-4), 4)) for p, token in ways]
+        texts = [(_text(tokenizer, token), round(max(p, 1e-4), 4)) for p, token in ways]
         readable = [way for way in texts[1:] if UNFINISHED not in way[0]]
         if readable and UNFINISHED not in texts[0][0]:
             found.append((len(before), [texts[0], *readable]))
     return found
+
+
+@lru_cache(maxsize=2**16)
+def _text(tokenizer: Any, token: int) -> str:
+    """Return a token's text; a few tokens are asked for again and again."""
+    text: str = tokenizer.decode([token])
+    return text

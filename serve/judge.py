@@ -29,14 +29,6 @@ class Judge:
         """Return the task that is served."""
         return self.asker.task
 
-    async def question(self, example: Example) -> Question:
-        """Return what to ask; made in a thread, since a long case takes a while to fit.
-
-        Raises:
-            Refusal: The example cannot be asked.
-        """
-        return await asyncio.to_thread(self.asker.question, example)
-
     async def answer(
         self, example: Example, question: Question, samples: int, grow: Grow = quiet
     ) -> dict[str, Any]:

@@ -76,11 +76,8 @@ class Judgments:
         """
         if 1 + case.samples > self._in_flight:
             raise Problem(400, f"samples: this server writes {self._in_flight} replies at once")
-        example = await asyncio.to_thread(self._example, case)
-        try:
-            question = await self._judge.question(example)
-        except Refusal as refusal:
-            raise Problem(400, f"this case cannot be asked: {refusal}") from None
+        # In a thread, since a long case takes a while to fit.
+        example, question = await asyncio.to_thread(self._question, case)
         if case.stream:
             events = self._events(example, question, case.samples)
             return StreamingResponse(events, media_type="text/event-stream", headers=STREAM)
@@ -89,6 +86,13 @@ class Judgments:
         except UserError as error:
             raise Problem(503, str(error)) from None
         return JSONResponse({"defendants": list(example.names), **result})
+
+    def _question(self, case: Case) -> tuple[Example, Question]:
+        example = self._example(case)
+        try:
+            return example, self._judge.asker.question(example)
+        except Refusal as refusal:
+            raise Problem(400, f"this case cannot be asked: {refusal}") from None
 
     def _example(self, case: Case) -> Example:
         if case.task not in (None, self._task):

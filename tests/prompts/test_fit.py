@@ -220,7 +220,7 @@ def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> 
         case.inputs,
         case.answer,
     )
-    fitted = fit_prompt(task, long, labels, Letters(), 1000)
+    fitted = fit_prompt(task, long, labels, Letters(), 1000).fitted
     assert fitted.fits
     assert fitted.dropped > 300
     content = task.prompt(fitted.example)[0]["content"]
@@ -237,8 +237,8 @@ def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels
     text = case.text + "其间天气晴朗。" * 500
     trained = Example(case.id, text, case.names, case.inputs, case.answer)
     served = Example(case.id, text, case.names, case.inputs)
-    one = fit_prompt(task, trained, labels, Letters(), 800)
-    other = fit_prompt(task, served, labels, Letters(), 800)
+    one = fit_prompt(task, trained, labels, Letters(), 800).fitted
+    other = fit_prompt(task, served, labels, Letters(), 800).fitted
     assert one.example.text == other.example.text
     assert one.dropped == other.dropped > 0
 

@@ -17,8 +17,8 @@ from panjue.finetune.data import rows as training_rows
 from panjue.prompts.repair import PENALTIES
 from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker
-from panjue.serve.engine import CompletionOutput, Engine, RequestOutput
-from panjue.serve.forks import WAYS
+from panjue.serve.engine import CompletionOutput, Engine, RequestOutput, text_of
+from panjue.serve.forks import UNFINISHED, WAYS
 from panjue.serve.rows import Calls, row, rows
 from panjue.serve.source import Refusal, Request, complete, requests
 
@@ -220,6 +220,27 @@ def test_a_reply_grows_into_what_it_is(
     assert [whole.outputs[0].text] == next(
         row["texts"] for row in finished if row["id"] == examples[0].id
     )
+
+
+def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
+    llm: Engine, asker: Asker, merged: Path, examples: list[Example]
+) -> None:
+    free = Asker(TASK, asker.labels, merged, asker.max_tokens, constrained=False)
+    hot = {"n": 16, "temperature": 1.5, "detokenize": True}
+    every = [asked(asker, e, **hot) for e in examples[:4]]
+    # A character of three tokens may be cut anywhere.
+    every += [asked(free, e, **hot, max_tokens=n) for n in range(1, 9) for e in examples[4:8]]
+    ends = set()
+    for _, output in complete(llm, every, in_flight=8):
+        for reply in output.outputs:
+            text = text_of(reply, asker.tokenizer)
+            is_cut = asker.tokenizer.decode(reply.token_ids).endswith(UNFINISHED)
+            if UNFINISHED in text:
+                continue  # bytes of no character: vLLM's own text depends on where they were cut
+            # Of a last token with a character and the beginning of one, vLLM leaves out both.
+            assert text.startswith(reply.text) if is_cut else text == reply.text
+            ends.add((reply.finish_reason, is_cut))
+    assert ends >= {("stop", False), ("length", False), ("length", True)}
 
 
 def test_a_loop_that_ends_early_leaves_nothing_in_the_engine(
