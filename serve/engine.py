@@ -12,7 +12,7 @@ from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
 from panjue.prompts.orphans import starting_engine
 from panjue.serve.forks import UNFINISHED
-from panjue.serve.settings import BACKEND, ENVIRONMENT, engine_arguments
+from panjue.serve.settings import BACKEND, ENVIRONMENT
 from panjue.serve.source import POLL_S, Grow, Request, quiet
 from panjue.serve.trained import Served
 
@@ -203,8 +203,10 @@ def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any
     """Return the engine arguments that panjue makes, offline and in the server alike."""
     rank = served.lora_rank
     return {
-        **engine_arguments(max_tokens, seed),
+        "max_model_len": max_tokens,
+        "seed": seed,
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
+        "load_format": "safetensors",
         "trust_remote_code": False,
         "enable_lora": rank > 0,
         **({"max_lora_rank": rank} if rank else {}),

@@ -103,16 +103,6 @@ OF_PLAIN_VLLM = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
 """Environment variables of vLLM's server that would undo what ours sees to: key and model name."""
 
 
-def engine_arguments(max_tokens: int, seed: int) -> dict[str, Any]:
-    """Return vLLM's arguments that offline decoding and the server must have alike."""
-    return {
-        "load_format": "safetensors",
-        "max_model_len": max_tokens,
-        "seed": seed,
-        "structured_outputs_config": BACKEND,
-    }
-
-
 class EngineConfig(Config):
     """Which training result is served, and how."""
 

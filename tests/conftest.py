@@ -1,5 +1,6 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
+import json
 import os
 import shutil
 import sys
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import PIPE, CompletedProcess, Popen
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -270,6 +272,45 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"no real data at {SHARED}")
     return SHARED / "data"
+
+
+class PanjueServe:
+    """`panjue serve` in a process of its own."""
+
+    def __init__(self, process: Popen[str]) -> None:
+        self.process, self.tree = process, psutil.Process(process.pid)
+
+    def ready(self) -> str:
+        """Wait until it can answer, for the first time or again; return its address."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("ready: "):
+                return line.split()[1].rstrip("/")
+            assert line.startswith(("preparing the model", "starting the engine", "the engine end"))
+        raise AssertionError("it ended")
+
+    @property
+    def engine(self) -> psutil.Process:
+        """Return the process of the engine that answers."""
+        return max(self.tree.children(recursive=True), key=lambda one: one.memory_info().rss)
+
+
+@pytest.fixture
+def panjue_serve(trained: Path, tmp_path: Path) -> Iterator[Callable[..., PanjueServe]]:
+    """Return what starts a server of the tiny trained model, as long as the test runs."""
+
+    def start(**settings: object) -> PanjueServe:
+        engine = {"dtype": "float32", "max_num_seqs": 8, "enforce_eager": True}
+        given = {"run": str(tmp_path), "trained": f"{trained}/adapter", "port": 0, "engine": engine}
+        yaml = tmp_path / "serve.yaml"
+        yaml.write_text(json.dumps({**given, **settings}), "utf-8")
+        words = [str(Path(sys.executable).with_name("panjue")), "serve", str(yaml)]
+        process = running.enter_context(Popen(words, stdout=PIPE, text=True, bufsize=1))
+        running.callback(process.kill)
+        return PanjueServe(process)
+
+    with ExitStack() as running:
+        yield start
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ import yaml
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.forks import WAYS
-from panjue.serve.server import make_service
-from panjue.serve.settings import NAME, ServeConfig, engine_arguments
+from panjue.serve.service import make_service
+from panjue.serve.settings import BACKEND, NAME, ServeConfig
 
 ROUNDS = 3
 TOKENS = 64
@@ -104,7 +104,8 @@ def arguments() -> argparse.Namespace:
 def commands(trained: Path, asker: Asker) -> dict[str, list[str]]:
     """Return the command of each server."""
     model = trained.with_name("merged")
-    settings = {**ENGINE, **engine_arguments(asker.max_tokens, 0), "model": str(model)}
+    settings = {**ENGINE, "model": str(model), "max_model_len": asker.max_tokens}
+    settings |= {"structured_outputs_config": BACKEND, "load_format": "safetensors", "seed": 0}
     settings |= {"port": PORTS["vLLM alone"], "host": "127.0.0.1", "served_model_name": NAME}
     settings |= {"generation_config": "vllm", "uvicorn_log_level": "warning"}
     plain = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

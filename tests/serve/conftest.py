@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from panjue.serve.guard import Guard
-from panjue.serve.server import Lives, Service, bound, http_server, make_service, rules
+from panjue.serve.lifecycle import Lifecycle
+from panjue.serve.server import bound, http_server, rules
+from panjue.serve.service import Service, make_service
 from panjue.serve.settings import ServeConfig
 
 
@@ -64,7 +66,7 @@ def server(
 
         async def both() -> None:
             loops.append(asyncio.get_running_loop())
-            engine = asyncio.create_task(Lives(service, guard).run(lambda _: up.set(), print))
+            engine = asyncio.create_task(Lifecycle(service, guard).run(lambda _: up.set(), print))
             guarded = asyncio.create_task(servers[0].serve(sockets=[listener]))
             while guard.app is None and not engine.done():
                 await asyncio.sleep(0.05)

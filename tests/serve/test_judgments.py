@@ -17,8 +17,10 @@ from panjue.prompts.task import Example, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
 from panjue.serve.guard import Guard
+from panjue.serve.lifecycle import Lifecycle
 from panjue.serve.rows import Calls, rows
-from panjue.serve.server import Lives, make_service, rules
+from panjue.serve.server import rules
+from panjue.serve.service import make_service
 from panjue.serve.settings import ServeConfig
 
 TASK = load_task("judgment")
@@ -241,7 +243,7 @@ def test_any_openai_compatible_server_answers_in_the_engines_place(
 
     async def ask() -> list[httpx.Response]:
         up = asyncio.Event()
-        running = asyncio.create_task(Lives(service, guard).run(lambda _: up.set(), print))
+        running = asyncio.create_task(Lifecycle(service, guard).run(lambda _: up.set(), print))
         await up.wait()
         transport = httpx.ASGITransport(app=guard)
         async with httpx.AsyncClient(

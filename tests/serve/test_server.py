@@ -3,12 +3,9 @@
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,10 @@ from panjue.prompts.config import load_config
 from panjue.prompts.errors import UserError
 from panjue.prompts.files import read_json, write_json
 from panjue.serve.app import arguments
-from panjue.serve.server import bound, complaint, serve
+from panjue.serve.lifecycle import complaint
+from panjue.serve.server import bound, serve
 from panjue.serve.settings import ServeConfig
 from panjue.serve.trained import Served
-
-PANJUE = Path(sys.executable).with_name("panjue")
 
 
 def test_the_first_error_is_the_cause(tmp_path: Path) -> None:
@@ -110,75 +106,40 @@ def test_every_config_in_the_tree_serves_as_well(path: Path) -> None:
     assert load_config(ServeConfig, path).host == "127.0.0.1"
 
 
-@contextmanager
-def serving(trained: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start `panjue serve`."""
-    yaml = folder / "serve.yaml"
-    yaml.write_text(
-        f"run: {folder}\ntrained: {trained}/adapter\nport: 0\n"
-        "engine: {dtype: float32, max_num_seqs: 8, enforce_eager: true}\n",
-        "utf-8",
-    )
-    with subprocess.Popen(
-        [PANJUE, "serve", str(yaml)], stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
-
-
-def ready(running: Any) -> str:
-    line = ""
-    while not line.startswith("ready: "):
-        line = running.stdout.readline()
-        assert line, "it ended"
-        assert line.startswith(
-            ("ready: ", "preparing the model", "starting the engine", "the engine ended")
-        )
-    return line
-
-
 def test_the_whole_from_start_over_a_dead_engine_to_drained_stop(
-    trained: Path, tmp_path: Path
+    panjue_serve: Callable[..., Any],
 ) -> None:
-    with serving(trained, tmp_path) as running:
-        url = ready(running).split()[1].rstrip("/")
-        server = psutil.Process(running.pid)
-        engines = server.children(recursive=True)
-        assert len(engines) <= 3, "the engine, and what Python's multiprocessing starts beside it"
-        names = [f"被告人{n}" for n in range(12)]  # several hundred tokens each
-        body = {"fact": "被告人张某盗窃。", "defendants": names, "samples": 8}
-        with ThreadPoolExecutor(8) as several:
-            asked = [several.submit(post, f"{url}/v1/judgments", body) for _ in range(8)]
-            until(lambda: "num_requests_running" in httpx.get(f"{url}/metrics", timeout=60).text)
-            engine_of(server).kill()
-            answers = [one.result() for one in asked]
-        assert {answer.status_code for answer in answers} <= {200, 500, 503}
-        assert any(answer.status_code != 200 for answer in answers)
-        assert all("judgments" in one.json() for one in answers if one.status_code == 200)
-        assert post(f"{url}/v1/judgments", body).status_code == 503, "the port stays open"
-        ready(running)
-        assert post(f"{url}/v1/judgments", {"fact": "被告人张某盗窃。"}).status_code == 200
+    server = panjue_serve()
+    url = server.ready()
+    children = server.tree.children(recursive=True)
+    assert len(children) <= 3, "the engine, and what Python's multiprocessing starts beside it"
+    names = [f"被告人{n}" for n in range(12)]  # several hundred tokens each
+    body = {"fact": "被告人张某盗窃。", "defendants": names, "samples": 8}
+    with ThreadPoolExecutor(8) as several:
+        asked = [several.submit(post, f"{url}/v1/judgments", body) for _ in range(8)]
+        until(lambda: "num_requests_running" in httpx.get(f"{url}/metrics", timeout=60).text)
+        server.engine.kill()
+        answers = [one.result() for one in asked]
+    assert {answer.status_code for answer in answers} <= {200, 500, 503}
+    assert any(answer.status_code != 200 for answer in answers)
+    assert all("judgments" in one.json() for one in answers if one.status_code == 200)
+    assert post(f"{url}/v1/judgments", body).status_code == 503, "the port stays open"
+    assert server.ready() == url
+    assert post(f"{url}/v1/judgments", {"fact": "被告人张某盗窃。"}).status_code == 200
 
-        body = {"fact": "被告人张某盗窃。", "samples": 8, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/judgments", json=body, timeout=60) as response:
-            pieces = response.iter_text()
-            next(pieces)
-            children = server.children(recursive=True)
-            running.send_signal(signal.SIGTERM)
-            running.send_signal(signal.SIGTERM)  # `make` and its like pass on what all got
-            until(lambda: is_refused(f"{url}/health"))
-            assert "event: result" in "".join(pieces), "what runs is finished"
-        assert running.wait(60) == 0
-    assert children
+    body = {"fact": "被告人张某盗窃。", "samples": 8, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/judgments", json=body, timeout=60) as response:
+        pieces = response.iter_text()
+        next(pieces)
+        children = server.tree.children(recursive=True)
+        assert children
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)  # `make` and its like pass on what all got
+        until(lambda: is_refused(f"{url}/health"))
+        assert "event: result" in "".join(pieces), "what runs is finished"
+    assert server.process.wait(60) == 0
     _gone, left = psutil.wait_procs(children, timeout=60)
     assert not left
-
-
-def engine_of(server: psutil.Process) -> psutil.Process:
-    """Return the process of the engine that answers."""
-    return max(server.children(recursive=True), key=lambda one: one.memory_info().rss)
 
 
 def post(url: str, body: dict[str, Any]) -> httpx.Response:
@@ -197,17 +158,16 @@ def until(true: Callable[[], bool]) -> None:
     [("it starts", 60), pytest.param("it answers", 2, marks=pytest.mark.endurance)],
 )
 def test_nothing_outlives_a_server_that_is_killed(
-    trained: Path, tmp_path: Path, when: str, longest_s: float
+    panjue_serve: Callable[..., Any], when: str, longest_s: float
 ) -> None:
-    with serving(trained, tmp_path) as running:
-        server = psutil.Process(running.pid)
-        if when == "it answers":
-            ready(running)
-        else:  # its engine imports torch, say
-            until(lambda: len(server.children()) > 1 and engine_of(server).memory_info().rss > 1e8)
-        children = server.children(recursive=True)
-        running.kill()
-        _gone, left = psutil.wait_procs(children, timeout=longest_s)
+    server = panjue_serve()
+    if when == "it answers":
+        server.ready()
+    else:  # its engine imports torch, say
+        until(lambda: len(server.tree.children()) > 1 and server.engine.memory_info().rss > 1e8)
+    children = server.tree.children(recursive=True)
+    server.process.kill()
+    _gone, left = psutil.wait_procs(children, timeout=longest_s)
     # One that has ended may wait a while for the machine's first process to take note.
     assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
 

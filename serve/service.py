@@ -1,0 +1,73 @@
+"""What `panjue serve` serves: the model, what asks it, what decides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from panjue.eval.decide import Decider, fitted_decider
+from panjue.prompts.errors import UserError
+from panjue.prompts.files import read_json
+from panjue.prompts.labels import load_labels
+from panjue.prompts.law import read_law
+from panjue.prompts.task import load_task
+from panjue.serve.ask import Asker
+from panjue.serve.judge import Judge
+from panjue.serve.judgments import Judgments
+from panjue.serve.settings import ServeConfig, trained_folder
+from panjue.serve.source import Source
+from panjue.serve.trained import Served, served_model
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served.
+
+    Attributes:
+        config: The settings.
+        asker: Makes questions.
+        decider: Decides; None for tasks without.
+        law: Article -> its text, to show beside the label.
+        served: Folders of the model and of the adapter beside it.
+    """
+
+    config: ServeConfig
+    asker: Asker
+    decider: Decider | None
+    law: Mapping[str, str]
+    served: Served
+
+    @property
+    def max_tokens(self) -> int:
+        """Return how long prompt and reply may be together."""
+        return self.asker.max_tokens
+
+    @property
+    def log(self) -> Path:
+        """Return the file with the engine's output."""
+        return self.config.run / "engine.log"
+
+    def routes(self, source: Source[Any]) -> Judgments:
+        """Return our routes over what answers."""
+        judge = Judge(self.asker, self.decider, source)
+        return Judgments(judge, self.config.task, self.law, self.config.in_flight)
+
+
+def make_service(config: ServeConfig) -> Service:
+    """Read what is served, and merge it if need be; the engine is not started yet."""
+    task, trained = load_task(config.task), trained_folder(config)
+    if task.by_hand is None:
+        raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'by_hand'")
+    labels = load_labels(trained / "labels.json")
+    max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
+    texts = read_law(config.law) if config.law else {}
+    adapter = "none" if config.endpoint else config.adapter
+    served = served_model(trained, adapter, config.base)
+    fitted = None if adapter == "none" else trained
+    return Service(
+        config,
+        Asker(task, labels, served.model, max_tokens),
+        fitted_decider(task, labels, fitted) if task.decides else None,
+        {article: texts[article] for article in labels.names("articles") if article in texts},
+        served,
+    )
