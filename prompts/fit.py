@@ -84,7 +84,8 @@ class FittedPrompt(NamedTuple):
     """The prompt of an example, shortened if need be.
 
     Attributes:
-        fitted: The example, and what fitting it took.
+        fitted: The example, and what fitting it took; the whole of it where `room` alone is more
+            than there is.
         messages: The prompt as chat messages.
         ids: Its token ids.
         room: Tokens kept free for the reply.
@@ -113,11 +114,13 @@ def fit_prompt(
         return len(prompts[0][1])
 
     if room < max_tokens:
-        fitted = fit(example, max_tokens - room, count)  # counts last what it returns
-    else:  # no text is short enough
+        fitted = fit(example, max_tokens - room, count)
+    else:  # no text is short enough, and this one is left as it is
         full = count(example)
         fitted = Fitted(example, full, full, 0, fits=False)
-    return FittedPrompt(fitted, *prompts[0], room)
+    [(messages, ids)] = prompts
+    assert len(ids) == fitted.tokens, "`fit` counts last what it returns"
+    return FittedPrompt(fitted, messages, ids, room)
 
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:

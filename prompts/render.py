@@ -106,7 +106,7 @@ def render(task: str, example: Example) -> Messages:
     Raises:
         UserError: The template names a field that the example lacks.
     """
-    template = _template(TEMPLATES / f"{task}.md")
+    template = (TEMPLATES / f"{task}.md").read_text("utf-8")
     fields = {"text": example.text, **example.inputs}
     try:
         content = template.format_map({key: neutralize(value) for key, value in fields.items()})
@@ -114,11 +114,6 @@ def render(task: str, example: Example) -> Messages:
         have = ", ".join(fields)
         raise UserError(f"templates/{task}.md asks for {error}; the example has {have}") from None
     return [{"role": "user", "content": content}]
-
-
-@lru_cache
-def _template(place: Path) -> str:
-    return place.read_text("utf-8")
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:

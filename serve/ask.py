@@ -33,17 +33,15 @@ class Asker:
             Refusal: Its prompt cannot be shortened enough, or the grammar library takes neither
                 its schema nor a smaller one.
         """
-        most = self.max_tokens
         fitted, messages, prompt, room = fit_prompt(
-            self.task, example, self.labels, self.tokenizer, most
+            self.task, example, self.labels, self.tokenizer, self.max_tokens
         )
-        if room >= most:
-            raise Refusal(f"its reply alone needs {room} tokens; max_tokens is {most}")
+        limit = f"max_tokens is {self.max_tokens}"
+        if room >= self.max_tokens:
+            raise Refusal(f"its reply alone needs {room} tokens; {limit}")
         if not fitted.fits:
-            raise Refusal(
-                f"the prompt needs {len(prompt)} tokens and the reply {room}; max_tokens is {most}"
-            )
-        space = most - len(prompt)
+            raise Refusal(f"the prompt needs {len(prompt)} tokens and the reply {room}; {limit}")
+        space = self.max_tokens - len(prompt)
         free = Question(prompt, None, space, fitted.dropped, messages=messages)
         if not self._constrained:
             return free
@@ -59,11 +57,12 @@ class Asker:
     def _problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema, or nothing.
 
-        vLLM would answer with an empty reply and only a log line.
+        vLLM refuses some such requests itself, and others it answers with an empty reply and only
+        a log line: those whose grammar fails not when it is read, but when it is made ready.
         """
         options = {"whitespace_flexible": False}
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
-        problem = LLMatcher.validate_grammar(grammar, self._grammar_tokenizer)
+        problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
         return problem.splitlines()[0] if problem else ""
 
 

@@ -7,6 +7,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from pydantic import ValidationError
+from transformers import TokenizersBackend
 
 from panjue.prompts.config import check_known, check_ours
 from panjue.prompts.errors import UserError
@@ -54,7 +55,7 @@ __all__ = [  # all of vLLM that others need is imported here: what is set above 
 ]
 
 READS_TEXT = {
-    "detokenize",
+    "detokenize",  # the tests'; `check_sampling` lets nobody else set it
     "stop",
     "include_stop_str_in_output",
     "skip_special_tokens",
@@ -95,6 +96,8 @@ class Engine:
     ) -> None:
         """Take an engine, and the adapter beside its model, if any."""
         self.llm, self._lora, self.runner = llm, lora, runner
+        # Other tokenizers (Mistral's own, slow ones) decode by rules that vLLM has for each.
+        self._is_fast = isinstance(llm.tokenizer, TokenizersBackend)
 
     async def ask(self, request: Request, grow: Grow = quiet) -> RequestOutput:
         """Return the finished output of one request; cancelled, it is aborted in the engine.
@@ -103,10 +106,10 @@ class Engine:
             UserError: The engine has died, or was told to end.
         """
         question, kind = request.question, RequestOutputKind
-        whole = grow is quiet and not READS_TEXT & request.sampling.keys()
+        reads = self._is_fast and not READS_TEXT & request.sampling.keys()
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
-            **({"detokenize": False} if whole else {}),
+            **({"detokenize": False} if reads else {}),
             structured_outputs=StructuredOutputsParams(json=question.schema)
             if question.schema
             else None,
@@ -117,6 +120,8 @@ class Engine:
         seen = 0
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
+                for reply in output.outputs if reads else ():
+                    reply.text = text_of(reply, self.llm.tokenizer)
                 text = output.outputs[0].text
                 grow(text[seen:])
                 seen = len(text)
@@ -125,9 +130,6 @@ class Engine:
             raise
         if any(reply.finish_reason == "error" for reply in output.outputs):
             await self._check_alive()  # so too says an engine that is ending of what comes to it
-        if whole:
-            for reply in output.outputs:
-                reply.text = text_of(reply, self.llm.get_tokenizer())
         return output
 
     async def _check_alive(self) -> None:
@@ -136,18 +138,20 @@ class Engine:
 
 
 def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
-    """Return the text of a finished reply: its whole characters, as vLLM makes it too.
+    """Return the whole characters of a reply, which may still grow.
 
-    At the end, once: vLLM makes texts of each token and of all its alternatives one by one, which
-    takes longer than all else that this process does for a request (tests/bench/serve.py).
+    vLLM makes texts of each token and of all its alternatives one by one, which takes longer than
+    all else that this process does for a request (tests/bench/serve.py). Its texts are these, but
+    that it leaves out a last token of which a part is no character, and keeps the space before the
+    first word that tokenizers with `▁` write.
     """
     tokens = list(reply.token_ids)
     if reply.finish_reason == "stop":
         tokens = tokens[:-1]  # the last one says so
-    told: str = tokenizer.decode(
+    text: str = tokenizer.decode(
         tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    return told.rstrip(UNFINISHED) if reply.finish_reason == "length" else told
+    return text.rstrip(UNFINISHED)
 
 
 async def answered(
@@ -264,7 +268,11 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
     Raises:
         UserError: Names the setting and what is wrong with it.
     """
-    ours = {"structured_outputs": "constrained", "output_kind": "nothing: rows are final"}
+    ours = {
+        "structured_outputs": "constrained",
+        "output_kind": "nothing: rows are final",
+        "detokenize": "nothing: rows have texts",
+    }
     check_ours("sampling", sampling, ours)
     check_known("sampling", sampling, SamplingParams.__struct_fields__)
     if "seed" in sampling and on_cpu():

@@ -41,7 +41,7 @@ def forks(
     return found
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=4096)
 def _text(tokenizer: Any, token: int) -> str:
     """Return a token's text; a few tokens are asked for again and again."""
     text: str = tokenizer.decode([token])

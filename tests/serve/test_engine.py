@@ -234,13 +234,46 @@ def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
     for _, output in complete(llm, every, in_flight=8):
         for reply in output.outputs:
             text = text_of(reply, asker.tokenizer)
-            is_cut = asker.tokenizer.decode(reply.token_ids).endswith(UNFINISHED)
             if UNFINISHED in text:
                 continue  # bytes of no character: vLLM's own text depends on where they were cut
+            of_text = list(reply.token_ids)[: -1 if reply.finish_reason == "stop" else None]
+            is_cut = asker.tokenizer.decode(of_text).endswith(UNFINISHED)
             # Of a last token with a character and the beginning of one, vLLM leaves out both.
             assert text.startswith(reply.text) if is_cut else text == reply.text
             ends.add((reply.finish_reason, is_cut))
     assert ends >= {("stop", False), ("length", False), ("length", True)}
+
+
+def test_a_half_character_before_the_end_token_is_no_text(asker: Asker) -> None:
+    whole = asker.tokenizer("龘", add_special_tokens=False).input_ids
+    assert len(whole) > 1
+    for reason, tokens in (
+        ("stop", [*whole[:-1], asker.tokenizer.eos_token_id]),
+        ("error", whole[:-1]),
+    ):
+        cut = CompletionOutput(0, "", tokens, None, None, finish_reason=reason)
+        assert text_of(cut, asker.tokenizer) == ""
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"stop": ["罪"]},
+        {"stop": ["罪"], "include_stop_str_in_output": True},
+        {"skip_special_tokens": False},
+        {"include_stop_str_in_output": True},
+    ],
+    ids=str,
+)
+def test_settings_of_the_text_hold(
+    llm: Engine, asker: Asker, examples: list[Example], setting: dict[str, Any]
+) -> None:
+    every = [asked(asker, examples[0], **setting, **more) for more in ({}, {"detokenize": True})]
+    found = [output.outputs[0].text for _, output in complete(llm, every, in_flight=1)]
+    assert found[0] == found[1] != ""
+    assert ("stop" not in setting) or ("罪" in found[0]) == (
+        "include_stop_str_in_output" in setting
+    )
 
 
 def test_a_loop_that_ends_early_leaves_nothing_in_the_engine(
