@@ -29,7 +29,8 @@ import aiohttp
 import psutil
 import yaml
 
-from panjue.prompts.task import load_task
+from panjue.prompts.render import prompt_ids
+from panjue.prompts.task import Messages, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.forks import WAYS
 from panjue.serve.service import make_service
@@ -37,9 +38,6 @@ from panjue.serve.settings import BACKEND, NAME, ServeConfig
 
 ROUNDS = 3
 TOKENS = 64
-SHORT = 800
-"""Characters of a case that any model here has room for, whole."""
-
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
 PORTS = {"vLLM alone": 8917, "panjue": 8918}
 
@@ -123,8 +121,8 @@ async def compare(
     servers: dict[str, "subprocess.Popen[bytes]"], asker: Asker, options: argparse.Namespace
 ) -> None:
     """Load both in turn with each kind of request, and print what came of it."""
-    short = (e for e in TASK.read(options.cases) if len(e.text) < SHORT)
-    messages = [TASK.prompt(example) for example in islice(short, 64)]
+    every = map(TASK.prompt, TASK.read(options.cases))
+    messages = list(islice((m for m in every if fits(asker, m)), 64))
     kinds: dict[str, dict[str, Ask]] = {
         "chat completions": dict.fromkeys(servers, chat(messages, stream=False)),
         "chat completions, streamed": dict.fromkeys(servers, chat(messages, stream=True)),
@@ -148,6 +146,11 @@ async def compare(
             print(f"  {way:12s} {done}")
         ratio = loads["panjue"].rate / loads["vLLM alone"].rate
         print(f"  panjue answers {ratio:.1%} of what vLLM alone does", flush=True)
+
+
+def fits(asker: Asker, messages: Messages) -> bool:
+    """Say whether a prompt leaves room for the reply: nothing is shortened for chat completions."""
+    return len(prompt_ids(asker.tokenizer, messages)) + TOKENS <= asker.max_tokens
 
 
 def session(way: str) -> aiohttp.ClientSession:
