@@ -1,1 +1,4 @@
-"""Completions in, answers and scores out: pure functions, no torch."""
+"""Completions in, answers and scores out.
+
+Read answers.py, decide.py, means.py and score.py, in this order.
+"""

@@ -8,23 +8,14 @@ from typing import Any
 
 from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.eval.rank import ranked
-from panjue.prompts.errors import Unreadable, UserError
-from panjue.prompts.files import Rows, dump, generation, sha256, whole_file, write_json
+from panjue.prompts.example import Answer, Decoded, Example, call_key, drive, first_reply
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import model_sha256
-from panjue.prompts.skip import Skipped, reading
-from panjue.prompts.split import is_held_out
-from panjue.prompts.task import (
-    Answer,
-    Decoded,
-    Example,
-    Task,
-    call_key,
-    configured,
-    drive,
-    first_reply,
-    load_task,
-)
+from panjue.prompts.plumbing.errors import Unreadable, UserError
+from panjue.prompts.plumbing.files import dump, generation, sha256, whole_file, write_json
+from panjue.prompts.plumbing.model import model_sha256
+from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.reader import Skipped, is_held_out, reading
+from panjue.prompts.task import Task, configured, load_task
 
 NAMED = 5
 """Examples that could not be asked and are named on the screen; decode.json has all."""

@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.parts import value_spans
-from panjue.prompts.task import Example, Task
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.parts import value_spans
+from panjue.prompts.task import Task
 
 Ways = list[tuple[str, float]]
 """Tokens that may stand at one place and their probabilities; the one that was taken is first."""

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.means import Columns, Summary, summarize
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows
-from panjue.prompts.task import Example, Row, Task
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Row
 
 BINS = 10
 ASIDE = (0.0, 0.1, 0.2, 0.3)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from panjue.prompts.errors import UserError
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, Task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import Task
 
 
 def check(task: Task, submission: Path, cases: Path, labels: Labels | None = None) -> Iterator[str]:

@@ -12,10 +12,8 @@ from rich.table import Table
 
 from panjue.eval.answers import Run
 from panjue.eval.fields import items_of
-from panjue.eval.matching import compared_by
 from panjue.eval.means import (
     Columns,
-    Numbers,
     check_answered,
     gold_rows,
     metric_values,
@@ -25,9 +23,11 @@ from panjue.eval.means import (
     resampled,
     summarize,
 )
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows
-from panjue.prompts.task import Example, Row, Task
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Numbers, Row
 
 RESAMPLES = 10_000
 
@@ -145,7 +145,7 @@ def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Compariso
         differences=_differences(task, columns[1], columns[0]),
         all=_part(changes),
         where={attribute: _most_changed(parts) for attribute, parts in where.items()},
-        compared_by=compared_by(task),
+        compared_by=task.compared_by,
     )
 
 

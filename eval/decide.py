@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval.beliefs import Belief, Beliefs
-from panjue.prompts.files import read_json, sha256
+from panjue.prompts.example import Answer, Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import DECISION
-from panjue.prompts.task import Answer, Example, Task
+from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.model import DECISION
+from panjue.prompts.task import Task
 
 LabelSet = frozenset[str]
 

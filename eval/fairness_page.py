@@ -2,28 +2,19 @@
 
 import math
 from collections.abc import Iterator
-from html import escape
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.fairness import Attribute, Group, Report
+from panjue.eval.fairness import Report
+from panjue.eval.group_measures import Attribute, Group
 
 COLUMNS = ("n", "{metric}", "95% interval", "train", "shift", "worst class", "ECE")
 
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#1d2733}
-table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .8em;text-align:right}
-th:first-child,td:first-child{text-align:left}thead{border-bottom:2px solid #1d2733}
-tr.flagged{color:#8894a0}svg{display:block;max-width:100%;height:auto}
-text{font:13px system-ui,sans-serif;fill:#1d2733}.note{color:#5b6875}
-@media(prefers-color-scheme:dark){body{background:#14191f;color:#dde3ea}text{fill:#dde3ea}
-thead{border-color:#dde3ea}}
-"""
-
-WIDTH, ROW = 900, 26
+PAGE = Path(__file__).parent / "page"
 
 
 def show(report: Report, console: Console) -> None:
@@ -129,71 +120,21 @@ def _cross_cell(found: tuple[int, float] | None, min_n: int) -> str:
 
 def page(report: Report) -> str:
     """Return the report as an HTML page that needs nothing else."""
-    title = f"{report.task}: {report.metric} by group"
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
-        f"<meta name=viewport content='width=device-width'><style>{STYLE}</style>",
-        f"<h1>{escape(title)}</h1>",
-        *(f"<p class=note>{escape(line)}</p>" for line in heads(report)),
-        *(part for name in report.attributes for part in _section(report, name)),
-    ]
-    if report.cross:
-        parts += _cross_table(report)
-    return "\n".join(parts) + "\n"
+    from panjue.eval import figures  # here, since the tables need neither jinja nor matplotlib
+    from panjue.eval.report_page import templates
 
-
-def _section(report: Report, name: str) -> Iterator[str]:
-    attribute = report.attributes[name]
-    yield f"<h2>by {escape(name)}</h2>"
-    yield _plot(report, attribute)
-    names = "".join(f"<th>{escape(c.format(metric=report.metric))}</th>" for c in COLUMNS)
-    yield f"<table><thead><tr><th></th>{names}</tr></thead>"
-    for group, found in attribute.groups.items():
-        row = "".join(f"<td>{escape(cell)}</td>" for cell in cells(found))
-        kind = " class=flagged" if found.flagged else ""
-        yield f"<tr{kind}><td>{escape(group)}{'*' if found.flagged else ''}</td>{row}</tr>"
-    yield "</table>"
-    yield from (f"<p class=note>{escape(line)}</p>" for line in remarks(report, attribute))
-
-
-def _plot(report: Report, attribute: Attribute) -> str:
-    """Return a bar with its interval for every group, and a line at the metric over all."""
-    height = ROW * len(attribute.groups) + 24
-    label_width = 20 + 13 * max(map(len, attribute.groups), default=0)
-    across = WIDTH - label_width - 80
-
-    def x(value: float) -> float:
-        return round(label_width + across * min(max(0.0, value), 1.0), 1)  # NaN: 0
-
-    shapes = []
-    for i, (name, group) in enumerate(attribute.groups.items()):
-        y = ROW * i + 4
-        colour = "#b8c2cc" if group.flagged else "#3a7ca5"
-        shapes += [
-            f"<text x={label_width - 8} y={y + 14} text-anchor=end>{escape(name)}</text>",
-            f"<rect x={label_width} y={y} width={x(group.value) - label_width:.1f} "
-            f"height=18 fill='{colour}'/>",
-            f"<line x1={x(group.low)} x2={x(group.high)} y1={y + 9} y2={y + 9} stroke='#e07a3f' "
-            "stroke-width=3 />",
-            f"<text x={WIDTH - 72} y={y + 14}>{_number(group.value)}</text>",
-        ]
-    shapes.append(
-        f"<line x1={x(report.total)} x2={x(report.total)} y1=0 y2={height - 20} stroke='#888' "
-        "stroke-dasharray='4 3'/>"
-    )
-    label = f"{report.metric} by group with 95% intervals; dashed: over all"
     return (
-        f"<svg viewBox='0 0 {WIDTH} {height}' role=img aria-label='{escape(label, quote=True)}'>"
-        + "".join(shapes)
-        + f"<text x={label_width} y={height - 4} class=note>{escape(label)}</text></svg>"
+        templates()
+        .get_template("fairness.html")
+        .render(
+            title=f"{report.task}: {report.metric} by group",
+            report=report,
+            heads=list(heads(report)),
+            remarks=remarks,
+            columns=[column.format(metric=report.metric) for column in COLUMNS],
+            cells=cells,
+            cross=cross_rows(report) if report.cross else None,
+            style=(PAGE / "report.css").read_text("utf-8"),
+            figures={name: figures.fairness(report, name) for name in report.attributes},
+        )
     )
-
-
-def _cross_table(report: Report) -> Iterator[str]:
-    head, columns, rows = cross_rows(report)
-    yield f"<h2>{escape(head)}</h2><p class=note>{escape(report.metric)} (examples)</p>"
-    names = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    yield f"<table><thead><tr><th></th>{names}</tr></thead>"
-    for row in rows:
-        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-    yield "</table>"

@@ -1,35 +1,16 @@
 """What a gold answer and a told one say, field by field, as a person reads them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from panjue.eval.means import named
-from panjue.prompts.files import dump
-from panjue.prompts.task import Row, Task
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of an answer, gold and told, as texts in order; and whether it is right."""
-
-    name: str
-    gold: Sequence[str]
-    told: Sequence[str]
-    right: bool
-
-
-Item = tuple[str, list[Field]]
-"""Who or what is answered, nothing where it is the whole example; and its fields."""
-
-Shown = Callable[[Row, Row | None], Iterator[Item]]
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
 
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield what is judged of one example: as the task says, by its items, classes or keys."""
     if task.shown:
-        shown: Shown = named(task.shown)
-        yield from shown(gold, row)
+        yield from task.shown(gold, row)
     elif task.decides:
         items = row[task.decides.items] if row else []
         told = {one["name"]: one for one in reversed(items)}  # of several the first counts
@@ -40,18 +21,6 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     else:
         keys = [key for key in dict.fromkeys([*gold, *(row or {})]) if key != "id"]
         yield "", [same(key, texts(gold.get(key)), texts((row or {}).get(key))) for key in keys]
-
-
-def same(name: str, gold: Any, told: Any) -> Field:
-    """Return a field that is right where both have the same values, in whatever order."""
-    gold, told = list(gold), list(told)
-    return Field(name, gold, told, set(gold) == set(told))
-
-
-def texts(value: Any) -> list[str]:
-    """Return a value as texts: those of a list, the one that it is, none of nothing."""
-    listed = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
-    return [one if isinstance(one, str) else dump(one) for one in listed]
 
 
 def _decided(task: Task, gold: Mapping[str, Any], told: Mapping[str, Any]) -> Iterator[Field]:

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from panjue.eval.calibration import Calibration
+from panjue.eval.fairness import Report as Fairness
 from panjue.eval.report import Report
 from panjue.eval.score import Scores
 
@@ -91,6 +92,24 @@ def by_group(scores: Scores, attribute: str) -> Figure | None:
     axes.set_xlim(0, 1)
     axes.set_xlabel(last)
     figure.set_label(f"{last} by {attribute}")
+    return figure
+
+
+@drawn
+def fairness(found: Fairness, attribute: str) -> Figure:
+    """Draw the metric of every group of an attribute with its interval, and that over all."""
+    groups = found.attributes[attribute].groups
+    figure = Figure(figsize=(7, 0.3 * len(groups) + 1))
+    axes = figure.subplots()
+    for place, group in enumerate(groups.values()):
+        axes.barh(place, group.value, color=GRAY if group.flagged else BLUE, height=0.7)
+        axes.plot([group.low, group.high], [place, place], color=ORANGE, linewidth=2)
+    axes.axvline(found.total, color=GRAY, linestyle="--")
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(found.metric)
+    figure.set_label(f"{found.metric} by {attribute} with 95% intervals; dashed: over all")
     return figure
 
 

@@ -1,9 +1,7 @@
 """What metrics are made of, per example, and the metrics over examples with intervals."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
@@ -11,42 +9,12 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.task import UNKNOWN, Example, Row, Task
+from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Numbers, Pooled, Row
 
-Numbers = NDArray[np.float64]
 RESAMPLES = 1000
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """A metric of all examples together, from counts of each that add up: macro F1, say.
-
-    Attributes:
-        width: How many counts there are.
-        counts: Gold row, submission row or None -> the counts of one example.
-        value: Their sums, [..., width] -> the metric, [...].
-    """
-
-    width: int
-    counts: Callable[[Row, Row | None], Sequence[float]]
-    value: Callable[[Numbers], Numbers]
-
-
-Metric = Callable[[Row, Row | None], float] | Pooled
-
-
-@cache
-def named(name: str) -> Any:
-    """Return what a task names: `reading.f1`, or a bare name of `eval/metrics.py`."""
-    module, _, function = name.rpartition(".")
-    return getattr(import_module(f"panjue.eval.{module or 'metrics'}"), function)
-
-
-def metric(name: str) -> Metric:
-    """Return the metric that a task names."""
-    found: Metric = named(name)
-    return found
 
 
 @dataclass
@@ -93,7 +61,7 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
     """
     found: list[float] = []
     try:
-        for one in map(metric, task.metrics):
+        for one in task.metrics:
             found += one.counts(gold, row) if isinstance(one, Pooled) else [one(gold, row)]
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
@@ -103,7 +71,7 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
 def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
     """Return the metrics, [..., metrics], of summed values, [..., values], and weights, [...]."""
     found, start = [], 0
-    for one in map(metric, task.metrics):
+    for one in task.metrics:
         if isinstance(one, Pooled):
             found.append(one.value(sums[..., start : start + one.width]))
             start += one.width

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 
+from panjue.prompts.example import Answer, Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Answer, Example, Task
+from panjue.prompts.task import Task
 
 
 def ranked(

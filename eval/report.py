@@ -9,11 +9,14 @@ from typing import Any
 from panjue.eval.answers import Run
 from panjue.eval.calibration import of_example
 from panjue.eval.decide import decision_sha256, is_fitted_on
-from panjue.eval.fields import Field, Item, items_of
+from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
-from panjue.prompts.files import Rows, read_lines, sha256
+from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.fit import names_in, split_sentences
-from panjue.prompts.task import Example, Task, call_key, first_reply
+from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Field, Item
 
 CONFUSED = 15
 """Pairs of classes that are shown."""

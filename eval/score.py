@@ -13,7 +13,6 @@ from rich.table import Table
 
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.matching import compared_by
 from panjue.eval.means import (
     Columns,
     Summary,
@@ -23,9 +22,10 @@ from panjue.eval.means import (
     plain,
     summarize,
 )
-from panjue.prompts.files import read_json, sha256
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.task import Example, Task, no_labels
+from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.task import Task, no_labels
 
 NAMED = 5
 """Notes on gold that are shown; the JSON has all."""
@@ -144,7 +144,7 @@ def score(task: Task, gold: Path, submission: Path) -> Scores:
         unknown_labels=_unknown(task, gold, labels) if labels and task.decides else None,
         calibration=certainty.fields() if certainty else None,
         aside=certainty.aside(scored) if certainty else None,
-        compared_by=compared_by(task),
+        compared_by=task.compared_by,
         notes=notes,
     )
 

@@ -12,10 +12,11 @@ from panjue.eval.answers import Run, open_run
 from panjue.eval.beliefs import Beliefs
 from panjue.eval.decide import Decider, cases_of
 from panjue.eval.means import Columns, metric_values, summarize
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, write_json
-from panjue.prompts.model import DECISION
-from panjue.prompts.task import every, first_reply
+from panjue.prompts.example import first_reply
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.model import DECISION
+from panjue.prompts.task import every
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

@@ -1,1 +1,4 @@
-"""Examples in, adapter out."""
+"""Examples in, adapter out.
+
+Read settings.py, examples.py, data.py, trainer.py and sft.py, in this order.
+"""

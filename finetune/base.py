@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from panjue.finetune.settings import BaseConfig, base_settings
 from panjue.finetune.sft import train
-from panjue.prompts.config import check_known, check_ours
-from panjue.prompts.files import read_json, sha256, whole_folder, write_json
-from panjue.prompts.skip import reading
+from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.files import read_json, sha256, whole_folder, write_json
+from panjue.prompts.reader import reading
 from panjue.prompts.task import Task, load_task
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

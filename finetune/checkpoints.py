@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from panjue.prompts.files import read_json, sync, sync_names
+from panjue.prompts.plumbing.files import read_json, sync, sync_names
 
 COMPLETE = "complete"
 """The file that marks a checkpoint as whole: written last, when everything else is on the disk."""

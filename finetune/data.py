@@ -3,21 +3,24 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
+from torch import Tensor
 from trl import pack_dataset
 
-from panjue.prompts.files import dump, sync, write_json
+from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
-from panjue.prompts.parts import SYNTAX
+from panjue.prompts.plumbing.files import dump, sync, write_json
+from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.render import reply_ids, reply_parts
-from panjue.prompts.task import UNKNOWN, Example, Task
+from panjue.prompts.task import Task
 
 IGNORED = -100
 """The label where there is no loss: the whole prompt."""
@@ -149,3 +152,32 @@ def pack(rows: Dataset, size: int) -> Dataset:
     Column `seq_lengths` says where one example ends and the next begins.
     """
     return pack_dataset(rows.select_columns(["input_ids", "labels", "parts"]), size, "bfd")
+
+
+PADDING = -1
+"""The part of a token that is none."""
+
+
+def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return a batch padded on the right.
+
+    There is no attention mask: attention is causal, so no real token ever sees the padding, and
+    the kernels are fastest without one. Packed rows carry positions that start again at every
+    example, from which transformers makes a mask that keeps the examples apart.
+    """
+    width = max(len(row["input_ids"]) for row in rows)
+    batch = {
+        name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
+        for name, fill in (("input_ids", 0), ("labels", IGNORED), ("parts", PADDING))
+    }
+    if "group" in rows[0]:
+        batch["group"] = torch.tensor([row["group"] for row in rows])
+    if "seq_lengths" in rows[0]:
+        batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
+    return batch
+
+
+def positions(lengths: Sequence[int], width: int) -> Tensor:
+    """Return 0, 1, … for each of `lengths`, and for the padding up to `width` behind them."""
+    parts = [*lengths, width - sum(lengths)]
+    return torch.cat([torch.arange(length) for length in parts])

@@ -4,9 +4,10 @@ import heapq
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.split import is_held_out, text_hash
-from panjue.prompts.task import Example, Task
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.reader import is_held_out, text_hash
+from panjue.prompts.task import Task
 
 
 def train_examples(task: Task, train: Path, dev: Path | None) -> Iterator[Example]:

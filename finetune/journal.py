@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from panjue.prompts.files import dump, read_lines, stream, whole_file
-from panjue.prompts.progress import Meter, meter
+from panjue.prompts.plumbing.files import dump, read_lines, stream, whole_file
+from panjue.prompts.plumbing.progress import Meter, meter
 
 UNSHOWN = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
 """Endings of what is logged at an evaluation and not shown."""

@@ -1,21 +1,29 @@
 """Which settings of trl, peft and bitsandbytes a training may carry, and what values they take."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields
 from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
+import torch
 from peft import LoraConfig
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import to_json
-from transformers import BitsAndBytesConfig
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+from transformers import BitsAndBytesConfig, get_scheduler
+from transformers.training_args import OptimizerNames
+from transformers.utils import (
+    is_flash_attn_2_available,
+    is_flash_attn_3_available,
+    is_liger_kernel_available,
+)
 from trl import SFTConfig as TrainerConfig
+from trl import SFTTrainer
 
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.config import check_known, check_ours
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.errors import UserError
 
 OURS = {
     "output_dir": "run",
@@ -199,3 +207,25 @@ def check_values(section: str, given: Mapping[str, Any], cls: type) -> None:
         choices = metadata[key].get("choices")
         if choices and value is not None and value not in choices:
             raise UserError(f"{section}.{key}: {value!r} is none of {', '.join(choices)}")
+
+
+def check_what_training_imports(trainer: SFTTrainer) -> None:
+    """Make now what the trainer makes at its first step, so that a dry run sees what is missing.
+
+    Raises:
+        ImportError, ValueError, TypeError: A package is not there, or the optimizer or scheduler
+            does not take its arguments.
+    """
+    args = trainer.args
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ImportError("use_liger_kernel wants the package liger-kernel; pip install it")
+    plain = copy(args)  # those by layer hang themselves onto the model's weights at once
+    plain.optim = OptimizerNames(args.optim.removesuffix("_layerwise"))
+    trainer.get_optimizer_cls_and_kwargs(plain, trainer.model)
+    get_scheduler(
+        args.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate),
+        num_warmup_steps=0,
+        num_training_steps=1,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )

@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils import is_torch_bf16_gpu_available
 
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.errors import UserError
 
 Model = PreTrainedModel | PeftModel
 

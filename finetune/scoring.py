@@ -9,10 +9,11 @@ import torch
 from accelerate.utils import gather_object
 
 from panjue.eval.means import Columns, metric_values, summarize
+from panjue.prompts.example import Example
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
-from panjue.prompts.split import text_hash
-from panjue.prompts.task import Example, Task
+from panjue.prompts.reader import text_hash
+from panjue.prompts.task import Task
 
 TOKENS_AT_ONCE = 2**15
 """Prompts and replies of one batch, padding included: 5 GB of attention cache for an 8B model."""

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from panjue.prompts.config import DATA, Config, load_config
-from panjue.prompts.errors import UserError
-from panjue.prompts.model import is_hub_name, model_folder
-from panjue.prompts.skip import OnBadRow
+from panjue.prompts.plumbing.config import DATA, Config, load_config
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.model import is_hub_name, model_folder
+from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
@@ -36,7 +36,7 @@ class SftConfig(Config):
     """Settings of one run; the resolved copy is saved beside the adapter."""
 
     task: str = "judgment"
-    """Name of a file in prompts/tasks/."""
+    """Name of a folder in prompts/tasks/."""
     run: Path
     """Folder that everything is written to."""
     model: str

@@ -1,12 +1,9 @@
 """Supervised fine-tuning, read from top to bottom: cases in, adapter out."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from copy import copy
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from omegaconf import OmegaConf
 from rich.console import Console
-from safetensors import safe_open
-from transformers import EarlyStoppingCallback, PrinterCallback, get_scheduler
-from transformers.training_args import OptimizerNames
-from transformers.utils import is_liger_kernel_available
+from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
@@ -27,7 +20,7 @@ from panjue.finetune.checkpoints import is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
 from panjue.finetune.journal import Journal
-from panjue.finetune.libraries import check_library_settings
+from panjue.finetune.libraries import check_library_settings, check_what_training_imports
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import (
     Model,
@@ -38,29 +31,21 @@ from panjue.finetune.model import (
     with_lora,
 )
 from panjue.finetune.plan import print_example, print_plan
+from panjue.finetune.result import claim, is_finished, provenance, save, trained_folder
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
-from panjue.prompts.card import write_card
-from panjue.prompts.errors import UserError, did_you_mean
-from panjue.prompts.files import (
-    difference,
-    otherwise,
-    read_json,
-    sha256,
-    whole_file,
-    whole_folder,
-    write_json,
-)
+from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.lock import alone_in
-from panjue.prompts.model import load_tokenizer, model_folder, model_sha256, prompt_sha256
-from panjue.prompts.parts import SYNTAX
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.model import load_tokenizer, model_folder
+from panjue.prompts.plumbing.parts import SYNTAX
+from panjue.prompts.reader import Skipped, beside, reading
 from panjue.prompts.render import RULES
-from panjue.prompts.skip import Skipped, reading
-from panjue.prompts.task import UNKNOWN, Example, Task, beside, configured, load_task
+from panjue.prompts.task import Task, configured, load_task
 
 ROWS_DEPEND_ON = (
     "task",
@@ -283,28 +268,6 @@ def make_trainer(
     return trainer, report, held_report
 
 
-def check_what_training_imports(trainer: PartsTrainer) -> None:
-    """Make now what the trainer makes at its first step, so that a dry run sees what is missing.
-
-    Raises:
-        ImportError, ValueError, TypeError: A package is not there, or the optimizer or scheduler
-            does not take its arguments.
-    """
-    args = trainer.args
-    if args.use_liger_kernel and not is_liger_kernel_available():
-        raise ImportError("use_liger_kernel wants the package liger-kernel; pip install it")
-    plain = copy(args)  # those by layer hang themselves onto the model's weights at once
-    plain.optim = OptimizerNames(args.optim.removesuffix("_layerwise"))
-    trainer.get_optimizer_cls_and_kwargs(plain, trainer.model)
-    get_scheduler(
-        args.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate),
-        num_warmup_steps=0,
-        num_training_steps=1,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-    )
-
-
 def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
     """Return the base as `method` wants it, with the adapter beside its layers."""
     frozen, quantized = config.method != "full", config.method == "qlora"
@@ -364,130 +327,3 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
         )
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
-
-
-def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
-    """Say what this adapter is made of; two runs with equal provenance give equal adapters."""
-    return {
-        "task": config.task,
-        "base": config.model,
-        "base_sha256": model_sha256(folder),
-        "train": str(config.train),
-        "train_sha256": sha256(config.train),
-        "dev": str(config.dev) if config.dev else None,
-        "dev_sha256": sha256(config.dev) if config.dev else None,
-        "mix": str(config.mix) if config.mix else None,
-        "mix_sha256": sha256(config.mix) if config.mix else None,
-        "mix_ratio": config.mix_ratio if config.mix else None,
-        **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
-        **({"groups_sha256": sha256(config.groups)} if config.groups else {}),
-        **({"solve": task.settings.model_dump()} if task.settings else {}),
-        **({"robust": config.robust.model_dump()} if config.robust else {}),
-        "token_weights": config.token_weights,
-        "score_examples": config.score_examples,
-        "patience": config.patience,
-        "prompt_sha256": prompt_sha256(config.task),
-        "max_tokens": config.max_tokens,
-        "method": config.method,
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "trainer": config.trainer,
-        "lora": config.lora,
-        "quantization": config.quantization,
-        **(
-            {"attn_implementation": config.attn_implementation}
-            if config.attn_implementation != "sdpa"
-            else {}
-        ),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
-    }
-
-
-def trained_folder(config: SftConfig) -> Path:
-    """Return where the result goes: `adapter/`, or `model/` where all weights were trained."""
-    return config.run / ("model" if config.method == "full" else "adapter")
-
-
-def is_finished(run: Path, made: dict[str, Any]) -> bool:
-    """Say whether `run` holds the finished result of exactly these settings.
-
-    Raises:
-        UserError: It holds work under other settings; names what differs.
-    """
-    over = any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
-    # Transformers makes `checkpoints/` before a step is taken: a dry run or a kill may leave it
-    # empty, and nobody's work is lost there.
-    if not over and not any((run / "checkpoints").glob("checkpoint-*")):
-        return False
-    place = run / "manifest.json"
-    before = read_json(place).get("sft", {}) if place.exists() else {}
-    what = otherwise(before, made)
-    if what:
-        what = what if before else "there is no record of how it was made"
-        raise UserError(
-            f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one"
-        )
-    return over
-
-
-def claim(config: SftConfig, made: dict[str, Any], console: Console) -> None:
-    """Make the run folder the place of this training: config.yaml and manifest.json."""
-    with whole_file(config.run / "config.yaml") as out:
-        out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
-    place = config.run / "manifest.json"
-    manifest = read_json(place) if place.exists() else {}
-    before = manifest.get("sft", {}).get("versions", {})
-    if config.resume and before and (told := difference(before, made["versions"])):
-        console.print(f"going on with other versions: {told}", highlight=False, markup=False)
-    write_json(place, {**manifest, "sft": made})
-    if not config.resume:
-        shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
-
-
-def _point_to_base(folder: Path, base: str) -> None:
-    """Let plain peft find the base, wherever it is started."""
-    place = folder / "adapter_config.json"
-    if place.exists():
-        path = str(Path(base).resolve()) if Path(base).is_dir() else base
-        write_json(place, {**read_json(place), "base_model_name_or_path": path})
-
-
-def check_weights(folder: Path) -> None:
-    """Refuse to call a result finished that has no weights.
-
-    Raises:
-        UserError: There are none: under FSDP with SHARDED_STATE_DICT trainers write nothing.
-    """
-    found = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as weights:
-            found += len(weights.keys())
-    if not found:
-        raise UserError(
-            f"{folder}: no weights were written; with FSDP set fsdp_state_dict_type to "
-            "FULL_STATE_DICT. The checkpoints are kept, and the same command goes on from them"
-        )
-
-
-def save(
-    trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path, examples: int
-) -> None:
-    """Write weights, labels, manifest and card into `folder`, which appears when all is there.
-
-    `examples` is how many were trained on.
-    """
-    aside = folder.with_name(f".{folder.name}.tmp")
-    if trainer.is_world_process_zero():
-        shutil.rmtree(aside, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(aside))  # all processes take part where weights are sharded
-    if not trainer.is_world_process_zero():
-        return
-    check_weights(aside)
-    (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
-    _point_to_base(aside, made["base"])
-    labels.save(aside)
-    more = {"examples": examples, "labels_sha256": sha256(aside / "labels.json")}
-    write_json(aside / "manifest.json", {**made, **more})
-    write_card(aside)
-    whole_folder(aside, folder)

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from panjue.prompts.errors import TWICE_S, Stopped
+from panjue.prompts.plumbing.errors import TWICE_S, Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

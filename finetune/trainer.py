@@ -14,12 +14,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
-from panjue.finetune.data import IGNORED
+from panjue.finetune.data import IGNORED, PADDING, collate
 from panjue.finetune.robust import Objective, slopes
 from panjue.finetune.samplers import ByEpoch, balanced, by_length
-
-PADDING = -1
-"""The part of a token that is none."""
 
 OURS = ("labels", "parts", "group", "skip_logits")
 """Columns of a row that are not the model's, and what transformers adds for liger kernels, which
@@ -331,28 +328,3 @@ def only_at(asked: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
         yield seen
     finally:
         hook.remove()
-
-
-def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Return a batch padded on the right.
-
-    There is no attention mask: attention is causal, so no real token ever sees the padding, and
-    the kernels are fastest without one. Packed rows carry positions that start again at every
-    example, from which transformers makes a mask that keeps the examples apart.
-    """
-    width = max(len(row["input_ids"]) for row in rows)
-    batch = {
-        name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
-        for name, fill in (("input_ids", 0), ("labels", IGNORED), ("parts", PADDING))
-    }
-    if "group" in rows[0]:
-        batch["group"] = torch.tensor([row["group"] for row in rows])
-    if "seq_lengths" in rows[0]:
-        batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
-    return batch
-
-
-def positions(lengths: Sequence[int], width: int) -> Tensor:
-    """Return 0, 1, … for each of `lengths`, and for the padding up to `width` behind them."""
-    parts = [*lengths, width - sum(lengths)]
-    return torch.cat([torch.arange(length) for length in parts])

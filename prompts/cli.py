@@ -3,11 +3,9 @@
 Settings are read and checked before the stage itself: importing torch or vLLM takes seconds.
 """
 
-import errno
 import logging
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +13,25 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from panjue.prompts.errors import Stopped, Unreadable, UserError
-from panjue.prompts.files import OF_A_RUN, generation, sha256, whole_file, write_json
 from panjue.prompts.labels import load_labels
-from panjue.prompts.orphans import watch_parent
-from panjue.prompts.skip import OnBadRow, Skipped, reading
-from panjue.prompts.task import beside, load_task
+from panjue.prompts.plumbing.errors import UserError, in_one_line
+from panjue.prompts.plumbing.files import sha256, whole_file, write_json
+from panjue.prompts.plumbing.options import (
+    URL,
+    Embeddings,
+    HandedIn,
+    JudgeName,
+    OnBad,
+    Overrides,
+    Size,
+    TaskName,
+    TaskOf,
+    guarded,
+    task_of,
+)
+from panjue.prompts.plumbing.orphans import watch_parent
+from panjue.prompts.reader import beside, reading
+from panjue.prompts.task import comparing, load_task
 
 watch_parent()  # in the command itself this does nothing
 
@@ -29,57 +40,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a full disk, a spent quota and a limit on files say."""
-
-URL = "http://127.0.0.1:8000"
-Size = Annotated[int, typer.Option(min=1, help="cases")]
-OnBad = Annotated[OnBadRow, typer.Option(help="at a row that is no case")]
-HandedIn = Annotated[Path, typer.Argument(help="a submission, or the run folder that has it")]
-TaskName = Annotated[str, typer.Option(help="a file in prompts/tasks/")]
-TaskOf = Annotated[str | None, typer.Option(help="else that of the run folder, else judgment")]
-
-
-Embeddings = Annotated[
-    str, typer.Option(help="dialogues: what compares texts; ngrams, a model's folder, or URL#MODEL")
-]
-JudgeName = Annotated[
-    str, typer.Option(help="dialogues: who says that two alike events are one; agree, or URL#MODEL")
-]
-
-
-def _task_of(name: str | None, handed_in: Path) -> tuple[str, str]:
-    """Return which task a hand-in is of, and what errors say where no run folder says so.
-
-    Raises:
-        UserError: The run folder says another task.
-    """
-    folder = handed_in if (handed_in / "manifest.json").exists() else handed_in.parent
-    known = generation(folder).get("task")
-    if known is None:
-        name = name or "judgment"
-        return name, f" (read as task {name!r}: is that right?)"
-    if name not in (None, known):
-        raise UserError(f"{folder}: is a run of the task {known!r}, not {name!r}")
-    return known, ""
-
-
-@contextmanager
-def _guarded(
-    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None], told: str = ""
-) -> Iterator[None]:
-    """Refuse to write over an input; say with an error what was skipped before it, and `told`."""
-    kept = {path.resolve() for path in inputs if path}
-    for path in outputs:
-        if path and (path.resolve() in kept or (path.exists() and path.name in OF_A_RUN)):
-            raise UserError(f"{path}: is read here or belongs to a run; write somewhere else")
-    try:
-        yield
-    except UserError as error:
-        more = f"; {skipped}" if skipped.rows else ""
-        of = "" if isinstance(error, Unreadable) else told
-        raise UserError(f"{error}{of}{more}") from None
 
 
 def _load(module: str, name: str) -> Callable[..., Any]:
@@ -90,7 +50,7 @@ def _load(module: str, name: str) -> Callable[..., Any]:
 @app.command()
 def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) -> None:
     """Write invented cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
-    from panjue.prompts.demo import write_demo
+    from panjue.prompts.tasks.judgment.demo import write_demo
 
     write_demo(folder, {"train": train, "test": test, "base": base})
 
@@ -193,16 +153,14 @@ def score(
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval import compare
-    from panjue.eval.matching import make_matching, matching_by
     from panjue.eval.score import domain_means, show
     from panjue.eval.score import score as compute
 
-    name, told = _task_of(task, submission)
-    tolerant, skipped = reading(load_task(name), on_bad_row)
+    name, told = task_of(task, submission)
+    tolerant, skipped = reading(comparing(load_task(name), embeddings, judge), on_bad_row)
     console = Console()
     files = (gold, submission, against, *(out_of_domain or ()))
-    same = matching_by(make_matching(embeddings, judge))
-    with same, _guarded(skipped, json, inputs=files, told=told):
+    with guarded(skipped, json, inputs=files, told=told):
         scores = compute(tolerant, gold, submission)
         others = compute(tolerant, *out_of_domain) if out_of_domain else None
         differences = compare.compare(tolerant, gold, submission, against) if against else {}
@@ -241,13 +199,12 @@ def compare(
     """Compare two runs: metrics side by side, SECOND less FIRST, cases won and lost, and where."""
     from panjue.eval.answers import open_run
     from panjue.eval.compare import check_runs, compare_runs, show_runs
-    from panjue.eval.matching import make_matching, matching_by
 
     other, run = open_run(first, gold), open_run(second, gold)
     check_runs(other, run, same_file=gold is None)
-    same = matching_by(make_matching(embeddings, judge))
-    with same, _guarded(run.skipped, json, inputs=(first, second, run.test)):
-        found = compare_runs(run.task, run.test, first, second)
+    task = comparing(run.task, embeddings, judge)
+    with guarded(run.skipped, json, inputs=(first, second, run.test)):
+        found = compare_runs(task, run.test, first, second)
     show_runs(found, (first, second), Console())
     if run.skipped.rows:
         print(run.skipped)
@@ -291,27 +248,21 @@ def report(
 ) -> None:
     """Write one page on RUN: scores, where it errs, and every case to look at; and its card."""
     from panjue.eval.answers import open_run
-    from panjue.eval.matching import make_matching, matching_by
+    from panjue.eval.card import write_scores
     from panjue.eval.report import report as gather
     from panjue.eval.report_page import page
-    from panjue.prompts.card import CARD, scored_on, write_card
 
     opened, place = open_run(run, gold), html or run / "report.html"
-    same = matching_by(make_matching(embeddings, judge))
-    with same, _guarded(opened.skipped, html, inputs=(opened.test,)):
+    opened = replace(opened, task=comparing(opened.task, embeddings, judge))
+    with guarded(opened.skipped, html, inputs=(opened.test,)):
         found = gather(opened)
     with whole_file(place) as out:
         out.write(page(found))
     print(f"written: {place}")
     for line in found.skipped:
         print(line)
-    if not (opened.is_of_adapter and found.decoding):
-        return
-    if folder := opened.card_folder():
-        write_card(folder, scored_on(found.scores.to_json(), found.tested))
-        print(f"written: {folder / CARD}")
-    else:
-        print(f"{opened.trained}: is not what answered any more; its card is left as it is")
+    if opened.is_of_adapter and found.decoding:
+        print(write_scores(opened, found.scores.to_json(), found.tested))
 
 
 @app.command()
@@ -337,11 +288,11 @@ def fairness(
     from panjue.eval.fairness import report
     from panjue.eval.fairness_page import page, show
 
-    name, told = _task_of(task, submission)
+    name, told = task_of(task, submission)
     tolerant, skipped = reading(beside(load_task(name), groups), on_bad_row)
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     files = (gold, submission, groups, train, train_groups)
-    with _guarded(skipped, json, html, inputs=files, told=told):
+    with guarded(skipped, json, html, inputs=files, told=told):
         found = report(
             name,
             tolerant,
@@ -377,9 +328,9 @@ def check(
 
     known = load_labels(labels) if labels else None
     faults = 0
-    name, told = _task_of(task, submission)
+    name, told = task_of(task, submission)
     tolerant, skipped = reading(load_task(name), on_bad_row)
-    with _guarded(skipped, inputs=(), told=told):
+    with guarded(skipped, inputs=(), told=told):
         for fault in find_faults(tolerant, submission, cases, known):
             print(fault)
             faults += 1
@@ -393,29 +344,5 @@ def main() -> None:
     """Run the command line; what a user can mend ends in one line and exit code 2."""
     # On a CPU it asks for a package that has nothing for what is done here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
+    with in_one_line():
         app()
-    except UserError as error:
-        print(f"panjue: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if not error.filename and error.errno not in NO_ROOM:
-            raise
-        place = f"{error.filename}: " if error.filename else ""
-        more = "; make room, then the same command goes on" if error.errno in NO_ROOM else ""
-        print(f"panjue: {place}{error.strerror}{more}", file=sys.stderr)
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.startswith("panjue"):
-            raise
-        told = "make install, or pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')"
-        print(f"panjue: {error.name} is not installed; {told}", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stopped:
-        with suppress(OSError):  # a Ctrl-C ends `| tee` too
-            print(f"panjue: {stopped}", file=sys.stderr)
-        sys.exit(stopped.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import prompt_ids, reply_ids, shielded
-from panjue.prompts.task import Example, Messages, Task
+from panjue.prompts.task import Messages, Task
 
 SENTENCE = re.compile(
     r"(?:[^。！？；!?;\n.]++|\.(?!\s+[“‘\"'(]?[A-ZÀ-Þ]))*+"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from panjue.prompts.decode import normal
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, write_json
+from panjue.prompts.plumbing.decode import normal
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, write_json
 
 Counts = Mapping[str, int]
 

@@ -6,16 +6,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.parts import SYNTAX, part_of_tokens
-from panjue.prompts.task import Example, Messages
+from panjue.prompts import tasks
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.parts import SYNTAX, part_of_tokens
+from panjue.prompts.task import Messages, task_folders
 
-TEMPLATES = Path(__file__).parent / "templates"
 
-
-def templates_of(task: str) -> list[Path]:
-    """Return the templates of a task: its own, then one for each of its several calls."""
-    return [TEMPLATES / f"{task}.md", *sorted(TEMPLATES.glob(f"{task}-*.md"))]
+def prompt_files(task: str) -> list[Path]:
+    """Return the prompts of a task: its own, then one for each of its several calls."""
+    folder = task_folders()[task]
+    return [folder / "prompt.md", *sorted(folder.glob("prompt-*.md"))]
 
 
 RULES = "2"
@@ -100,19 +101,26 @@ def shielded(tokenizer: Any, messages: Messages) -> Messages:
     return [{**said, "content": shield(tokenizer, said["content"])} for said in messages]
 
 
-def render(task: str, example: Example) -> Messages:
-    """Fill `templates/<task>.md` and return it as one user message, byte for byte.
+def render(task: str, example: Example, call: str = "") -> Messages:
+    """Fill `tasks/<task>/prompt.md` and return it as one user message, byte for byte.
+
+    Args:
+        task: The folder's name.
+        example: What fills it.
+        call: Which of several calls is asked: it fills `prompt-<call>.md`.
 
     Raises:
         UserError: The template names a field that the example lacks.
     """
-    template = (TEMPLATES / f"{task}.md").read_text("utf-8")
+    name = f"{task}/prompt{call and f'-{call}'}.md"
+    place = next(place for root in tasks.__path__ if (place := Path(root) / name).exists())
+    template = place.read_text("utf-8")
     fields = {"text": example.text, **example.inputs}
     try:
         content = template.format_map({key: neutralize(value) for key, value in fields.items()})
     except KeyError as error:
         have = ", ".join(fields)
-        raise UserError(f"templates/{task}.md asks for {error}; the example has {have}") from None
+        raise UserError(f"tasks/{name} asks for {error}; the example has {have}") from None
     return [{"role": "user", "content": content}]
 
 

@@ -1,133 +1,28 @@
 """What a task is, and how one is found by name."""
 
-import pkgutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
 from panjue.prompts import tasks
-from panjue.prompts.config import SolveSettings, first_complaint
-from panjue.prompts.decode import after_thinking, load_json
-from panjue.prompts.errors import BadRow, UserError, did_you_mean
-from panjue.prompts.files import Record, at, case_lines, lines, parse_case
-from panjue.prompts.handin import JSON_LINES, HandIn
+from panjue.prompts.example import Answer, Decoded, Example, Solving, drive, groups_of, once
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.config import SolveSettings, first_complaint
+from panjue.prompts.plumbing.decode import after_thinking, load_json
+from panjue.prompts.plumbing.errors import BadRow, UserError, did_you_mean
+from panjue.prompts.plumbing.files import Record, case_lines
+from panjue.prompts.plumbing.handin import JSON_LINES, HandIn
+from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
 
 Messages = list[dict[str, str]]
-Answer = Mapping[str, Any]
 Schema = dict[str, Any]
-Row = Mapping[str, Any]
-"""One row of a submission, or what such a row is scored against."""
 
-
-class Turn(NamedTuple):
-    """What somebody says in a dialogue.
-
-    Attributes:
-        number: Its place in the dialogue, from 1: sentences repeat themselves.
-        holder: Who says it.
-        sentence: What is said.
-        event: What it is about, where that is known.
-    """
-
-    number: int
-    holder: str
-    sentence: str
-    event: str = ""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One question: what fills the template, and the answer we hope for.
-
-    Attributes:
-        id: Unique within its file; joins examples, completions and scores.
-        text: The long part, which `fit` may shorten; `{text}` in the template.
-        names: Those the answer is about, in order; `fit` keeps the sentences that introduce them.
-        inputs: Further fields of the template.
-        answer: The gold answer; None in a test file.
-        references: Where several answers may be right, sets of them as the hand-in writes them:
-            a score is the mean over the sets of how well the best of a set is met.
-        groups: Attributes to report apart, e.g. `{"defendants": "2"}`; never shown to the model.
-        anchor: What the text is read for: `fit` keeps the sentences that share most with it.
-        turns: Of a dialogue, those that the answer is about.
-        notes: What somebody should know of its row, though it is a good one.
-    """
-
-    id: int | str
-    text: str
-    names: tuple[str, ...] = ()
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    answer: Answer | None = None
-    references: tuple[tuple[str, ...], ...] = ()
-    groups: Mapping[str, str] = field(default_factory=dict)
-    anchor: str = ""
-    turns: tuple[Turn, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A reply after repair.
-
-    Attributes:
-        answer: Always complete: what could not be read is answered by the task's fallback.
-        repairs: What was mended, one short text each; empty when the reply was valid as it came.
-        readable: False when nothing at all could be read, so that the answer is a guess.
-    """
-
-    answer: Answer
-    repairs: tuple[str, ...] = ()
-    readable: bool = True
-
-
-Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
-"""The way to an answer that takes several calls.
-
-It yields the questions that can be put by now, each an example of the same task with an id of its
-own, receives their replies in that order, decoded, and returns the answer. Given the same replies
-it asks the same questions: that is how a run is gone on with, and decoded again without a model.
-"""
-
-
-def once(example: Example) -> Solving:
-    """Solve by one call: the example is the question."""
-    [decoded] = yield [example]
-    return decoded.answer
-
-
-def drive(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
-    """Return the answer that is found where question 0, 1, … gets this reply."""
-    number, replies = 0, None
-    while True:
-        try:
-            questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
-        except StopIteration as found:
-            answer: Answer = found.value
-            return answer
-        replies = [reply(number + i, question) for i, question in enumerate(questions)]
-        number += len(replies)
-
-
-def call_key(row: Mapping[str, Any]) -> str:
-    """Return the key of a row of `completions.jsonl`: its id, and which of its calls it is."""
-    return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
-
-
-def first_reply(row: Mapping[str, Any]) -> str:
-    """Return the first reply of a row of `completions.jsonl`; empty where it could not be asked."""
-    return str(row["texts"][0]) if row.get("refused") is None else ""
-
-
-UNKNOWN = "-"
-"""The group of an example whose attribute nobody knows."""
-
-NOBODY_KNOWS = (None, "", UNKNOWN, "n/a", "N/A")
-"""What files have for an attribute that is not known."""
+BUILT_IN = ("ngrams", "agree")
+"""What compares texts where nothing else is said: it needs no model."""
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
@@ -243,20 +138,18 @@ class AfterThinking:
 
 @dataclass(frozen=True)
 class Task:
-    """One question we put to the model. The module's name is the task's name everywhere.
+    """One question we put to the model. Its folder's name is the task's name everywhere.
 
     Attributes:
         from_row: One row of a cases file -> its example; a UserError says what is wrong with it.
-        prompt: Example -> chat messages, from `templates/<task>.md`.
+        prompt: Example -> chat messages, from `tasks/<task>/prompt.md`.
         schema: Example, labels -> JSON Schema of exactly this example's reply.
         target: Example -> the gold reply, compact JSON, always valid under the schema.
         decode: Reply, example, labels -> answer. Never raises. What it makes of an empty reply
             is the task's fallback, and the first peer that a score is printed beside. A think
             block is dropped before.
         submission: Example, answer -> one row of the official hand-in, with its `id`.
-        metrics: Names of functions from a gold row and a submission row, or None, to a number:
-            `reading.f1` is `f1` in `panjue.eval.reading`, a bare name is in
-            `panjue.eval.metrics`. The last one is the headline.
+        metrics: What its answers are scored by; see `tasks/metrics.py`. The last is the headline.
         rows: A cases file -> its rows; by default one JSON object a line.
         handin: The form of the submission file.
         labels: Training examples -> the label sets.
@@ -276,15 +169,17 @@ class Task:
         order: Field -> its values as reports have them in order, penalties from the gravest on;
             `class` for what `classes` names.
         shown: What a report shows of a gold row and a submission row, where that is neither what
-            is decided nor a class: `reading.shown` is `shown` in `panjue.eval.reading`.
+            is decided nor a class.
         solve: Example, settings -> the way to its answer, where that takes several calls.
         right: Example with its gold answer -> what answers each question of `solve` as a perfect
             model would: question -> question with its answer.
         settings: How `solve` goes about it; None for tasks of one call.
-        compares: Whether the metrics compare texts by meaning; see `panjue.eval.matching`.
-        side: Id -> further groups of an example; see `beside`.
+        compared_by: What the metrics compare texts by, for their tables; None: they compare none.
+        by_meaning: Names of what gives cosines and of a judge -> `metrics`, `shown` and
+            `compared_by` with these; None where no texts are compared.
+        side: Id -> further groups of an example; see `reader.beside`.
         only: Which examples of a file are read: all, unless a run asked fewer.
-        bad: What becomes of a row that is no example; see `panjue.prompts.skip`.
+        bad: What becomes of a row that is no example; see `prompts/reader.py`.
     """
 
     from_row: Callable[[Mapping[str, Any]], Example]
@@ -293,7 +188,7 @@ class Task:
     target: Callable[[Example], str]
     decode: Callable[[str, Example, Labels], Decoded]
     submission: Callable[[Example, Answer], dict[str, Any]]
-    metrics: tuple[str, ...]
+    metrics: tuple[Metric, ...]
     rows: Callable[[Path], Iterator[Record]] = case_lines
     handin: HandIn = JSON_LINES
     labels: Callable[[Iterable[Example]], Labels] = no_labels
@@ -309,11 +204,12 @@ class Task:
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
     classes: Callable[[Row], Iterable[str]] | None = None
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    shown: str = ""
+    shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     solve: Callable[[Example, Any], Solving] | None = None
     right: Callable[[Example], Callable[[Example], Example]] | None = None
     settings: SolveSettings | None = None
-    compares: bool = False
+    compared_by: str | None = None
+    by_meaning: Callable[[str, str], Mapping[str, Any]] | None = None
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     only: Callable[[Example], bool] = every
     bad: Callable[[BadRow], None] = stop
@@ -325,8 +221,8 @@ class Task:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Return what the metrics are called: their names without the module."""
-        return tuple(name.rpartition(".")[2] for name in self.metrics)
+        """Return what the metrics are called."""
+        return tuple(map(name_of, self.metrics))
 
     def solving(self, example: Example) -> Solving:
         """Begin on the way to an example's answer."""
@@ -383,40 +279,6 @@ class Task:
         return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
 
 
-def groups_of(found: Any) -> dict[str, str]:
-    """Return attribute -> group, those left out that nobody knows.
-
-    Raises:
-        UserError: There is no such mapping, or a group is no text, number or truth value.
-    """
-    if not isinstance(found, dict):
-        raise UserError("groups must be an object: attribute to group")
-    for name, group in found.items():
-        if not isinstance(group, str | int | float | None):
-            raise UserError(f"group {name!r} must be one text or number")
-    return {name: str(group) for name, group in found.items() if group not in NOBODY_KNOWS}
-
-
-def beside(task: Task, groups: Path | None) -> Task:
-    """Return the task as it reads files with the side file `groups` beside them.
-
-    Its rows have an `id` and groups; of an attribute that a line has as well, the side file's
-    counts. The ids of all files that are read must be of one kind.
-
-    Raises:
-        UserError: That file is missing or broken, or has one id twice.
-    """
-    side: dict[str, dict[str, str]] = {}
-    for number, raw in lines(groups) if groups else ():
-        with at(f"{groups}:{number}"):
-            row = parse_case(raw)
-            key = str(row.pop("id", ""))
-            if not key or key in side:
-                raise UserError(f"id {key} stands there already" if key else "the row has no 'id'")
-            side[key] = groups_of(row)
-    return replace(task, side=side)
-
-
 def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None) -> Task:
     """Return the task as it solves under these settings.
 
@@ -439,21 +301,35 @@ def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None)
         raise UserError(f"solve: {first_complaint(type(task.settings), error)}") from None
 
 
-def task_names() -> list[str]:
-    """Return the names of all tasks: the modules in `prompts/tasks/`."""
-    return sorted(module.name for module in pkgutil.iter_modules(tasks.__path__))
+def comparing(task: Task, embeddings: str, judge: str) -> Task:
+    """Return the task as its metrics compare texts by these.
+
+    Raises:
+        UserError: A name means nothing, or the task compares no texts.
+    """
+    if (embeddings, judge) == BUILT_IN:
+        return task
+    if task.by_meaning is None:
+        raise UserError("--embeddings, --judge: the metrics of this task compare no texts")
+    return replace(task, **task.by_meaning(embeddings, judge))
+
+
+def task_folders() -> dict[str, Path]:
+    """Return the name of every task -> its folder."""
+    places = (place for root in tasks.__path__ for place in Path(root).glob("*/task.py"))
+    return {place.parent.name: place.parent for place in sorted(places)}
 
 
 def load_task(name: str) -> Task:
-    """Return `TASK` from `prompts/tasks/<name>.py`.
+    """Return `TASK` from `prompts/tasks/<name>/task.py`.
 
     Raises:
-        UserError: There is no such file.
+        UserError: There is no such folder.
     """
-    known = task_names()
+    known = list(task_folders())
     if name not in known:
         raise UserError(
             f"no task {name!r} in prompts/tasks/ ({', '.join(known)}){did_you_mean(name, known)}"
         )
-    task: Task = import_module(f"{tasks.__name__}.{name}").TASK
+    task: Task = import_module(f"{tasks.__name__}.{name}.task").TASK
     return task

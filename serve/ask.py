@@ -7,10 +7,11 @@ from typing import Any
 import llguidance.hf
 from llguidance import LLMatcher
 
+from panjue.prompts.example import Example
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import load_tokenizer
-from panjue.prompts.task import Example, Schema, Task
+from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.task import Schema, Task
 from panjue.serve.source import Question, Refusal
 
 

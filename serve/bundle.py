@@ -14,19 +14,27 @@ from typing import Any, Literal, get_args
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
+from panjue.eval.card import card_files, scored_in, write_card
 from panjue.eval.decide import decision_sha256
 from panjue.eval.score import decoding_of
-from panjue.prompts.card import card_files, scored_in, write_card
-from panjue.prompts.config import DATA, scrubbed
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import Rows, dump, generation, read_json, sha256, sync_names, write_json
-from panjue.prompts.model import DECISION, model_files, model_sha256, prompt_sha256
-from panjue.prompts.similarity import BUILT_IN
+from panjue.prompts.plumbing.config import DATA, scrubbed
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import (
+    dump,
+    generation,
+    read_json,
+    sha256,
+    sync_names,
+    write_json,
+)
+from panjue.prompts.plumbing.model import DECISION, model_files, model_sha256, prompt_sha256
+from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.dialogue.similarity import BUILT_IN
 from panjue.serve.merge import check_base, merge
 
 ROOMS = ("prompts", "finetune", "serve", "eval")
-CODE = ("*.py", "tasks/*.py", "templates/*.md", "card*.md", "page/*.*", "bundled/*.*")
+CODE = {".py", ".md", ".html", ".css", ".js", ".svg"}
 """What is packed of them; `configs/` has the user's own, of which the run's two are packed."""
 
 HERE = Path(__file__).parent / "bundled"
@@ -238,7 +246,7 @@ def _pack_code(folder: Path) -> None:
         spec = find_spec(f"panjue.{room}")
         assert spec
         source = Path(str(spec.origin)).parent
-        for path in sorted(path for part in CODE for path in source.glob(part)):
+        for path in sorted(path for path in source.rglob("*.*") if path.suffix in CODE):
             copied = folder / room / path.relative_to(source)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copied)

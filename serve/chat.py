@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from panjue.prompts.decode import load_json
-from panjue.prompts.errors import UserError
 from panjue.prompts.labels import load_labels
-from panjue.prompts.law import read_law
-from panjue.prompts.names import find_defendants
-from panjue.prompts.openai import address, complaint, events, key_header
+from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.openai import address, complaint, events, key_header
 from panjue.prompts.task import load_task
 from panjue.serve.endpoint import Endpoint, PlainAsker
+from panjue.serve.law import read_law
+from panjue.serve.names import find_defendants
 from panjue.serve.settings import KEY
 from panjue.serve.source import Grow, quiet, requests
 

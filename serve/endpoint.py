@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx
 
-from panjue.prompts.config import check_known
-from panjue.prompts.errors import UserError
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.openai import (
+from panjue.prompts.plumbing.config import check_known
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.openai import (
     FAILURES,
     REFUSED,
     Patience,
@@ -22,7 +23,7 @@ from panjue.prompts.openai import (
     named,
 )
 from panjue.prompts.render import TEMPLATE_ARGS
-from panjue.prompts.task import Example, Task
+from panjue.prompts.task import Task
 from panjue.serve.source import Grow, Question, Request, quiet
 
 KEY = "PANJUE_ENDPOINT_KEY"

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import TokenizersBackend
 
-from panjue.prompts.config import check_known, check_ours
-from panjue.prompts.errors import UserError
-from panjue.prompts.orphans import starting_engine
+from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.forks import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT
 from panjue.serve.source import POLL_S, Grow, Request, quiet

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from panjue.prompts.config import check_known, check_ours
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import (
-    Rows,
+from panjue.prompts.example import Decoded, Example, call_key, drive, first_reply
+from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import (
     delete,
     difference,
     dump,
@@ -22,24 +23,13 @@ from panjue.prompts.files import (
     stream,
     write_json,
 )
-from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.lock import alone_in
-from panjue.prompts.model import model_sha256, prompt_sha256
-from panjue.prompts.progress import meter
+from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.model import model_sha256, prompt_sha256
+from panjue.prompts.plumbing.progress import meter
+from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.reader import is_held_out, reading
 from panjue.prompts.render import RULES
-from panjue.prompts.skip import reading
-from panjue.prompts.split import is_held_out
-from panjue.prompts.task import (
-    Decoded,
-    Example,
-    Task,
-    call_key,
-    configured,
-    drive,
-    first_reply,
-    load_task,
-    no_labels,
-)
+from panjue.prompts.task import Task, configured, load_task, no_labels
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.engine import AsyncEngineArgs, Engine, check_sampling, engine

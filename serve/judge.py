@@ -6,8 +6,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from panjue.eval.decide import Decider
-from panjue.prompts.errors import UserError
-from panjue.prompts.task import Example, Task, first_reply
+from panjue.prompts.example import Example, first_reply
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import Task
 from panjue.serve.ask import Asker
 from panjue.serve.forks import WAYS
 from panjue.serve.rows import row

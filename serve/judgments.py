@@ -9,12 +9,12 @@ from fastapi import Body, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.names import MOST, find_defendants
-from panjue.prompts.task import Example
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.engine import VLLMError, with_cancellation
 from panjue.serve.guard import Problem, sse
 from panjue.serve.judge import Judge
+from panjue.serve.names import MOST, find_defendants
 from panjue.serve.source import Question, Refusal
 
 MOST_SAMPLES = 32

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.app import arguments, vllms_app
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import (

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, whole_folder, write_json
-from panjue.prompts.lock import alone_in
-from panjue.prompts.model import load_tokenizer, model_folder, model_sha256
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, whole_folder, write_json
+from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.model import load_tokenizer, model_folder, model_sha256
 
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 

@@ -6,8 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.task import Decoded, Example, Solving, call_key, first_reply
+from panjue.prompts.example import Decoded, Example, Solving, call_key, first_reply
+from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, PlainAsker, Told
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput

@@ -17,8 +17,8 @@ import uvloop
 from rich.console import Console
 from starlette.types import ASGIApp
 
-from panjue.prompts.config import check_known, check_ours
-from panjue.prompts.errors import TWICE_S, UserError
+from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.errors import TWICE_S, UserError
 from panjue.serve.engine import AsyncEngineArgs, on_cpu
 from panjue.serve.guard import Guard, Rules
 from panjue.serve.lifecycle import Lifecycle

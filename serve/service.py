@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from panjue.eval.decide import Decider, fitted_decider
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json
 from panjue.prompts.labels import load_labels
-from panjue.prompts.law import read_law
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.judge import Judge
 from panjue.serve.judgments import Judgments
+from panjue.serve.law import read_law
 from panjue.serve.settings import ServeConfig, trained_folder
 from panjue.serve.source import Source
 from panjue.serve.trained import Served, served_model

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from panjue.prompts.config import Config, load_config
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, sha256
-from panjue.prompts.skip import OnBadRow
+from panjue.prompts.plumbing.config import Config, load_config
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import load_task
 
 NAME = "panjue"
@@ -107,7 +107,7 @@ class EngineConfig(Config):
     """Which training result is served, and how."""
 
     task: str = "judgment"
-    """Name of a file in prompts/tasks/."""
+    """Name of a folder in prompts/tasks/."""
     run: Path
     """Folder that is written to."""
     trained: Path | None = None

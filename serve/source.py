@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Messages, Schema
 
 POLL_S = 0.5

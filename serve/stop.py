@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from panjue.prompts.errors import Stopped
+from panjue.prompts.plumbing.errors import Stopped
 
 LATE_S = 1.0
 """How much later than its engine this process may get a signal that is sent to both: so long is

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json
 from panjue.serve.merge import check_base, merge
 
 

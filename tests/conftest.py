@@ -143,7 +143,7 @@ class FixtureCosts:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with invented cases, a tiny base and the config files of this session."""
     from panjue.finetune.base import main as make_base
-    from panjue.prompts.demo import write_demo
+    from panjue.prompts.tasks.judgment.demo import write_demo
 
     folder = tmp_path_factory.mktemp("workshop")
     write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})

@@ -8,15 +8,13 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from panjue.prompts.task import load_task, task_names
+from panjue.prompts.task import load_task, task_folders
 
 ALIKE = {"judgment", "severity", "scotus", "fscs"}
 """The first is tried at length elsewhere, the others are `ecthr` with one class each."""
 
-SAMPLES = Path(__file__).parent / "samples"
 
-
-@pytest.mark.parametrize("name", [name for name in task_names() if name not in ALIKE])
+@pytest.mark.parametrize("name", [name for name in task_folders() if name not in ALIKE])
 def test_the_whole_way(
     name: str,
     workshop: Path,
@@ -29,7 +27,7 @@ def test_the_whole_way(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    [sample] = SAMPLES.glob(f"{name}.*")
+    [sample] = task_folders()[name].glob("sample.*")
     task, run = load_task(name), tmp_path / "run"
     (tmp_path / "empty.yaml").write_text(f"task: {name}\nrun: {run}\n", "utf-8")
     config = tmp_path / "empty.yaml"

@@ -14,7 +14,7 @@ TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.
 
 
 def blocks(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "serve/README.md").read_text("utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -44,7 +44,26 @@ def test_the_compose_file() -> None:
     assert named == compose["volumes"].keys()
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+READMES = [f"{room}/{name}" for room in (".", *ROOMS) for name in ("README.md", "README.zh.md")]
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_links_lead_somewhere(readme: str) -> None:
+    text = (ROOT / readme).read_text("utf-8")
+    for place, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+        file = (ROOT / readme).parent / place if place else ROOT / readme
+        assert file.exists(), place
+        heads = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE) if heading else []
+        anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+        assert not heading or heading in anchors, (place, heading, anchors)
+
+
+def test_the_first_page_is_short() -> None:
+    for readme in READMES[:2]:
+        assert len((ROOT / readme).read_text("utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize("readme", READMES)
 def test_make_targets_and_config_files_that_are_named_exist(readme: str) -> None:
     text = (ROOT / readme).read_text("utf-8")
     for line in re.findall(r"^make ([a-z -]+?)(?= *[A-Z#]|$)", text, re.MULTILINE):

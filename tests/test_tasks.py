@@ -1,4 +1,4 @@
-"""What every task must keep to. A new task is covered at once: it brings `samples/<task>.*`."""
+"""What every task must keep to. A new task is covered at once: its folder has a `sample.*`."""
 
 import importlib
 import json
@@ -14,17 +14,16 @@ from jsonschema import Draft202012Validator
 
 from panjue.eval.means import metric_values, pooled
 from panjue.prompts import render, tasks
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, Task, load_task, task_names
-
-SAMPLES = Path(__file__).parent / "samples"
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import Task, load_task, task_folders
 
 
 def check_task(name: str, sample: Path) -> None:
     """Hold a task to what training, serving and scoring take for granted."""
     task = load_task(name)
-    assert (render.TEMPLATES / f"{name}.md").is_file()
+    assert render.prompt_files(name)[0].is_file()
     examples = list(task.read(sample))
     assert examples, f"{sample}: no examples"
     assert len({str(example.id) for example in examples}) == len(examples)
@@ -100,16 +99,17 @@ def replies(target: str) -> st.SearchStrategy[str]:
     return st.text() | st.builds(dump, values) | torn | escaped | half
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", task_folders())
 def test_task(name: str) -> None:
-    samples = sorted(SAMPLES.glob(f"{name}.*"))
-    assert samples, f"put a few invented examples of {name} into {SAMPLES}/{name}.*"
+    folder = task_folders()[name]
+    samples = sorted(folder.glob("sample.*"))
+    assert samples, f"put a few invented examples into {folder}/sample.jsonl"
     for sample in samples:
         check_task(name, sample)
 
 
 def test_there_are_tasks() -> None:
-    assert "judgment" in task_names()
+    assert "judgment" in task_folders()
 
 
 TOY = '''
@@ -118,11 +118,13 @@ TOY = '''
 from collections.abc import Mapping
 from typing import Any
 
-from panjue.prompts.files import dump
-from panjue.prompts.decode import load_json
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import render
-from panjue.prompts.task import Answer, Decoded, Example, Messages, Schema, Task
+from panjue.prompts.task import Messages, Schema, Task
+from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.tasks.metrics import exact_match
 
 KINDS = ["no", "yes"]
 
@@ -159,7 +161,7 @@ def submission(example: Example, answer: Answer) -> dict[str, object]:
     return {"id": example.id, **answer}
 
 
-TASK = Task(from_row, prompt, schema, target, decode, submission, metrics=("exact_match",))
+TASK = Task(from_row, prompt, schema, target, decode, submission, metrics=(exact_match,))
 '''
 TOY_SAMPLE = (
     '{"id":1,"text":"谢谢 <|im_end|> {x}","kind":"yes"}\n{"id":2,"text":"走开","kind":"no"}\n'
@@ -168,22 +170,24 @@ TOY_SAMPLE = (
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make a folder whose modules are tasks too, with a template and a sample for `toy`."""
-    (tmp_path / "toy.md").write_text("友善吗？{text}", "utf-8")
-    (tmp_path / "toy.jsonl").write_text(TOY_SAMPLE, "utf-8")
+    """Make the folder of a task `toy`: code, prompt and a sample."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "task.py").write_text(TOY, "utf-8")
+    (folder / "prompt.md").write_text("友善吗？{text}", "utf-8")
+    (folder / "sample.jsonl").write_text(TOY_SAMPLE, "utf-8")
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
-    monkeypatch.setattr(render, "TEMPLATES", tmp_path)
     importlib.invalidate_caches()
-    yield tmp_path
+    yield folder
+    sys.modules.pop("panjue.prompts.tasks.toy.task", None)
     sys.modules.pop("panjue.prompts.tasks.toy", None)
     vars(tasks).pop("toy", None)
 
 
-def test_a_new_task_is_one_file_and_one_template(toy: Path) -> None:
+def test_a_new_task_is_one_folder(toy: Path) -> None:
     assert len(TOY.splitlines()) < 60
-    (toy / "toy.py").write_text(TOY, "utf-8")
-    assert "toy" in task_names()
-    check_task("toy", toy / "toy.jsonl")
+    assert "toy" in task_folders()
+    check_task("toy", toy / "sample.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -194,18 +198,17 @@ def test_a_new_task_is_one_file_and_one_template(toy: Path) -> None:
         ('{"kind": found["kind"]}', '{"kind": "no"}'),  # the answer is lost on the way
         ('return Decoded({"kind": "no"}', 'raise ValueError({"kind": "no"}'),
         ('"id": example.id', '"id": 0'),
-        ('"exact_match"', '"no_such_metric"'),
+        ("(exact_match,)", "(no_such_metric,)"),
     ],
 )
 def test_the_check_finds_a_broken_task(toy: Path, right: str, wrong: str) -> None:
     assert right in TOY
-    (toy / "toy.py").write_text(TOY.replace(right, wrong), "utf-8")
+    (toy / "task.py").write_text(TOY.replace(right, wrong), "utf-8")
     with pytest.raises(Exception):  # noqa: B017, PT011  # of many kinds; that it fails is the point
-        check_task("toy", toy / "toy.jsonl")
+        check_task("toy", toy / "sample.jsonl")
 
 
-def test_the_check_wants_a_template(toy: Path) -> None:
-    (toy / "toy.py").write_text(TOY, "utf-8")
-    (toy / "toy.md").unlink()
+def test_the_check_wants_a_prompt(toy: Path) -> None:
+    (toy / "prompt.md").unlink()
     with pytest.raises(AssertionError):
-        check_task("toy", toy / "toy.jsonl")
+        check_task("toy", toy / "sample.jsonl")

@@ -1,1 +1,1 @@
-"""One module per task, each exporting `TASK`; its prompt is `templates/<name>.md`."""
+"""One folder per task: `task.py` exports `TASK`, `prompt.md` is its prompt."""

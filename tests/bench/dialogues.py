@@ -16,8 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, configured, load_task
+from panjue.prompts.task import configured, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
 from panjue.serve.rows import Calls, rows

@@ -31,8 +31,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.prompts.demo import DRUGS, HOURS, INJURY, MONEY, PEOPLE
-from panjue.prompts.files import dump, whole_file
+from panjue.prompts.plumbing.files import dump, whole_file
+from panjue.prompts.tasks.judgment.demo import DRUGS, HOURS, INJURY, MONEY, PEOPLE
 
 PANJUE = Path(sys.executable).with_name("panjue")
 

@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from panjue.prompts.files import read_json
+from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
-from panjue.prompts.task import Example, Schema, load_task
+from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.task import Schema, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
 from panjue.serve.source import Refusal, Request, complete, requests

@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.matching import compared_by
 from panjue.eval.means import Columns, metric_values, summarize
+from panjue.prompts.example import Decoded, Example, drive
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Decoded, Example, Task, configured, drive, load_task
+from panjue.prompts.task import Task, configured, load_task
 
 WAYS = (
     {"way": "whole", "merge": False},
@@ -47,7 +47,7 @@ def main() -> None:
     args = parser.parse_args()
     base = load_task("dialogue")
     examples = list(base.read(args.folder))
-    title = f"{len(examples)} dialogues; {compared_by(base)}"
+    title = f"{len(examples)} dialogues; {base.compared_by}"
     table = Table("way", "sextuple", "event", title=title)
     for way in WAYS:
         task = configured(base, way)

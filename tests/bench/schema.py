@@ -18,9 +18,9 @@ import xgrammar
 from llguidance import LLMatcher
 
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import load_tokenizer
+from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment import by_hand
+from panjue.prompts.tasks.judgment.task import by_hand
 
 DEFENDANTS = (1, 2, 5, 20, 63)
 ROUNDS = 3

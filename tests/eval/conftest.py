@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.files import dump
+from panjue.prompts.plumbing.files import dump
 
 Judgment = tuple[str, list[str], list[str], int]
 Write = Callable[[str, Iterable[Mapping[str, Any]]], Path]

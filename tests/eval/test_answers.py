@@ -8,11 +8,11 @@ import pytest
 from panjue.eval.answers import decode_run
 from panjue.eval.check import check
 from panjue.eval.score import score
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump, read_lines, sha256, write_json
 from panjue.prompts.labels import collect
-from panjue.prompts.repair import PENALTIES
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_lines, sha256, write_json
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 Row = Callable[..., dict[str, Any]]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from panjue.eval.calibration import calibration
 from panjue.eval.compare import compare
 from panjue.eval.score import score
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import sha256, write_json
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from panjue.eval.check import check
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.repair import PENALTIES
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 Row = Callable[..., dict[str, Any]]

@@ -12,11 +12,12 @@ import pytest
 
 from panjue.eval.answers import open_run
 from panjue.eval.compare import check_runs, compare_runs
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump, read_json, sha256, write_json
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 DAMAGED = 30
@@ -169,7 +170,7 @@ def test_runs_that_were_asked_different_things_are_no_peers(
 
 def foreign(folder: Path) -> Path:
     """Return a file of cases that no run answered."""
-    sample = Path(__file__).parents[1] / "samples/judgment.jsonl"
+    sample = Path(__file__).parents[2] / "prompts/tasks/judgment/sample.jsonl"
     rows = [json.loads(line) for line in sample.read_text("utf-8").splitlines()]
     place = folder / "foreign.jsonl"
     place.write_text("".join(dump({**row, "id": f"x{row['id']}"}) + "\n" for row in rows), "utf-8")

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from panjue.eval.beliefs import Belief, Beliefs, Written, walk
 from panjue.eval.decide import Decider, best_pair, best_set, expected_f1
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 PAIRS = {"a": {"x": 3}, "b": {"y": 2}, "c": {"x": 1, "z": 5}}

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from panjue.eval import metrics
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment import metric as metrics
+from panjue.prompts.tasks.metrics import exact_match
 
-NAMES = tuple(load_task("judgment").metrics)
+NAMES = load_task("judgment").scores
 LABELS = ["a", "b", "c", "d"]
 SETS = st.lists(st.sampled_from(LABELS), max_size=4, unique=True)
 FULL = st.lists(st.sampled_from(LABELS), min_size=1, max_size=4, unique=True)
@@ -168,7 +169,7 @@ def test_a_case_by_hand(
     ],
 )
 def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> None:
-    assert metrics.exact_match(gold, predicted) == value
+    assert exact_match(gold, predicted) == value
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> No
 def test_weight_is_the_binary_logarithm_of_the_defendants(
     case: Callable[..., dict[str, Any]], defendants: int, weight: float
 ) -> None:
-    from panjue.prompts.tasks.judgment import from_row
+    from panjue.prompts.tasks.judgment.task import from_row
 
     row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
     assert load_task("judgment").weight(from_row(row)) == pytest.approx(weight)

@@ -7,9 +7,10 @@ import pytest
 
 from panjue.eval.check import check
 from panjue.eval.score import score
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "drdz"
 TASK = load_task("judgment")

@@ -15,13 +15,15 @@ from panjue.eval.answers import open_run
 from panjue.eval.fields import items_of
 from panjue.eval.report import OfClass, marked, report
 from panjue.eval.report_page import page
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump, read_json, sha256, write_json
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
+DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
 ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
@@ -171,7 +173,10 @@ def test_the_page_judges_as_the_metric_does() -> None:
     right["charges"] = ["盗窃罪", "盗窃罪"]  # metrics are over sets, and the first of two counts
     [(_, fields)] = items_of(TASK, gold, {"id": 1, "judgments": [right, wrong]})
     assert all(one.right for one in fields)
-    dialogue, sample = load_task("dialogue"), Path(__file__).parents[1] / "samples/dialogue.folder"
+    dialogue, sample = (
+        load_task("dialogue"),
+        Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
+    )
     want = dialogue.gold(next(iter(dialogue.read(sample))))
     told = json.loads(dump(want))
     [best] = told["chat"][0]["final_model_response"]
@@ -181,7 +186,10 @@ def test_the_page_judges_as_the_metric_does() -> None:
 
 
 def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
-    task, sample = load_task("dialogue"), Path(__file__).parents[1] / "samples/dialogue.folder"
+    task, sample = (
+        load_task("dialogue"),
+        Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
+    )
     gold = task.gold(next(iter(task.read(sample))))
     items = list(items_of(task, gold, gold))
     assert [name for name, _ in items][:2] == [

@@ -13,11 +13,13 @@ from rich.console import Console
 
 from panjue.eval.means import Columns, summarize
 from panjue.eval.score import Scores, score, show
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import sha256, write_json
+from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.metric import final
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 Case = Callable[..., dict[str, Any]]
@@ -243,7 +245,7 @@ def test_gold_must_be_labelled_and_there(case: Case, write: Write, tmp_path: Pat
 
 
 def columns(weights: list[float], values: list[float], groups: list[str] | None = None) -> Columns:
-    found = Columns(replace(TASK, metrics=("final",)))
+    found = Columns(replace(TASK, metrics=(final,)))
     for i, (weight, value) in enumerate(zip(weights, values, strict=True)):
         of: Mapping[str, str] = {"kind": groups[i]} if groups and groups[i] else {}
         found.add(Example(i, "", groups=of), weight, np.array([value]))

@@ -8,13 +8,13 @@ import pytest
 from panjue.eval.answers import decode_run, open_run
 from panjue.eval.decide import is_fitted_on
 from panjue.eval.tune import _ratios, class_ratios, main
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump, read_json, sha256, write_json
+from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
-from panjue.prompts.model import model_sha256
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.split import is_held_out
-from panjue.prompts.task import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.plumbing.model import model_sha256
+from panjue.prompts.reader import is_held_out
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]

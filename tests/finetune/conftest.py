@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts.files import dump
+from panjue.prompts.plumbing.files import dump
 
 SIDE_BY_SIDE = """
 import json, os, sys
 from pathlib import Path
 import torch
 from torch.distributed.distributed_c10d import _get_default_group
-from panjue.finetune import sft
+from panjue.finetune import result, sft
 
-def counted(folder, hashed=sft.model_sha256):
+def counted(folder, hashed=result.model_sha256):
     print("the base was hashed by process", os.environ["RANK"])
     return hashed(folder)
 
-sft.model_sha256 = counted
+result.model_sha256 = counted
 for words in json.loads(sys.argv[2]):
     sft.main(Path(sys.argv[1]), words)
 options = _get_default_group()._get_backend(torch.device("cpu")).options

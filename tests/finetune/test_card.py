@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from panjue.prompts.card import NOTES, scored_in, scored_on, write_card
-from panjue.prompts.files import read_json, write_json
-from panjue.prompts.model import model_sha256
-from panjue.prompts.render import TEMPLATES
+from panjue.eval.card import NOTES, scored_in, scored_on, write_card
+from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.model import model_sha256
+from panjue.prompts.render import prompt_files
 from panjue.serve.engine import AsyncEngineArgs
 
 
@@ -35,7 +35,7 @@ def test_the_card_says_what_the_adapter_is(trained: Path) -> None:
         assert made[told] in card.text
     assert f"{made['examples']:,} examples" in card.text
     assert "Not scored yet" in card.text
-    assert (folder / "prompt.md").read_bytes() == (TEMPLATES / "judgment.md").read_bytes()
+    assert (folder / "prompt.md").read_bytes() == prompt_files("judgment")[0].read_bytes()
     before = model_sha256(folder)
     scores: dict[str, Any] = {"examples": 285, "final": 0.5, "event": None}
     scores["interval"] = {"event": [None, None], "final": [0.4, 0.6]}
@@ -71,7 +71,7 @@ def test_every_prompt_and_every_data_file_is_named(trained: Path, tmp_path: Path
     write_card(folder)
     text = (folder / "README.md").read_text("utf-8")
     names = {path.name for path in folder.glob("prompt*.md")}
-    assert len(names) == len(list(TEMPLATES.glob("dialogue*.md"))) > 1
+    assert len(names) == len(prompt_files("dialogue")) > 1
     assert all(f"`{name}`" in text for name in names)
     assert "m" * 64 in text
     assert "d" * 64 in text

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from panjue.finetune.data import IGNORED, Report, rows
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import load_tokenizer
+from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.reader import is_held_out
 from panjue.prompts.render import prompt_ids
-from panjue.prompts.split import is_held_out
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
 

@@ -12,11 +12,12 @@ from panjue.finetune.examples import (
     mixed_examples,
     train_examples,
 )
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.fit import fit
-from panjue.prompts.split import is_held_out
-from panjue.prompts.task import Example, beside, load_task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import beside, is_held_out
+from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
 
@@ -24,7 +25,7 @@ TASK = load_task("judgment")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a training file, and a file to mix in that has half of its cases again."""
-    from panjue.prompts.demo import write_demo
+    from panjue.prompts.tasks.judgment.demo import write_demo
 
     folder = tmp_path_factory.mktemp("cases")
     write_demo(folder, {"train": 60, "test": 40, "base": 1})

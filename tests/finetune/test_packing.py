@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, Qwen3NextConfig
 
 from panjue.finetune.model import check_packing
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.errors import UserError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,

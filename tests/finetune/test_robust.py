@@ -19,7 +19,7 @@ from panjue.finetune.samplers import balanced
 from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import PartsTrainer, per_example, pooled
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.errors import UserError
 
 from .conftest import ROBUST_STEPS, Trained, robust_words
 

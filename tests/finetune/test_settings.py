@@ -17,8 +17,8 @@ from panjue.finetune.libraries import (
 )
 from panjue.finetune.settings import STRATEGIES, SftConfig
 from panjue.finetune.sft import main
-from panjue.prompts.config import load_config
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.config import load_config
+from panjue.prompts.plumbing.errors import UserError
 
 
 def config(*words: str, path: Path) -> SftConfig:

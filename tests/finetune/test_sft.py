@@ -16,10 +16,10 @@ from panjue.finetune.model import load_base, with_lora
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.sft import main, train, trainer_config
 from panjue.finetune.trainer import PartsTrainer
-from panjue.prompts.config import load_config
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, read_lines
 from panjue.prompts.labels import load_labels
+from panjue.prompts.plumbing.config import load_config
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, read_lines
 from panjue.prompts.task import load_task
 
 from .conftest import PLAIN_WORDS, Trained
@@ -140,7 +140,7 @@ SHORT = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.save_stra
 FORKS = """
 import json, os, signal, sys
 from pathlib import Path
-from panjue.finetune import sft
+from panjue.finetune import result, sft
 from panjue.finetune.journal import Journal
 from panjue.prompts.cli import main
 
@@ -158,7 +158,9 @@ def told_to_stop(number, *words):
     main()
 
 def killed_before(moment, *words):
-    setattr(sft, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    for module in (sft, result):
+        if hasattr(module, moment):
+            setattr(module, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     sft.main(Path(words[0]), words[1:])
 
 ends = []

@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from panjue.finetune import stop
 from panjue.finetune.stop import StopOnSignal
-from panjue.prompts.errors import Stopped
+from panjue.prompts.plumbing.errors import Stopped
 
 STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
 

@@ -10,13 +10,13 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, Report, pack, rows
+from panjue.finetune.data import IGNORED, PADDING, Report, collate, pack, rows
 from panjue.finetune.samplers import by_length
 from panjue.finetune.sft import main
-from panjue.finetune.trainer import PADDING, PartsTrainer, collate
-from panjue.prompts.errors import UserError
-from panjue.prompts.model import load_tokenizer
-from panjue.prompts.parts import SYNTAX
+from panjue.finetune.trainer import PartsTrainer
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -185,7 +185,7 @@ def test_every_evaluation_has_the_tasks_metrics_and_the_losses_by_part(trained: 
     measured = [entry for entry in entries(trained) if "eval_loss" in entry]
     assert [entry["step"] for entry in measured] == [6, 12]
     for entry in measured:
-        for name in (*TASK.metrics, "loss", "loss_charges", "loss_articles", "loss_penalty"):
+        for name in (*TASK.scores, "loss", "loss_charges", "loss_articles", "loss_penalty"):
             assert entry[f"eval_{name}"] >= 0
     state = json.loads((trained / "checkpoints/checkpoint-12/trainer_state.json").read_text())
     assert state["best_metric"] == max(entry["eval_final"] for entry in measured)

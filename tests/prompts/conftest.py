@@ -2,9 +2,9 @@
 
 import pytest
 
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TRAINING = (
     (["盗窃罪"], ["264"], 13),

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.articles import article_of, number
-from panjue.prompts.decode import flatten_forms, normal, snap
-from panjue.prompts.files import dump
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.decode import flatten_forms, normal, snap
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.articles import article_of, number
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 NUMERALS = "〇一二三四五六七八九"
 WIDE = str.maketrans("0123456789.-", "０１２３４５６７８９．－")

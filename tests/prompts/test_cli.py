@@ -8,7 +8,7 @@ import pytest
 
 from panjue.prompts import cli
 from panjue.prompts.cli import main
-from panjue.prompts.files import dump, write_json
+from panjue.prompts.plumbing.files import dump, write_json
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from panjue.prompts.config import Config, check_known, check_ours, load_config, scrubbed
-from panjue.prompts.errors import UserError
+from panjue.prompts.plumbing.config import Config, check_known, check_ours, load_config, scrubbed
+from panjue.prompts.plumbing.errors import UserError
 
 
 class Section(Config):

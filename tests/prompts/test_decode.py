@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.decode import (
+from panjue.prompts.example import Example
+from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.decode import (
     after_thinking,
     field_text,
     flatten_forms,
@@ -16,11 +18,9 @@ from panjue.prompts.decode import (
     strings_in,
     unquote,
 )
-from panjue.prompts.files import dump
-from panjue.prompts.labels import Labels
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example
-from panjue.prompts.tasks.judgment import decode, target
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.task import decode, target
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 KNOWN = {

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts import demo as demo_module
-from panjue.prompts.demo import CRIMES, write_demo
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_lines
+from panjue.prompts.example import Example
 from panjue.prompts.fit import leaving_order, split_sentences
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment import demo as demo_module
+from panjue.prompts.tasks.judgment.demo import CRIMES, write_demo
 
 SIZES = {"train": 400, "test": 80, "base": 300}
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import (
-    Rows,
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import (
     difference,
     dump,
     parse_line,
@@ -18,6 +17,7 @@ from panjue.prompts.files import (
     whole_file,
     write_json,
 )
+from panjue.prompts.plumbing.rows import Rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(

@@ -1,6 +1,7 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from panjue.prompts.example import Example
 from panjue.prompts.fit import (
     GAP,
     Fitted,
@@ -11,7 +12,7 @@ from panjue.prompts.fit import (
     without,
 )
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.task import load_task
 
 NAMES = ("张某", "张某甲", "李某")
 BODIES = st.lists(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.handin import JSON_LINES, JSON_LIST, HandIn, csv_table
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.handin import JSON_LINES, JSON_LIST, HandIn, csv_table
 
 CSV = csv_table("id", "ret")
 FORMS = {"lines": JSON_LINES, "list": JSON_LIST, "table": CSV}
@@ -60,7 +60,7 @@ def test_a_file_is_taken_as_it_is_and_a_folder_has_one(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ("list", b'{"id": 1}', r": .* found '\{' instead of '\['"),
+    ("list", b'{"id": 1}', ": is no JSON list"),
     ("list", b"\xef\xbb\xbf[]", ": opens with a byte order mark; save"),
     ("list", b'[{"id": 1}, {"id"', ": not JSON"),
     ("list", b'[{"id": 1}, 7]', ":row 2: expected a JSON object, found int"),

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.errors import UserError
 from panjue.prompts.labels import Labels, collect, load_labels
+from panjue.prompts.plumbing.errors import UserError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
 LISTS = st.lists(NAMES, max_size=4)

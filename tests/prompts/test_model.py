@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts import model
-from panjue.prompts.files import sha256
-from panjue.prompts.model import model_sha256
+from panjue.prompts.plumbing import model
+from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.model import model_sha256
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256(path)
 
-    monkeypatch.setattr("panjue.prompts.model.sha256", counted)
+    monkeypatch.setattr("panjue.prompts.plumbing.model.sha256", counted)
     monkeypatch.setattr(model, "LARGE", 0)
     monkeypatch.setattr(model, "SETTLED_NS", -1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.names import MOST, find_defendants
 from panjue.prompts.task import load_task
+from panjue.serve.names import MOST, find_defendants
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.matching import make_matching
-from panjue.prompts.errors import UserError
-from panjue.prompts.openai import LONGEST_BUSY_S
-from panjue.prompts.similarity import similarity
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.openai import LONGEST_BUSY_S
+from panjue.prompts.tasks.dialogue.matching import make_matching
+from panjue.prompts.tasks.dialogue.similarity import similarity
 
 Fate = int | dict[str, Any] | None
 """A status, another reply, or a connection that is dropped."""
@@ -61,7 +61,7 @@ def reply(asked: dict[str, Any]) -> dict[str, Any]:
 def server(
     monkeypatch: pytest.MonkeyPatch, serving: Callable[[ThreadingHTTPServer], None]
 ) -> Server:
-    monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0, 0, 0))
+    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0, 0, 0))
     serving(server := Server())
     return server
 
@@ -144,7 +144,7 @@ def test_who_is_busy_for_ever_is_named(
     ask: Ask, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic=count(0, LONGEST_BUSY_S / 8).__next__, sleep=lambda _: None)
-    monkeypatch.setattr("panjue.prompts.openai.time", clock)
+    monkeypatch.setattr("panjue.prompts.plumbing.openai.time", clock)
     server.fates = [503] * 1000
     with pytest.raises(UserError, match="503 Service Unavailable"):
         ask(f"{server.url}#m")

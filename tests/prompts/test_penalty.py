@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.tasks.judgment import penalty_class
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.tasks.judgment.task import penalty_class
 
 NOTHING = {
     "surveillance": 0,

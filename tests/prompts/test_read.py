@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import dump
-from panjue.prompts.repair import PENALTIES
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 read = load_task("judgment").read
 

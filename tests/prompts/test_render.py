@@ -6,10 +6,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from panjue.prompts import render as rendering
-from panjue.prompts.errors import UserError
-from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import Example, load_task
-from panjue.prompts.tasks import judgment
+from panjue.prompts import tasks
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.render import neutralize, prompt_files, render
+from panjue.prompts.task import load_task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -28,7 +29,7 @@ def test_prompt_is_the_golden_file() -> None:
 
 
 def test_the_template_stands_in_the_prompt_byte_for_byte() -> None:
-    template = (rendering.TEMPLATES / "judgment.md").read_text("utf-8")
+    template = prompt_files("judgment")[0].read_text("utf-8")
     case = Example(id=1, text="{text}", inputs={"defendants": "{defendants}"})
     assert render("judgment", case)[0]["content"] == template
 
@@ -89,10 +90,11 @@ def test_neutralize_examples(text: str, safe: str) -> None:
 def test_a_field_that_the_example_lacks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "judgment.md").write_text("{text} {place}", "utf-8")
-    monkeypatch.setattr(rendering, "TEMPLATES", tmp_path)
+    (tmp_path / "judgment").mkdir()
+    (tmp_path / "judgment/prompt.md").write_text("{text} {place}", "utf-8")
+    monkeypatch.setattr(tasks, "__path__", [str(tmp_path)])
     with pytest.raises(UserError, match="asks for 'place'; the example has text, defendants"):
-        judgment.prompt(NASTY)
+        render("judgment", NASTY)
 
 
 @given(st.lists(st.text(st.sampled_from("<[|ab.*]>"), min_size=1, max_size=5), max_size=8), ANGLED)

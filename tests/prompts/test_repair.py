@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from panjue.prompts.decode import flatten_forms
-from panjue.prompts.files import dump
+from panjue.prompts.example import Decoded, Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.decode import flatten_forms
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
-from panjue.prompts.repair import PENALTIES, repair
-from panjue.prompts.task import Decoded, Example
-from panjue.prompts.tasks.judgment import decode, faults, submission, target
+from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
+from panjue.prompts.tasks.judgment.task import decode, faults, submission, target
 
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from panjue.prompts.files import dump
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example
-from panjue.prompts.tasks.judgment import schema, target
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.task import schema, target
 
 # No control characters: no name has them, and DEL llguidance takes only in its escaped form.
 NAME = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, sha256, write_json
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.serve import bundle as bundling
 from panjue.serve.bundle import bundle, pins, requirements
 from panjue.serve.verify import alone, only_pinned, verify
@@ -43,7 +43,7 @@ def test_it_has_everything_and_no_data(packed: Path, run: Path, workshop: Path) 
     assert wanted <= names
     assert {"adapter/adapter_model.safetensors", "adapter/labels.json"} <= names
     assert {"base/model.safetensors", "base/tokenizer.json"} <= names
-    assert "code/panjue/prompts/templates/judgment.md" in names
+    assert "code/panjue/prompts/tasks/judgment/prompt.md" in names
     assert not any(name.endswith((".jsonl", ".pyc", ".bin")) for name in names)
     assert not any("configs/" in name for name in names), "those may be the user's own"
     first = (workshop / "demo/test.jsonl").read_text("utf-8").splitlines()[0]

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.openai import events
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.openai import events
 from panjue.serve.chat import KEYS, Asked, client, pasted, read_fact, speaker
 from panjue.serve.endpoint import Endpoint
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from panjue.prompts.files import sha256
+from panjue.prompts.plumbing.files import sha256
 
 KEY = "a key of the tests"
 HERE = Path(__file__).parent
@@ -229,7 +229,7 @@ def http(server: Any) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+@pytest.mark.parametrize("readme", ["serve/README.md", "serve/README.zh.md"])
 def test_the_readmes_curl(server: Any, readme: str) -> None:
     text = (Path(__file__).parents[2] / readme).read_text("utf-8")
     command = text[text.index("curl -s") :].partition("\n```")[0]

@@ -9,27 +9,19 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from panjue.eval.matching import KEY as JUDGE_KEY
-from panjue.eval.matching import make_matching
-from panjue.prompts.errors import UserError
+from panjue.prompts.example import Answer, Decoded, Example, call_key, drive
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import (
-    Answer,
-    Decoded,
-    Example,
-    Task,
-    call_key,
-    configured,
-    drive,
-    load_task,
-)
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import Task, configured, load_task, task_folders
+from panjue.prompts.tasks.dialogue.matching import KEY as JUDGE_KEY
+from panjue.prompts.tasks.dialogue.matching import make_matching
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
 from panjue.serve.engine import Engine
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
-SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
+SAMPLE = task_folders()["dialogue"] / "sample.folder"
 ROOM = 16384
 """Prompt and reply of the longest request: what the engine of all tests has room for."""
 
@@ -159,7 +151,7 @@ def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_endpoint_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", ())
+    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", ())
     plain = PlainAsker(TASK, Labels(), 400, constrained=True)
     with (
         closing(Endpoint("http://127.0.0.1:9/v1#x")) as endpoint,

@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_lines, sha256
+from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, call_key, load_task
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.task import load_task, task_folders
 from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
-SAMPLE = Path(__file__).parents[1] / "samples/dialogue.folder"
+SAMPLE = task_folders()["dialogue"] / "sample.folder"
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 LONGEST_S = 400
 
@@ -216,7 +217,7 @@ def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
 def test_what_it_broke_off_is_asked_again(
     reason: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0,))
+    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0,))
     times = iter(range(100))
     ended = {"choices": [{"message": {"content": ""}, "finish_reason": reason}]}
     server.behave = lambda _: (200, {}, ended) if next(times) == 2 else None
@@ -229,7 +230,7 @@ def test_what_it_broke_off_is_asked_again(
 def test_a_reply_in_no_form_ends_the_run(
     reply: Any, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.prompts.openai.PAUSES_S", (0,))
+    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0,))
     server.behave = lambda _: (200, {}, reply)
     with pytest.raises(UserError, match="goes on from there"):
         ask(server)

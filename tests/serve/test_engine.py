@@ -14,8 +14,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.example import Example
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.serve.ask import Asker
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput, text_of
 from panjue.serve.forks import UNFINISHED, WAYS

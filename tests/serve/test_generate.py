@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from panjue.prompts.config import load_config
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, write_json
+from panjue.prompts.plumbing.config import load_config
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.task import load_task
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import main

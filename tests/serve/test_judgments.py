@@ -12,8 +12,9 @@ import pytest
 
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
-from panjue.prompts.repair import PENALTIES
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.example import Example
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
 from panjue.serve.guard import Guard

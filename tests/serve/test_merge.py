@@ -12,8 +12,8 @@ from peft.tuners.lora.layer import Linear
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, write_json
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve import merge as merging
 from panjue.serve.merge import fold, merge
 

@@ -13,9 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from panjue.prompts.config import load_config
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_json, write_json
+from panjue.prompts.plumbing.config import load_config
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.app import arguments
 from panjue.serve.lifecycle import complaint
 from panjue.serve.server import bound, serve

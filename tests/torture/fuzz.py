@@ -5,7 +5,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["panjue.prompts.decode", "panjue.prompts.repair"]):
+with atheris.instrument_imports(
+    include=["panjue.prompts.plumbing.decode", "panjue.prompts.tasks.judgment.repair"]
+):
     from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")

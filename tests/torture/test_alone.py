@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.card import write_card
+from panjue.eval.card import write_card
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 

@@ -30,16 +30,23 @@ from typer.main import get_command
 from panjue.prompts.cli import app
 
 ROOT = Path(__file__).parents[2]
-SAMPLES = ROOT / "tests/samples"
+TASKS = ROOT / "prompts/tasks"
 READMES = ("README.md", "README.zh.md")
+"""Of the project and of each of its folders."""
 LONGEST_S = 600
 FACT = "经审理查明，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。\n"
 
 
 def sections(readme: str) -> list[tuple[str, str]]:
     """Return (heading, text) of every section."""
-    parts = re.split(r"^## (.*)\n", (ROOT / readme).read_text("utf-8"), flags=re.MULTILINE)
+    parts = re.split(r"^## (.*)\n", whole(readme), flags=re.MULTILINE)
     return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def whole(readme: str) -> str:
+    """Return the pages of one language, one after the other."""
+    folders = (".", "finetune", "serve", "eval", "prompts")
+    return "\n".join((ROOT / folder / readme).read_text("utf-8") for folder in folders)
 
 
 def commands(text: str) -> list[str]:
@@ -70,6 +77,7 @@ MODEL = {"MODEL=…": "MODEL=tiny", "TRAIN=…": "TRAIN=train.jsonl", "TEST=…"
 WORDS: dict[str, dict[str, str]] = {
     "See it work": {},
     "Your own cases, a real model": MODEL,
+    "Settings": MODEL,
     "Deciding, not echoing": MODEL,
     "Reading and cloze": MODEL,
     "Fair to whom": {
@@ -194,13 +202,13 @@ NAMES = re.compile(r"(?:make|panjue) (?:[a-z-]+|…)")
 def test_both_languages_have_the_same_commands() -> None:
     english, chinese = ([commands(text) for _, text in sections(readme)] for readme in READMES)
     assert english == chinese
-    ours, theirs = (spans((ROOT / readme).read_text("utf-8")) for readme in READMES)
+    ours, theirs = (spans(whole(readme)) for readme in READMES)
     assert ours == theirs
 
 
 def test_every_command_is_known_here() -> None:
     assert set(BLOCKS) == set(WORDS)
-    found = spans((ROOT / "README.md").read_text("utf-8"))
+    found = spans(whole("README.md"))
     known = {word for lines in BLOCKS.values() for line in lines for word in words_of(line)}
     known |= {word for span in SPANS for word in words_of(span)}
     for span in found - set(SPANS):
@@ -309,9 +317,10 @@ def write_lines(place: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     place.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
 
 
-def many(sample: str, place: Path, times: int = 12) -> None:
-    """Write a sample so many times over, each time with other texts and ids."""
-    rows = [json.loads(line) for line in (SAMPLES / sample).read_text("utf-8").splitlines()]
+def many(task: str, place: Path, times: int = 12) -> None:
+    """Write a task's sample so many times over, each time with other texts and ids."""
+    sample = (TASKS / task / "sample.jsonl").read_text("utf-8")
+    rows = [json.loads(line) for line in sample.splitlines()]
     key, text = ("qid", "query") if "qid" in rows[0] else ("id", "fact")
     made = [
         {**row, key: f"{row[key]}-{n}", text: f"{row[text]} ({n})"}
@@ -322,7 +331,7 @@ def many(sample: str, place: Path, times: int = 12) -> None:
 
 
 def many_documents(place: Path, times: int = 12) -> None:
-    sample, made = (SAMPLES / "reading.json").read_text("utf-8"), []
+    sample, made = (TASKS / "reading/sample.json").read_text("utf-8"), []
     for n in range(times):
         for document in json.loads(sample)["data"]:
             for paragraph in document["paragraphs"]:
@@ -336,7 +345,7 @@ def many_documents(place: Path, times: int = 12) -> None:
 def many_dialogues(place: Path, times: int) -> None:
     """Write the first sentences of a sample so many times over."""
     chat, emo = (
-        json.loads((SAMPLES / f"dialogue.folder/{name}/{name}_1.json").read_text("utf-8"))
+        json.loads((TASKS / f"dialogue/sample.folder/{name}/{name}_1.json").read_text("utf-8"))
         for name in ("chat", "emo")
     )
     for n in range(times):
@@ -353,10 +362,10 @@ def furnish(house: House, heading: str) -> None:
     if heading == "Reading and cloze":
         for name in ("train", "dev"):
             many_documents(place / f"{name}.json")
-            many("cloze.jsonl", place / f"{name}.jsonl")
+            many("cloze", place / f"{name}.jsonl")
     if heading == "Fair to whom":
         for name in ("train", "test"):
-            many("severity.jsonl", place / f"{name}.jsonl", 20)
+            many("severity", place / f"{name}.jsonl", 20)
         house.run("make base")
         task = "task=severity run=runs/s"
         house.run(f"panjue sft finetune/configs/demo.yaml {task} train=train.jsonl model=tiny")

@@ -18,10 +18,10 @@ import pytest
 
 from panjue.eval.answers import decode_run
 from panjue.finetune.sft import main as sft
-from panjue.prompts import render
-from panjue.prompts.demo import write_demo
-from panjue.prompts.errors import UserError
-from panjue.prompts.files import read_lines
+from panjue.prompts import tasks
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines
+from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.generate import main
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
@@ -288,9 +288,9 @@ def test_something_else(
     elif what == "labels":
         other_bytes(copy / "labels.json")
     elif what == "prompt":
-        shutil.copytree(render.TEMPLATES, tmp_path / "templates")
-        other_bytes(tmp_path / "templates/judgment.md")
-        monkeypatch.setattr(render, "TEMPLATES", tmp_path / "templates")
+        shutil.copytree(tasks.__path__[0], tmp_path / "tasks")
+        other_bytes(tmp_path / "tasks/judgment/prompt.md")
+        monkeypatch.setattr(tasks, "__path__", [str(tmp_path / "tasks")])
     elif what == "model":
         base = Path(json.loads((copy / "manifest.json").read_text("utf-8"))["base"])
         shutil.copytree(base, tmp_path / "base")

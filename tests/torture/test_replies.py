@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
 PIECES = [

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from panjue.finetune.sft import main as sft
-from panjue.prompts.errors import BadRow
-from panjue.prompts.files import dump
-from panjue.prompts.skip import reading
+from panjue.prompts.plumbing.errors import BadRow
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import reading
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")

@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, load_task
+from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker, loosened
 from panjue.serve.rows import Calls, rows
 from panjue.serve.source import Refusal

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.task import Example, load_task
-from panjue.prompts.tasks.judgment import by_hand
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.task import by_hand
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")

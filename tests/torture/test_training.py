@@ -88,6 +88,6 @@ def _step(checkpoint: Path) -> int:
 
 
 def _log(run: Path) -> list[dict[str, Any]]:
-    from panjue.prompts.files import read_lines
+    from panjue.prompts.plumbing.files import read_lines
 
     return [row for _, row in read_lines(run / "log.jsonl")]

@@ -1,0 +1,1 @@
+"""What every part stands on and no task knows of: settings, files, errors, locks, HTTP."""

@@ -1,0 +1,188 @@
+"""YAML file plus `key=value` words -> a frozen pydantic model. Unknown keys stop the run."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
+
+C = TypeVar("C", bound="Config")
+
+DATA = ("train", "dev", "mix", "groups")
+"""Settings of a training that name data files."""
+
+
+class Config(BaseModel):
+    """Base of every stage's settings: frozen, closed; the docstring under a field is its help."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class SolveSettings(Config):
+    """Base of the settings of a task that takes several calls."""
+
+    _kept_in: Path | None = PrivateAttr(None)
+
+    @property
+    def kept_in(self) -> Path | None:
+        """Return the run folder, where what is dear to find again is kept; None: nowhere."""
+        return self._kept_in
+
+    def in_folder(self, folder: Path | None) -> Self:
+        """Return the same settings for a run in `folder`."""
+        copy = self.model_copy()
+        copy._kept_in = folder
+        return copy
+
+
+def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
+    """Build `cls` from the YAML file `path`, overridden by words such as `trainer.max_steps=10`.
+
+    Raises:
+        UserError: The file is missing or broken, or a key is unknown, absent or of the wrong type.
+    """
+    merged: Any = _loaded(path)
+    for word in overrides:
+        given = _override(word)
+        try:
+            merged = OmegaConf.merge(merged, given)
+        except TypeError:
+            raise UserError(
+                f"{word!r}: a list cannot stand for a section, nor the reverse"
+            ) from None
+    try:
+        values = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:  # what a `${…}` names is not there
+        by = (repr(word) for word in reversed(overrides) if _sets(word, str(error.full_key)))
+        place = next(by, f"{path}: {error.full_key}")
+        raise UserError(f"{place}: {_problem(error)[1]}") from None
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
+
+
+def _loaded(path: Path) -> DictConfig:
+    try:
+        loaded = OmegaConf.load(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or 'is no YAML mapping'}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"
+        ) from None
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        line, problem = _problem(error)
+        raise UserError(f"{path}{line}: {problem}") from None
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"{path}: expected lines of `key: value`, found a list")
+    return loaded
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _sets(word: str, key: str) -> bool:
+    return f"{key}.".replace("[", ".").startswith(f"{_key(word)}.")
+
+
+def _override(word: str) -> DictConfig:
+    if "=" not in word:
+        raise UserError(f"{word!r}: an override is written key=value")
+    quote = f"""put text in quotes: {_key(word)}='"…"'"""
+    try:
+        if _has_comment(word.partition("=")[2]):
+            raise UserError(f"{word!r}: what follows # is a comment in YAML; {quote}")
+        return OmegaConf.from_dotlist([word])
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"{word!r}: {_problem(error)[1]}; the value is YAML, {quote}") from None
+
+
+def _has_comment(value: str) -> bool:
+    """Say whether a # stands between the tokens of YAML: there it begins what is left out."""
+    end = 0
+    for token in yaml.scan(value):
+        if "#" in value[end : token.start_mark.index]:
+            return True
+        end = token.end_mark.index
+    return False
+
+
+def _problem(error: Exception) -> tuple[str, str]:
+    """Return `:line` where an error of YAML has one, else nothing, and what is wrong there."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return "", str(error).splitlines()[0]
+    line, begun = error.problem_mark.line, error.context_mark
+    since = f" ({error.context} from line {begun.line + 1})" if begun and begun.line < line else ""
+    return f":{line + 1}", f"{error.problem}{since}"
+
+
+def check_ours(section: str, given: Iterable[str], ours: Mapping[str, str]) -> None:
+    """Refuse the settings of a library that panjue makes itself.
+
+    Args:
+        section: Its name in the config file.
+        given: The settings' names.
+        ours: Those that panjue makes -> the setting to use instead.
+
+    Raises:
+        UserError: Names the setting and the one to use.
+    """
+    for key in given:
+        if key in ours:
+            raise UserError(f"{section}: {key!r} is panjue's to set; use {ours[key]}")
+
+
+def check_known(section: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse settings that a library does not have.
+
+    Raises:
+        UserError: Names the setting and the nearest known one.
+    """
+    names = list(known)
+    for key in given:
+        if key not in names:
+            raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
+
+
+def first_complaint(cls: type[Config], error: ValidationError) -> str:
+    """Return what a user should know of the first thing that is wrong with settings."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"no setting {key!r}{did_you_mean(key, cls.model_fields)}"
+    if first["type"] == "missing":
+        known = cls.model_fields.get(key)  # None for a key inside a section
+        return f"set {key!r}: {(known and known.description) or 'it has no default'}"
+    if not key:  # of several settings together
+        return str(first["msg"]).removeprefix("Value error, ")
+    return f"{key}: {first['msg']}, got {first['input']!r}"
+
+
+ABSOLUTE = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
+WITHIN = re.compile(
+    r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
+)
+"""An absolute path behind `=`, a colon or a quote."""
+
+
+def scrubbed(value: Any) -> Any:
+    """Return settings without absolute paths: of each its last part stays."""
+    if isinstance(value, Mapping):
+        return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrubbed(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if ABSOLUTE.match(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+    return WITHIN.sub(r"\1", value)

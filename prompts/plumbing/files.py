@@ -1,0 +1,305 @@
+"""Files that survive: JSON lines in, whole-or-absent files out, streams that continue."""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from panjue.prompts.plumbing.errors import Unreadable, UserError
+
+Json = Any
+
+Record = tuple[int | str, Callable[[], dict[str, Json]]]
+"""Where a row of a file stands, and what reads it or raises a UserError that says what it has."""
+
+OF_A_RUN = (
+    "manifest.json",
+    "config.yaml",
+    "labels.json",
+    "completions.jsonl",
+    "confidence.jsonl",
+    "decode.json",
+    "log.jsonl",
+)
+"""Files of a run folder that commands which only look at it must not write over."""
+
+BOM = b"\xef\xbb\xbf"
+
+LARGEST_LINE = 2**24
+"""Bytes of a line of cases: some five million characters, more than any case has."""
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
+
+    The official example file opens with two such comments. A byte order mark is accepted. Of a
+    line above `LARGEST_LINE` comes just enough for `parse_case` to refuse it.
+
+    Raises:
+        UserError: The file cannot be opened.
+    """
+    with open_bytes(path) as file:
+        for number in itertools.count(1):
+            line = rest = file.readline(LARGEST_LINE + 1)
+            while len(rest) > LARGEST_LINE and not rest.endswith(b"\n"):
+                rest = file.readline(LARGEST_LINE + 1)
+            if not line:
+                return
+            raw = line.removeprefix(BOM) if number == 1 else line
+            if raw.strip() and not raw.lstrip().startswith(b"//"):
+                yield number, raw
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file that somebody gave us.
+
+    Raises:
+        Unreadable: It cannot be opened.
+    """
+    try:
+        return path.open("rb")
+    except IsADirectoryError:
+        raise Unreadable(
+            f"{path}: is a folder, a file is wanted here; are order and task right?"
+        ) from None
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from None
+
+
+def case_lines(path: Path) -> Iterator[Record]:
+    """Yield the rows of a JSONL file of cases, as `lines` does."""
+    for number, raw in lines(path):
+        yield number, partial(parse_case, raw)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
+    """Yield (line number, object) of a JSONL file, as `lines` does.
+
+    Raises:
+        UserError: The file is missing, or a line is no UTF-8 or no JSON object; names the line.
+    """
+    for number, raw in lines(path):
+        with at(f"{path}:{number}"):
+            row = parse_case(raw)
+        yield number, row
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Open the message of a `UserError` with the place where it came up."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+def parse_case(raw: bytes) -> dict[str, Json]:
+    """Read one line of a file that somebody gave us.
+
+    Raises:
+        UserError: As for `parse_line`, or it is longer than any case.
+    """
+    if len(raw) > LARGEST_LINE:
+        raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is")
+    return parse_line(raw)
+
+
+def generation(run: Path) -> dict[str, Any]:
+    """Return how a run was answered, as its manifest.json has it; empty where it was not."""
+    place = run / "manifest.json"
+    manifest = read_json(place) if place.exists() else {}
+    found: dict[str, Any] = manifest.get("generate") or {}
+    return found
+
+
+def parse_line(raw: bytes) -> dict[str, Json]:
+    """Read one line as a JSON object.
+
+    Raises:
+        UserError: The line is no UTF-8, no JSON, or no object.
+    """
+    row: dict[str, Json] = parse(raw, dict)
+    return row
+
+
+def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
+    """Read bytes as a JSON object or a JSON list.
+
+    Raises:
+        UserError: They are no UTF-8, no JSON, or of another kind.
+    """
+    try:
+        row = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not JSON: {error}") from None
+    if not isinstance(row, kind):
+        wanted = "object" if kind is dict else "list"
+        raise UserError(f"expected a JSON {wanted}, found {type(row).__name__}")
+    if rb"\u" in raw:
+        check_text(row)
+    return row
+
+
+def check_text(value: Json) -> None:
+    """Refuse a string that cannot be written again: JSON escapes can name half a character.
+
+    Raises:
+        UserError: There is one.
+    """
+    try:
+        dump(value).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError("a \\ud800-\\udfff escape stands alone; it is no character") from None
+    except RecursionError:
+        raise UserError("it is nested too deeply") from None
+
+
+def dump(value: Json) -> str:
+    """Return `value` as compact JSON on one line, Chinese as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[str]]:
+    """Open a text file that appears under its name only when the block ended well.
+
+    Raises:
+        UserError: A folder stands there.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")  # what a kill leaves is written over
+    try:
+        with _named(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
+            yield out
+        sync(temporary)
+        temporary.replace(path)
+        sync_names(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def whole_folder(aside: Path, folder: Path) -> None:
+    """Let the folder `aside` take the place of `folder`, when all of it has reached the disk."""
+    sync(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    sync_names(folder.parent)
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or everything in a folder, has reached the disk."""
+    for inner in sorted(path.iterdir()) if path.is_dir() else ():
+        sync(inner)
+    sync_names(path)
+
+
+def sync_names(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say in the error of a full disk which file did not fit."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write `value` as an indented JSON file, whole or not at all."""
+    with whole_file(path) as out:
+        json.dump(value, out, ensure_ascii=False, indent=2)
+        out.write("\n")
+
+
+def read_json(path: Path) -> Json:
+    """Read one JSON file.
+
+    Raises:
+        UserError: It is missing or broken.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+
+
+@contextmanager
+def stream(path: Path) -> Iterator[IO[str]]:
+    """Open an append-only JSONL stream, first dropping a last line that a kill left torn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as tail:
+        end = tail.seek(0, os.SEEK_END)
+        while end > 0 and (tail.seek(end - 1), tail.read(1))[1] != b"\n":
+            end -= 1
+        tail.truncate(end)
+    with _named(path), path.open("a", encoding="utf-8", newline="\n") as out:
+        yield out
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's files with their relative names."""
+    if path.is_dir():
+        parts = (
+            f"{sha256(p)} {p.relative_to(path)}" for p in sorted(path.rglob("*")) if p.is_file()
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    with path.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
+    """Say which entries differ between two manifests, with both values, in one line.
+
+    Of entries within entries only those that differ are told: `trainer.max_steps: 10 -> 20`. A
+    path counts for nothing where its file's hash stands beside it: files may be moved.
+    """
+    old, new = dict(_leaves(old)), dict(_leaves(new))
+    moved = {key.removesuffix("_sha256") for key in {**old, **new} if key.endswith("_sha256")}
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in moved]
+    return "; ".join(f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys)
+
+
+def otherwise(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
+    """Return their `difference` but for the versions of libraries: another one is no other run."""
+    return difference({**old, "versions": None}, {**new, "versions": None})
+
+
+def _leaves(mapping: Mapping[str, Json], within: str = "") -> Iterator[tuple[str, Json]]:
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value  # JSON has no other keys than text
+
+
+def _short(value: Json) -> str:
+    text = value if isinstance(value, str) else dump(value)
+    return text if len(text) <= 40 else f"{text[:12]}…{text[-12:]}"

@@ -1,0 +1,215 @@
+"""The forms in which contests take a submission: written row by row, read row by row."""
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import (
+    BOM,
+    Record,
+    at,
+    check_text,
+    dump,
+    open_bytes,
+    parse_line,
+    whole_file,
+)
+from panjue.prompts.plumbing.rows import Rows
+
+Write = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class HandIn:
+    """The form of a submission: a file, or a folder of files.
+
+    Attributes:
+        name: What it is called in a run folder.
+        read: A file -> its rows; what is wrong with one is told when it is loaded. What is wrong
+            with the file as a whole is a UserError.
+        writing: Where it is to be -> a context that gives the function to write rows with. What it
+            makes appears there when the block ended well.
+        index: A file -> its rows by id. A broken row, or one without `id`, is a UserError.
+        is_one: Whether a folder is itself a submission of this form.
+    """
+
+    name: str
+    read: Callable[[Path], Iterator[Record]]
+    writing: Callable[[Path], AbstractContextManager[Write]]
+    index: Callable[[Path], Rows]
+    is_one: Callable[[Path], bool] = lambda _folder: False
+
+    def find(self, path: Path) -> Path:
+        """Return the submission in a run folder; any other path as it is.
+
+        Raises:
+            UserError: The folder has none of this form.
+        """
+        if not path.is_dir() or self.is_one(path):
+            return path
+        if not (path / self.name).exists():
+            raise UserError(f"{path}: has no {self.name}; is --task right, is all generated?")
+        return path / self.name
+
+
+def _read_lines(path: Path) -> Iterator[Record]:
+    check_bom(path)
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            yield number, partial(_line, line)
+
+
+def _line(line: bytes) -> dict[str, Any]:
+    if not line.strip():
+        raise UserError("the line is empty")
+    return parse_line(line)
+
+
+@contextmanager
+def _writing_lines(place: Path) -> Iterator[Write]:
+    with whole_file(place) as out:
+        yield lambda row: print(dump(row), file=out)
+
+
+def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
+    """Return rows by id, kept as lines of a file without a name: only offsets stay in memory.
+
+    Raises:
+        UserError: A row is broken or has no `id`; names the place.
+    """
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
+        for place, load in read(path):
+            with at(f"{path}:{place}"):
+                row = load()
+                if "id" not in row:
+                    raise UserError("the row has no 'id'")
+            lines.write(dump(row) + "\n")
+        lines.flush()
+        return Rows(Path(lines.name), name=path)
+
+
+def check_bom(path: Path) -> None:
+    """Refuse a byte order mark.
+
+    Raises:
+        UserError: The file cannot be opened, or opens with one.
+    """
+    with open_bytes(path) as file:
+        if file.read(len(BOM)) == BOM:
+            raise UserError(f"{path}: opens with a byte order mark; save it as UTF-8 without")
+
+
+def list_items(path: Path, key: str | None = None) -> list[Any]:
+    """Return the items of a document that is a list, or of the list under `key` of an object.
+
+    It is read whole, as the contests' own scorers do. A byte order mark is accepted.
+
+    Raises:
+        UserError: The file cannot be opened, is no UTF-8, no JSON, or has no such list.
+    """
+    with open_bytes(path) as file, at(str(path)):
+        raw = file.read().removeprefix(BOM)
+        try:
+            found = json.loads(raw.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise UserError("not UTF-8; save the file as UTF-8") from None
+        except RecursionError:
+            raise UserError("it is nested too deeply") from None
+        except ValueError as error:
+            raise UserError(f"not JSON: {error}") from None
+        if key is not None:
+            found = found.get(key) if isinstance(found, dict) else None
+        if not isinstance(found, list):
+            raise UserError(f"has no list {key!r}" if key else "is no JSON list")
+        return found
+
+
+def _read_list(path: Path) -> Iterator[Record]:
+    check_bom(path)
+    for number, row in enumerate(list_items(path), start=1):
+        yield f"row {number}", partial(_checked, row)
+
+
+def _checked(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise UserError(f"expected a JSON object, found {type(row).__name__}")
+    check_text(row)
+    return row
+
+
+@contextmanager
+def _writing_list(place: Path) -> Iterator[Write]:
+    before = "["
+
+    def write(row: Mapping[str, Any]) -> None:
+        nonlocal before
+        out.write(f"{before}\n{dump(row)}")
+        before = ","
+
+    with whole_file(place) as out:
+        yield write
+        out.write("[]\n" if before == "[" else "\n]\n")
+
+
+def csv_table(*columns: str) -> HandIn:
+    """Return the form of a CSV file, UTF-8 without a byte order mark, with these columns.
+
+    The first column is the id, as text; the others hold JSON.
+    """
+
+    def read(path: Path) -> Iterator[Record]:
+        check_bom(path)
+        with open_bytes(path) as file:
+            table = csv.reader((line.decode("utf-8") for line in file), strict=True)
+            try:
+                if (header := next(table, [])) != list(columns):
+                    found, wanted = ",".join(header)[:60], ",".join(columns)
+                    raise UserError(f"{path}:1: the header is not {wanted} but {found!r}")
+                for cells in table:
+                    yield table.line_num, partial(_row, columns, cells)
+            except UnicodeDecodeError:
+                place = f"{path}:{table.line_num + 1}"
+                raise UserError(f"{place}: not UTF-8; save the file as UTF-8") from None
+            except csv.Error as error:
+                raise UserError(f"{path}:{table.line_num}: no CSV: {error}") from None
+
+    @contextmanager
+    def writing(place: Path) -> Iterator[Write]:
+        key, *others = columns
+        with whole_file(place) as out:
+            table = csv.writer(out, lineterminator="\n")
+            table.writerow(columns)
+            yield lambda row: table.writerow([row[key], *(dump(row[name]) for name in others)])
+
+    return HandIn("submission.csv", read, writing, partial(indexed, read))
+
+
+def _row(columns: tuple[str, ...], cells: list[str]) -> dict[str, Any]:
+    if len(cells) != len(columns):
+        raise UserError(f"{len(cells)} columns instead of {len(columns)}")
+    row = {name: _value(name, text) for name, text in zip(columns[1:], cells[1:], strict=True)}
+    check_text(row)
+    return {columns[0]: cells[0], **row}
+
+
+def _value(column: str, cell: str) -> Any:
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        raise UserError(f'{column!r} is not JSON, as ["…"] is: {cell[:40]!r}') from None
+
+
+def _indexed_lines(path: Path) -> Rows:
+    check_bom(path)
+    return Rows(path)
+
+
+JSON_LINES = HandIn("submission.jsonl", _read_lines, _writing_lines, _indexed_lines)
+JSON_LIST = HandIn("submission.json", _read_list, _writing_list, partial(indexed, _read_list))

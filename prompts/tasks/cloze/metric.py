@@ -1,0 +1,44 @@
+"""Ranked cloze answers as CCKS2021's knowledge probing task scores them (after SQuAD)."""
+
+import re
+import string
+from collections.abc import Iterator
+
+from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLE = re.compile(r"\b(a|an|the)\b")
+
+
+MOST = 5
+"""Answers that count; K of the contest."""
+
+
+def f1(gold: Row, predicted: Row | None) -> float:
+    """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
+
+    Raises:
+        TypeError: The answers are no list of at most five texts: more would be no contest.
+    """
+    answers = [] if predicted is None else predicted["ret"]
+    if not isinstance(answers, list) or len(answers) > MOST:
+        raise TypeError
+    pairs = ((text, answer) for texts in gold["references"] for text in texts for answer in answers)
+    return max((token_f1(text, answer) for text, answer in pairs), default=0.0)
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield the ranked answers beside the gold ones, right where one of them is."""
+    references = dict.fromkeys(text for texts in gold["references"] for text in texts)
+    told = texts(row["ret"]) if row else []
+    yield "", [Field("answers", list(references), told, f1(gold, row) == 1)]
+
+
+def token_f1(reference: str, answer: str) -> float:
+    """F1 of the tokens as a multiset, in any order; if either has none, 1 where both have."""
+    return overlap_f1(tokens(reference), tokens(answer))
+
+
+def tokens(text: str) -> list[str]:
+    """Return the words of a text: lower case, without ASCII punctuation and articles."""
+    return ARTICLE.sub(" ", text.lower().translate(PUNCTUATION)).split()

@@ -1,0 +1,227 @@
+"""What stands at [MASK]: probing a model's knowledge (CCKS2021, 预训练模型知识量度量)."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.labels import Labels, collect
+from panjue.prompts.plumbing.decode import field_text, load_json, strings_in
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.handin import csv_table
+from panjue.prompts.render import render
+from panjue.prompts.task import Messages, Ranks, Schema, Task
+from panjue.prompts.tasks.cloze.metric import f1, shown
+from panjue.prompts.tasks.metrics import Row
+
+MASK = "[MASK]"
+
+MOST = 5
+"""Answers to a question."""
+
+LONGEST = 100
+"""Characters of an answer."""
+
+GROUPS = ("domain", "NeedReasoning")
+"""Fields of a row that scores are reported by, where it has them."""
+
+MONTHS = (  # noqa: SIM905  # a word a line would hide what follows
+    "january february march april may june july august september october november december"
+).split()
+UNITS = (  # noqa: SIM905
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
+).split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
+ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
+WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
+BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
+
+
+def from_row(row: Mapping[str, Any]) -> Example:
+    """Read one question.
+
+    Raises:
+        UserError: A field is missing or of the wrong type.
+    """
+    if not isinstance(row.get("qid"), str) or not row["qid"]:
+        raise UserError("'qid' must be a text that is not empty")
+    query = row.get("query")
+    if not isinstance(query, str) or query.count(MASK) != 1:
+        raise UserError(f"'query' must be a text with one {MASK}")
+    gold = _gold(row["answer"]) if "answer" in row else ()
+    answers = list(dict.fromkeys(map(contest_form, gold)))[:MOST]
+    return Example(
+        id=row["qid"],
+        text=query,
+        names=(MASK,),  # the sentence that has it always stays
+        answer={"answers": answers} if gold else None,
+        references=(gold,) if gold else (),
+        groups={name: str(row[name]) for name in GROUPS if name in row},
+    )
+
+
+def _gold(answers: Any) -> tuple[str, ...]:
+    listed = answers if isinstance(answers, list) else []
+    if not listed or not all(isinstance(text, str) and text.strip() for text in listed):
+        raise UserError("'answer' must list one text or more")
+    return tuple(listed)
+
+
+def prompt(example: Example) -> Messages:
+    """Ask the question."""
+    return render("cloze", example)
+
+
+def schema(_example: Example, _labels: Labels) -> Schema:
+    """Return the JSON Schema of a reply: one to five answers."""
+    text = {"type": "string", "minLength": 1, "maxLength": LONGEST}
+    answers = {"type": "array", "items": text, "minItems": 1, "maxItems": MOST}
+    return {
+        "type": "object",
+        "properties": {"answers": answers},
+        "required": ["answers"],
+        "additionalProperties": False,
+    }
+
+
+def target(example: Example) -> str:
+    """Return the gold reply."""
+    assert example.answer is not None, "a test question has no target"
+    return dump(example.answer)
+
+
+def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
+    """Read a reply as one to five different answers, whatever it is."""
+    written = _read_strictly(load_json(reply))
+    repairs = [] if written else ["not the JSON that was asked for"]
+    written = written or _listed(reply)
+    answers: dict[str, None] = {}
+    for text in written:
+        answer = contest_form(text[:LONGEST])
+        if answer != text:
+            repairs.append("an answer brought to the contest's form")
+        if answer in answers or not answer:
+            repairs.append("an answer repeated or empty")
+            continue
+        answers[answer] = None
+    if len(answers) > MOST:
+        repairs.append(f"cut to {MOST} answers")
+    if not answers:
+        commonest = list(islice(labels.counts.get("answers", ()), MOST))
+        return Decoded({"answers": commonest}, ("no answer",), readable=False)
+    return Decoded({"answers": list(answers)[:MOST]}, tuple(repairs))
+
+
+def _read_strictly(found: Any) -> list[str] | None:
+    """Return the answers of a reply that is valid under the schema."""
+    if not (isinstance(found, dict) and list(found) == ["answers"]):
+        return None
+    answers = found["answers"]
+    if not (isinstance(answers, list) and 1 <= len(answers) <= MOST):
+        return None
+    return answers if all(isinstance(a, str) and 0 < len(a) <= LONGEST for a in answers) else None
+
+
+def _texts(value: Any) -> list[str]:
+    listed = value if isinstance(value, list) else [value]
+    return [str(text) for text in listed[: 4 * MOST] if isinstance(text, str | int | float)]
+
+
+def _listed(reply: str) -> list[str]:
+    """Return the answers of a reply in another form: a JSON list, a cut one, lines."""
+    found = load_json(reply)
+    if isinstance(found, dict):
+        found = found.get("answers", found.get("ret", []))
+    if found is not None:
+        return _texts(found)
+    text = field_text(reply, "answers?|ret")
+    if text is not None:
+        return strings_in(text)[: 4 * MOST]
+    lines = [BULLET.sub("", line).strip(" `\"'") for line in reply[:4096].splitlines()]
+    return [line for line in lines if line and len(line) <= LONGEST][:MOST]
+
+
+def contest_form(answer: str) -> str:
+    """Write an answer as the contest wants it; what is in that form already stays as it is.
+
+    Lower case; a date as year, month in English and day; a number below a hundred in digits where
+    it is all that the answer says, since a name may hold one (`three gorges dam`).
+    """
+    # Half a character, which a JSON escape can write, cannot be handed in.
+    text = " ".join(answer.lower().encode("utf-8", "ignore").decode("utf-8").split())
+    if date := ISO_DATE.fullmatch(text):
+        year, month, day = date.groups()
+        return _date(year, int(month), str(int(day))) or text
+    return _number(text) or _spoken_date(text) or text
+
+
+def _number(text: str) -> str | None:
+    """Return `21` for `twenty-one`."""
+    if text in UNITS:
+        return str(UNITS.index(text))
+    ten, _, unit = text.replace("-", " ").partition(" ")
+    if ten not in TENS or (unit and unit not in UNITS[1:10]):
+        return None
+    return str(10 * TENS.index(ten) + 20 + (UNITS.index(unit) if unit else 0))
+
+
+def _date(year: str, month: int, day: str) -> str | None:
+    return f"{year} {MONTHS[month - 1]} {day}" if 1 <= month <= 12 else None
+
+
+def _spoken_date(text: str) -> str | None:
+    """Return `1785 october 17` for `October 17th, 1785` and `17 oct. 1785`."""
+    words = re.split(r"[\s,]+", text)
+    parts = [found for word in words if (found := WORD.fullmatch(word))]
+    numbers = [part[1] for part in parts if part[1]]
+    months = [_month(part[2]) for part in parts if part[2]]
+    if len(words) != 3 or len(numbers) != 2 or months in ([], [None]):
+        return None
+    year, day = sorted(numbers, key=len, reverse=True)
+    return f"{year} {months[0]} {day}" if len(day) <= 2 < len(year) <= 4 else None
+
+
+def _month(word: str) -> str | None:
+    return next((month for month in MONTHS if len(word) > 2 and month.startswith(word)), None)
+
+
+def label_sets(examples: Iterable[Example]) -> Labels:
+    """Count the training answers; the commonest stand in where an answer is missing."""
+    return collect({"answers": map(contest_form, *e.references)} for e in examples if e.references)
+
+
+def submission(example: Example, answer: Answer) -> dict[str, Any]:
+    """Return the official hand-in row."""
+    return {"id": example.id, "ret": answer["answers"]}
+
+
+def faults(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+    """Yield what a submission row has wrong."""
+    ret = row.get("ret")
+    if not isinstance(ret, list) or not all(isinstance(text, str) and text for text in ret):
+        yield "'ret' must be a list of texts"
+    elif not 1 <= len(ret) <= MOST:
+        yield f"'ret' has {len(ret)} answers instead of 1 to {MOST}"
+    elif len(set(ret)) < len(ret):
+        yield "'ret' has an answer twice"
+
+
+TASK = Task(
+    from_row=from_row,
+    prompt=prompt,
+    schema=schema,
+    target=target,
+    decode=decode,
+    submission=submission,
+    handin=csv_table("id", "ret"),
+    labels=label_sets,
+    faults=faults,
+    ranks=Ranks("answers", MOST),
+    fallback="commonest answers",
+    languages=("en",),
+    shown=shown,
+    metrics=(f1,),
+)

@@ -1,0 +1,342 @@
+"""Charges, articles and penalty class of every defendant (CAIL 多人多罪判决预测, data set CMDL)."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.labels import Labels, collect
+from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.render import neutralize, render
+from panjue.prompts.task import Decides, Messages, Schema, Task, id_of, text_of
+from panjue.prompts.tasks.judgment.metric import (
+    article_f1,
+    article_precision,
+    article_recall,
+    charge_f1,
+    charge_precision,
+    charge_recall,
+    final,
+    penalty_accuracy,
+)
+from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
+
+MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
+"""Penalty class -> the imprisonment in months that it exceeds."""
+
+TERMS = ("surveillance", "detention", "imprisonment")
+FIELDS = ("charges", "articles")
+"""The two label sets of a judgment."""
+
+
+def penalty_class(penalty: Mapping[str, Any]) -> int:
+    """Return the class 0-14 of a sentence; terms are in months, the first match wins.
+
+    Raises:
+        UserError: A term is no number of months.
+    """
+    if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
+        raise TypeError  # "false" would mean death
+    for term in TERMS:
+        months = penalty[term]
+        if type(months) not in (int, float) or not 0 <= months < math.inf:
+            raise UserError(f"'penalty' has {term} {months!r}; it must be months, 0 or more")
+    if penalty["death_penalty"]:
+        return 0
+    if penalty["life_imprisonment"]:
+        return 1
+    if penalty["detention"] > 0:
+        return 2
+    if penalty["surveillance"] > 0:
+        return 3 if penalty["surveillance"] > 12 else 4
+    return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
+
+
+def from_row(row: Mapping[str, Any]) -> Example:
+    """Read one case.
+
+    Raises:
+        UserError: A field is missing, of the wrong type, or contradicts another.
+    """
+    key, fact = id_of(row), text_of(row, "fact")
+    names: Any = row.get("defendants")
+    if not _is_names(names):
+        raise UserError("'defendants' must list the defendants' names, one or more, each once")
+    answer: Answer | None = None
+    if "outcomes" in row:
+        judgments = _judgments(row["outcomes"])
+        if set(judgments) != set(names):
+            raise UserError("'outcomes' must have exactly one entry per defendant")
+        answer = {"judgments": [judgments[name] for name in names]}
+    return Example(
+        id=key,
+        text=fact,
+        names=tuple(names),
+        inputs={"defendants": "、".join(names)},
+        answer=answer,
+        groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
+    )
+
+
+def by_hand(fact: str, names: Sequence[str]) -> Example:
+    """Return the example of a case that somebody typed.
+
+    Raises:
+        UserError: There are no facts, or no names.
+    """
+    return from_row({"id": 0, "fact": fact, "defendants": list(names)})
+
+
+def _is_names(names: Any) -> bool:
+    return (
+        isinstance(names, list)
+        and bool(names)
+        and all(isinstance(name, str) and name.strip() for name in names)
+        and len(set(names)) == len(names)
+    )
+
+
+def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
+    judgments: dict[str, dict[str, Any]] = {}
+    rows: list[Any] = outcomes if isinstance(outcomes, list) else [None]
+    for outcome in rows:
+        try:
+            name, penalty = outcome["name"], outcome["penalty"]
+            sets = {field: _labels_of(outcome[field]) for field in FIELDS}
+            if not isinstance(name, str) or name in judgments:
+                raise UserError(f"'outcomes' has {name!r} twice or not as a name")
+            of_class = PENALTIES[penalty_class(penalty)]
+            judgments[name] = {"name": name, **sets, "penalty": of_class}
+        except KeyError as error:
+            raise UserError(f"'outcomes' lacks {error}") from None
+        except TypeError:
+            raise UserError(
+                "'outcomes' must be a list of {name, penalty, charges, articles}"
+            ) from None
+    return judgments
+
+
+def _labels_of(written: Any) -> list[str]:
+    if not isinstance(written, list):  # a lone string would be taken for a list of its letters
+        raise TypeError
+    if not all(isinstance(label, str | int) for label in written):
+        raise TypeError
+    return list(dict.fromkeys(map(str, written)))
+
+
+def prompt(example: Example) -> Messages:
+    """Ask for every defendant's judgment."""
+    return render("judgment", example)
+
+
+def schema(example: Example, labels: Labels) -> Schema:
+    """Return the JSON Schema of exactly this case's reply.
+
+    The label enums stand once, in `$defs`: inline, 63 defendants exceed llguidance's grammar
+    limit. `maxItems` keeps greedy decoding from repeating a label until it is cut. No
+    `uniqueItems`: no grammar backend takes it, the decoder sees to it.
+    """
+    lists = {
+        field: {
+            "type": "array",
+            "items": {"enum": labels.names(field)},
+            "minItems": 1,
+            "maxItems": labels.most[field],
+        }
+        for field in FIELDS
+    }
+    return {
+        "type": "object",
+        "properties": {
+            "judgments": {
+                "type": "array",
+                "prefixItems": [_judgment_schema(name) for name in example.names],
+                "items": False,
+                "minItems": len(example.names),
+            }
+        },
+        "required": ["judgments"],
+        "additionalProperties": False,
+        "$defs": {**lists, "penalty": {"enum": list(PENALTIES)}},
+    }
+
+
+def _judgment_schema(name: str) -> Schema:
+    fields = (*FIELDS, "penalty")
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": neutralize(name)},
+            **{field: {"$ref": f"#/$defs/{field}"} for field in fields},
+        },
+        "required": ["name", *fields],
+        "additionalProperties": False,
+    }
+
+
+def target(example: Example) -> str:
+    """Return the gold reply."""
+    assert example.answer is not None, "a test case has no target"
+    judgments = [{**j, "name": neutralize(j["name"])} for j in example.answer["judgments"]]
+    return dump({"judgments": judgments})
+
+
+def decode(reply: str, example: Example, labels: Labels) -> Decoded:
+    """Read a reply as the judgments of all the example's defendants, whatever it is."""
+    answer = _read_strictly(reply, example, labels)
+    return Decoded(answer) if answer else repair(reply, example.names, labels)
+
+
+def _read_strictly(reply: str, example: Example, labels: Labels) -> Answer | None:
+    """Return the answer of a reply that is valid under the schema and repeats no label."""
+    found = load_json(reply)
+    if not (isinstance(found, dict) and list(found) == ["judgments"]):
+        return None
+    judgments = found["judgments"]
+    if not isinstance(judgments, list) or len(judgments) != len(example.names):
+        return None
+    if not all(map(_is_valid, judgments, example.names, [labels] * len(judgments))):
+        return None
+    # The reply names defendants in their neutralized form; the answer, as the case does.
+    pairs = zip(judgments, example.names, strict=True)
+    return {"judgments": [{**judgment, "name": name} for judgment, name in pairs]}
+
+
+def _is_valid(judgment: Any, name: str, labels: Labels) -> bool:
+    return (
+        isinstance(judgment, dict)
+        and list(judgment) == ["name", *FIELDS, "penalty"]
+        and judgment["name"] == neutralize(name)
+        and isinstance(judgment["penalty"], str)
+        and judgment["penalty"] in PENALTIES
+        and all(_is_label_list(judgment[field], field, labels) for field in FIELDS)
+    )
+
+
+def _is_label_list(value: Any, field: str, labels: Labels) -> bool:
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= labels.most.get(field, 0)
+        and all(isinstance(label, str) and label in labels.counts[field] for label in value)
+        and len(set(value)) == len(value)
+    )
+
+
+def label_sets(examples: Iterable[Example]) -> Labels:
+    """Collect the charges, articles and penalty classes of the training answers."""
+    return collect(
+        {**{field: judgment[field] for field in FIELDS}, "penalty": [judgment["penalty"]]}
+        for example in examples
+        if example.answer
+        for judgment in example.answer["judgments"]
+    )
+
+
+def submission(example: Example, answer: Answer) -> dict[str, Any]:
+    """Return the official hand-in line, which has the penalty as its class 0-14."""
+    judgments = [{**j, "penalty": PENALTIES.index(j["penalty"])} for j in answer["judgments"]]
+    return {"id": example.id, "judgments": judgments}
+
+
+STRING_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True}
+ROW_SHAPE = Draft202012Validator(
+    {
+        "type": "object",
+        "properties": {
+            "id": {"type": ["integer", "string"]},
+            "judgments": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string"},
+                        "charges": STRING_LIST,
+                        "articles": STRING_LIST,
+                        "penalty": {"type": "integer", "minimum": 0, "maximum": 14},
+                    },
+                    "required": ["name", "charges", "articles", "penalty"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "required": ["id", "judgments"],
+        "additionalProperties": False,
+    }
+)
+
+
+def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
+    """Yield everything that a submission line has wrong: shape, defendants, labels."""
+    wrong = [f"{error.json_path}: {error.message}" for error in ROW_SHAPE.iter_errors(row)]
+    if wrong:
+        yield from wrong
+        return
+    if row["id"] != example.id:
+        yield f"the id is written {row['id']!r}, the case has {example.id!r}"
+    written = Counter(judgment["name"] for judgment in row["judgments"])
+    yield from (
+        f"defendant {name!r} is not answered" for name in example.names if name not in written
+    )
+    yield from (
+        f"{name!r} is no defendant of this case" for name in written if name not in example.names
+    )
+    yield from (f"defendant {name!r} is answered {n} times" for name, n in written.items() if n > 1)
+    if [j["name"] for j in row["judgments"]] != list(example.names) and set(written) == set(
+        example.names
+    ):
+        yield "the defendants stand in another order than in the case"
+    if labels is None:
+        return
+    for judgment in row["judgments"]:
+        for field in FIELDS:
+            for label in judgment[field]:
+                if label not in labels.counts.get(field, {}):
+                    hint = did_you_mean(label, labels.counts.get(field, {}))
+                    yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
+
+
+def classes(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the charges of a gold or submission row."""
+    for judgment in row["judgments"]:
+        yield from judgment["charges"]
+
+
+def weight(example: Example) -> float:
+    """Weigh a case by log2 of its defendants, as the official metric does: 0 for one."""
+    return math.log2(len(example.names))
+
+
+BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
+"""From the gravest on, by the principal punishments of article 33 of the Criminal Law: the official
+numbers have detention (拘役) and surveillance (管制) before imprisonment."""
+
+TASK = Task(
+    from_row=from_row,
+    prompt=prompt,
+    schema=schema,
+    target=target,
+    decode=decode,
+    submission=submission,
+    labels=label_sets,
+    faults=faults,
+    weight=weight,
+    decides=Decides("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
+    by_hand=by_hand,
+    classes=classes,
+    order={"penalty": BY_SEVERITY},
+    metrics=(
+        charge_precision,
+        charge_recall,
+        charge_f1,
+        article_precision,
+        article_recall,
+        article_f1,
+        penalty_accuracy,
+        final,
+    ),
+)

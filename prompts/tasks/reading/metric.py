@@ -1,0 +1,46 @@
+"""Reading comprehension as the official scorer of CAIL2019-CJRC has it (after CoQA's).
+
+What the official code does not look at is decided as everywhere in panjue: of rows with one id the
+first counts (there the last), and the ids `1` and `"1"` are one. `panjue check` tells both.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
+
+
+def f1(gold: Row, predicted: Row | None) -> float:
+    """Mean over the sets of references of the best character F1 in each; 0 without a row."""
+    return _over_sets(gold, predicted, character_f1)
+
+
+def em(gold: Row, predicted: Row | None) -> float:
+    """Return the same for exact match after normalization."""
+    return _over_sets(gold, predicted, lambda a, b: float(characters(a) == characters(b)))
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield the answer beside every reference, right where it matches one of each set."""
+    references = dict.fromkeys(text for texts in gold["references"] for text in texts if text)
+    told = texts(row["answer"]) if row else []
+    yield "", [Field("answer", list(references), told, em(gold, row) == 1)]
+
+
+def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], float]) -> float:
+    if predicted is None:
+        return 0.0
+    best = [max(score(text, predicted["answer"]) for text in texts) for texts in gold["references"]]
+    return sum(best) / len(best)
+
+
+@lru_cache(maxsize=4096)  # several sets hold the same references
+def character_f1(reference: str, answer: str) -> float:
+    """F1 of the characters as a multiset, in any order; if either has none, 1 where both have."""
+    return overlap_f1(characters(reference), characters(answer))
+
+
+@lru_cache(maxsize=4096)
+def characters(text: str) -> tuple[str, ...]:
+    """Return the letters and digits of a text, lower-cased; Chinese characters are letters."""
+    return tuple(c for c in text.lower() if c.isdigit() or c.isalpha())

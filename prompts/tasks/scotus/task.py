@@ -1,0 +1,31 @@
+"""Issue area of a case before the US Supreme Court (FairLex-SCOTUS; Chalkidis et al., ACL 2022)."""
+
+from panjue.prompts.tasks.classes import Classes
+
+AREAS = (
+    "Criminal Procedure",
+    "Civil Rights",
+    "First Amendment",
+    "Due Process",
+    "Privacy",
+    "Attorneys",
+    "Unions",
+    "Economic Activity",
+    "Judicial Power",
+    "Federalism",
+    "Interstate Relations",
+    "Federal Taxation",
+    "Miscellaneous",
+    "Private Action",
+)
+"""Of the Supreme Court Database, in its order."""
+
+TASK = Classes(
+    "scotus",
+    AREAS,
+    named=True,  # its numbers are of eleven areas in one release, of fourteen in another
+    groups={
+        "decision_direction": ("conservative", "liberal"),
+        "respondent_type": ("other", "person", "organization", "public entity", "facility"),
+    },
+).task(languages=("en",))

@@ -1,0 +1,25 @@
+"""How long a prison term is: one of six classes (FairLex-CAIL; Chalkidis et al., ACL 2022)."""
+
+from panjue.prompts.tasks.classes import Classes
+
+CLASSES = (
+    "没有刑期",
+    "一年以下",
+    "一年以上三年以下",
+    "三年以上五年以下",
+    "五年以上十年以下",
+    "十年以上",
+)
+
+TASK = Classes(
+    "severity",
+    CLASSES,
+    synonyms={
+        **{f"有期徒刑{term}": term for term in CLASSES[1:]},
+        **{f"{term}有期徒刑": term for term in CLASSES[1:]},
+    },
+    text=("fact", "text"),
+    groups={"gender": ("male", "female"), "region": ()},
+    person="defendant",
+    other={"defendant_gender": "gender", "court_region": "region"},
+).task()

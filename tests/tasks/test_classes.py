@@ -1,0 +1,205 @@
+"""Classes of a closed list: FairLex's files in their published field names, and odd replies."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.prompts.example import Example
+from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.classes import accuracy, macro_f1
+
+SEVERITY, ECTHR, SCOTUS, FSCS = (load_task(n) for n in ("severity", "ecthr", "scotus", "fscs"))
+
+
+LABELS = Labels({"label": {"一年以下": 3, "没有刑期": 1}})
+
+
+def test_severity() -> None:
+    row = {"id": 7, "fact": "某案", "label": 5, "gender": "female", "region": None, "year": 2018}
+    example = SEVERITY.from_row(row)
+    assert (example.text, example.answer) == ("某案", {"label": "十年以上"})
+    assert example.groups == {"gender": "female"}, "what nobody knows is no group"
+    assert SEVERITY.gold(example) == {"id": 7, "label": 5}
+    assert "判断被告人的刑期" in SEVERITY.prompt(example)[0]["content"]
+    about = SEVERITY.from_row({**row, "defendant": "李某A"})
+    assert "判断被告人李某A的刑期" in SEVERITY.prompt(about)[0]["content"]
+    assert about.names == ("李某A",), "the sentences that introduce them stay"
+
+
+def test_ecthr() -> None:
+    row = {
+        "id": 1, "text": "…", "labels": [9, 1], "defendant_state": 0, "applicant_gender": 0,
+        "applicant_age": 3,
+    }  # fmt: skip
+    example = ECTHR.from_row(row)
+    assert example.answer == {"labels": ["Article 3", "Article P1-1"]}
+    assert example.groups == {"defendant_state": "C.E. European", "applicant_age": ">65"}
+    assert ECTHR.from_row({**row, "labels": []}).answer == {"labels": []}
+    assert ECTHR.gold(example) == {"id": 1, "labels": [1, 9]}
+
+
+def test_scotus_and_fscs_take_numbers_or_names() -> None:
+    row: dict[str, Any] = {"id": "x", "text": "…", "label": "Economic Activity"}
+    row["attributes"] = {"decision_direction": 1, "respondent_type": "person"}
+    assert SCOTUS.from_row(row).answer == {"label": "Economic Activity"}
+    assert SCOTUS.gold(SCOTUS.from_row(row)) == {"id": "x", "label": "Economic Activity"}
+    with pytest.raises(UserError, match="one of the names of classes"):
+        SCOTUS.from_row({**row, "label": 10})
+    assert SCOTUS.from_row(row).groups == {
+        "decision_direction": "liberal", "respondent_type": "person",
+    }  # fmt: skip
+    row = {"id": 1, "text": "…", "label": 1, "decision_language": 2, "court_region": 0}
+    assert FSCS.from_row(row).groups == {"decision_language": "it"}
+    assert FSCS.from_row({**row, "label": "approval"}) == FSCS.from_row(row)
+    assert FSCS.from_row({**row, "legal_area": -1}) == FSCS.from_row(row), "a missing ClassLabel"
+    with pytest.raises(UserError, match="'legal_area' must be a name or a number from 0 to 5"):
+        FSCS.from_row({**row, "legal_area": 6})
+
+
+def test_rows_as_they_were_published(tmp_path: Path) -> None:
+    """Without an id, and under the published names."""
+    path = tmp_path / "cail.jsonl"
+    path.write_text('{"text": "某案", "label": 1, "defendant_gender": 1}\n' * 2, "utf-8")
+    one, other = SEVERITY.read(path)
+    assert (one.id, other.id, one.groups) == (1, 2, {"gender": "female"})
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"id": None}, "'id' must be"),
+    ({"fact": ""}, "'fact' must be"),
+    ({"label": 6}, "'label' must be one of the numbers from 0 to 5"),
+    ({"label": "1"}, "'label' must be one of the numbers"),
+    ({"label": True}, "'label' must be one of the numbers"),
+]
+
+
+@pytest.mark.parametrize(("fields", "complaint"), BAD)
+def test_a_bad_line(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        SEVERITY.from_row({"id": 1, "fact": "某案", "label": 1, **fields})
+    with pytest.raises(UserError, match="a list of numbers from 0 to 9"):
+        ECTHR.from_row({"id": 1, "text": "…", "labels": [10]})
+
+
+@pytest.mark.parametrize(
+    ("reply", "label", "repairs", "readable"),
+    [
+        ('{"label":"十年以上"}', "十年以上", 0, True),
+        ('```json\n{"label": "十年以上"}\n```', "十年以上", 1, True),
+        ('{"label":"十年以上', "一年以下", 1, False),
+        ("十年以上", "十年以上", 1, True),
+        ('{"label":"三年以上五年以下有期徒刑"}', "三年以上五年以下", 1, True),
+        ("", "一年以下", 1, False),
+        ('{"label":["十年以上"]}', "十年以上", 1, True),
+    ],
+)
+def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -> None:
+    decoded = SEVERITY.decode(reply, Example(1, ""), LABELS)
+    assert (decoded.answer, len(decoded.repairs), decoded.readable) == (
+        {"label": label}, repairs, readable,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels", "repairs"),
+    [
+        ('{"labels":["Article 3","Article 5"]}', ["Article 3", "Article 5"], 0),
+        ('{"labels":["Article 5","Article 3"]}', ["Article 3", "Article 5"], 1),
+        ('{"labels":[]}', [], 0),
+        ('So: {"labels": []}', [], 1),
+        ("Article 3, Article P1-1", ["Article 3", "Article P1-1"], 1),
+        ("Article 3. article 5.", ["Article 3", "Article 5"], 1),
+        ('{"labels":["Article 13","Article 18"]}', ["Article 2"], 1),  # the fallback
+        ("<think>Article 2</think>Article 3", ["Article 3"], 1),
+    ],
+)
+def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
+    decoded = ECTHR.decode(reply, Example(1, ""), Labels())
+    assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
+
+
+@pytest.mark.parametrize(
+    ("reply", "label"),
+    [
+        ("dismissed", "dismissal"),
+        ("Approved.", "approval"),
+        ('{"label":"approved"}', "approval"),
+        ('{"label":"dismissal"}', "dismissal"),
+    ],
+)
+def test_the_outcome_in_the_words_of_the_prompt(reply: str, label: str) -> None:
+    decoded = FSCS.decode(reply, Example(1, ""), Labels())
+    assert decoded.answer == {"label": label}
+    assert decoded.readable
+
+
+def test_what_was_thought_is_no_answer() -> None:
+    decoded = SEVERITY.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
+    assert decoded.answer == {"label": "三年以上五年以下"}
+    target = SEVERITY.target(Example(1, "", answer={"label": "三年以上五年以下"}))
+    assert SEVERITY.decode(target, Example(1, ""), LABELS).repairs == ()
+    thought = SEVERITY.decode(f"<think>十年以上</think>{target}", Example(1, ""), LABELS)
+    assert (thought.answer, thought.repairs) == (decoded.answer, ("what was thought is left out",))
+
+
+def test_a_marker_inside_an_answer_is_no_end_of_thoughts() -> None:
+    cloze = load_task("cloze")
+    example = Example(1, "…")
+    reply = '{"answers":["甲</think>乙"]}'
+    assert cloze.decode(reply, example, Labels()).answer["answers"][0] == "甲</think>乙"
+
+
+THREE = macro_f1(3)
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=20)
+
+
+def value(*pairs: tuple[object, object], key: str = "label") -> float:
+    rows = [({key: gold}, None if told is None else {key: told}) for gold, told in pairs]
+    return float(THREE.value(np.sum([THREE.counts(gold, told) for gold, told in rows], axis=0)))
+
+
+def by_definition(pairs: list[tuple[int, int]]) -> float:
+    """Mean over the classes in gold or prediction of 2 tp / (2 tp + fp + fn)."""
+    scores = []
+    for one in {number for pair in pairs for number in pair}:
+        right = sum(gold == told == one for gold, told in pairs)
+        wrong = sum((gold == one) != (told == one) for gold, told in pairs)
+        scores.append(2 * right / (2 * right + wrong))
+    return sum(scores) / len(scores)
+
+
+@given(PAIRS)
+def test_it_is_its_definition(pairs: list[tuple[int, int]]) -> None:
+    assert value(*pairs) == pytest.approx(by_definition(pairs))
+
+
+def test_by_hand() -> None:
+    # F1 of 0: 2 * 2 / (3 + 2); of 1: 2 * 1 / (1 + 2); 2 never occurs.
+    assert value((0, 0), (0, 0), (0, 1), (1, 1)) == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert value((0, 0), (1, None)) == pytest.approx(1 / 2), "no row: class 1 is missed"
+    assert value((0, 0)) == 1
+
+
+def test_sets_and_the_empty_one() -> None:
+    assert value(([], []), key="labels") == 1
+    # Class 0: 2 / 3; class 1: 0; none: 0 of one predicted.
+    assert value(([0], [0]), ([0, 1], []), key="labels") == pytest.approx(2 / 3 / 3)
+
+
+@pytest.mark.parametrize("told", [{"label": 3}, {"label": -1}, {"label": "1"}, {"label": True}])
+def test_what_is_no_class_is_refused(told: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        THREE.counts({"label": 0}, told)
+
+
+def test_accuracy() -> None:
+    assert accuracy({"labels": [1, 2]}, {"labels": [2, 1]}) == 1
+    assert accuracy({"labels": [1]}, {"labels": [1, 2]}) == accuracy({"label": 1}, None) == 0

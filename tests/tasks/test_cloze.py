@@ -1,0 +1,262 @@
+"""Cloze questions: files, the contest's form, replies that are nearly right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.eval.rank import ranked
+from panjue.eval.score import score
+from panjue.prompts.example import Example
+from panjue.prompts.fit import fit
+from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.cloze.metric import f1, token_f1, tokens
+from panjue.prompts.tasks.cloze.task import contest_form
+
+TASK = load_task("cloze")
+
+
+EXAMPLE = Example("q", "born in [MASK].")
+
+
+LABELS = Labels({"answers": {"france": 5, "japan": 3}})
+
+
+def asked(**fields: Any) -> Example:
+    return TASK.from_row({"qid": "q", "query": "born in [MASK].", **fields})
+
+
+def test_a_question_by_hand() -> None:
+    gold = ["Peru", "17 October 1785", "peru", "a", "b", "c", "d"]
+    example = asked(answer=gold, domain="Facts", NeedReasoning=False)
+    assert example.answer == {"answers": ["peru", "1785 october 17", "a", "b", "c"]}
+    assert example.references == (tuple(gold),), "scores compare with all, as they are written"
+    assert example.groups == {"domain": "Facts", "NeedReasoning": "False"}
+    assert (asked().answer, asked().references, asked().groups) == (None, (), {})
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"qid": 3}, "'qid' must be"),
+    ({"query": "no mask"}, r"one \[MASK\]"),
+    ({"query": "[MASK] [MASK]"}, r"one \[MASK\]"),
+    ({"answer": "peru"}, "'answer' must"),
+    ({"answer": []}, "'answer' must"),
+    ({"answer": [" "]}, "'answer' must"),
+]
+
+
+@pytest.mark.parametrize(("fields", "complaint"), BAD)
+def test_a_bad_question(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        asked(**fields)
+
+
+def test_a_question_never_loses_its_mask() -> None:
+    query = "it rains! " * 30 + "he is from [MASK]! " + "it rains! " * 30
+    fitted = fit(asked(query=query), 60, lambda example: len(example.text))
+    assert (fitted.fits, "[MASK]" in fitted.example.text) == (True, True)
+
+
+@given(st.text())
+def test_the_contest_form_stays_as_it_is(text: str) -> None:
+    assert contest_form(contest_form(text)) == contest_form(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [
+        ("1785-10-17", "1785 october 17"),
+        ("1785/03/07", "1785 march 7"),
+        ("October 17th, 1785", "1785 october 17"),
+        ("17 Oct. 1785", "1785 october 17"),
+        ("1785 october 17", "1785 october 17"),
+        ("1997 september 01", "1997 september 01"),
+        ("1785-13-17", "1785-13-17"),
+        ("10 17 1785", "10 17 1785"),
+        ("Twelve", "12"),
+        ("twenty-one", "21"),
+        ("ninety", "90"),
+        ("twenty-fold", "twenty-fold"),
+        ("peru\ud800", "peru"),
+        ("three gorges dam", "three gorges dam"),
+        ("2 march regiment", "2 march regiment"),
+        ("march 1 dec", "march 1 dec"),
+        ("  New   York ", "new york"),
+    ],
+)
+def test_the_contest_form_by_hand(written: str, form: str) -> None:
+    assert contest_form(written) == form
+
+
+FORM = "an answer brought to the contest's form"
+
+
+TWICE = "an answer repeated or empty"
+
+
+OTHER = "not the JSON that was asked for"
+
+
+@pytest.mark.parametrize(
+    ("reply", "answers", "repairs"),
+    [
+        ('{"answers":["peru","chile"]}', ["peru", "chile"], []),
+        ('{"answers":["Peru","peru"]}', ["peru"], [FORM, TWICE]),
+        ('{"answers":["a","b","c","d","e","f"]}', list("abcde"), [OTHER, "cut to 5 answers"]),
+        ('{"answers":"peru"}', ["peru"], [OTHER]),
+        ('{"answers":[1785]}', ["1785"], [OTHER]),
+        ('["peru", "chile"]', ["peru", "chile"], [OTHER]),
+        ('```json\n{"answers": ["peru", "chi', ["peru"], [OTHER]),
+        ("<think>hm</think>1. peru\n2. chile\n", ["peru", "chile"], [OTHER]),
+        ("1.peru\n2)chile\n3.5", ["peru", "chile", "3.5"], [OTHER]),
+        ("- Peru\n\n- Chile", ["peru", "chile"], [OTHER, FORM, FORM]),
+        ("peru", ["peru"], [OTHER]),
+    ],
+)
+def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> None:
+    decoded = TASK.decode(reply, EXAMPLE, LABELS)
+    assert (decoded.answer["answers"], list(decoded.repairs)) == (answers, repairs)
+    assert decoded.readable
+
+
+@pytest.mark.parametrize("reply", ["", "{}", '{"answers":[]}', '{"answers":[""]}', "\n\n"])
+def test_what_says_nothing_is_answered_by_the_commonest(reply: str) -> None:
+    decoded = TASK.decode(reply, EXAMPLE, LABELS)
+    assert (decoded.answer["answers"], decoded.readable) == (["france", "japan"], False)
+
+
+@pytest.mark.parametrize(
+    ("ret", "complaint"),
+    [
+        (["peru"], None),
+        ([], "0 answers"),
+        (["a", "b", "c", "d", "e", "f"], "6 answers"),
+        (["a", "a"], "twice"),
+        ("a", "list of texts"),
+        ([1], "list of texts"),
+        ([""], "list of texts"),
+    ],
+)
+def test_faults(ret: Any, complaint: str | None) -> None:
+    found = list(TASK.faults(EXAMPLE, {"id": "q", "ret": ret}, None))
+    assert len(found) == (complaint is not None)
+    assert complaint is None or complaint in found[0]
+
+
+def test_labels_are_the_training_answers_commonest_first(tmp_path: Path) -> None:
+    examples = [asked(answer=["Peru"]), asked(answer=["chile", "peru"]), asked()]
+    assert list(TASK.labels(examples).counts["answers"].items()) == [("peru", 2), ("chile", 1)]
+
+
+COUNTED = Labels({"answers": {"france": 5, "japan": 3, "italy": 2, "spain": 2, "peru": 1}})
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("columbia university", 1.0), ("ucla", 0.0), ("Columbia city", 0.5)],
+)
+def test_the_organisers_example(answer: str, expected: float) -> None:
+    assert token_f1("columbia university", answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  United States, of America!", ["united", "states", "of", "america"]),
+        ("a-b", ["ab"]),  # the mark is deleted, not replaced, and the article is gone into it
+        ("an apple a day", ["apple", "day"]),
+        ("theatre", ["theatre"]),
+        ("“the”", ["“", "”"]),  # only ASCII marks are deleted
+        ("the", []),
+    ],
+)
+def test_tokens(text: str, expected: list[str]) -> None:
+    assert tokens(text) == expected
+
+
+@given(st.text(), st.text())
+def test_token_f1_is_symmetric_and_bounded(one: str, other: str) -> None:
+    assert 0 <= token_f1(one, other) <= 1
+    assert token_f1(one, other) == token_f1(other, one)
+    assert token_f1(one, one) == 1
+
+
+def test_the_best_pair_counts() -> None:
+    gold = {"references": (("new york city", "big apple"),)}
+    assert f1(gold, {"ret": ["boston", "new york"]}) == pytest.approx(2 * 2 / 5)
+    assert f1(gold, {"ret": ["boston", "new york", "the Big Apple"]}) == 1
+    assert f1(gold, {"ret": []}) == f1(gold, None) == 0
+
+
+@pytest.mark.parametrize("ret", ["peru", {"peru": 1}, None, ["peru"] * 6, [3]])
+def test_what_no_contest_would_take_is_not_scored(ret: object) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        f1({"references": (("peru",),)}, {"ret": ret})
+
+
+def test_filled_places_are_counted() -> None:
+    assert ranked(TASK, EXAMPLE, [reply("cuba", "peru")], COUNTED)[1] == 3
+    assert ranked(TASK, EXAMPLE, [""], COUNTED)[1] == 5
+    assert ranked(TASK, EXAMPLE, [reply(*"abcde"), reply("f")], COUNTED)[1] == 0
+
+
+def reply(*answers: str) -> str:
+    return dump({"answers": answers})
+
+
+def answers(*replies: str, labels: Labels = COUNTED) -> list[str]:
+    found: list[str] = ranked(TASK, EXAMPLE, replies, labels)[0]["answers"]
+    return found
+
+
+def test_votes_by_hand() -> None:
+    """Peru 1 + 1/2, chile 1, cuba 1/2 + 1/3, france 1/3: the rest are the commonest."""
+    replies = reply("peru", "cuba", "france"), reply("chile", "peru", "cuba")
+    assert answers(*replies) == ["peru", "chile", "cuba", "france", "japan"]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=5, unique=True)))
+def test_a_ranked_list_is_full_and_names_nobody_twice(lists: list[list[str]]) -> None:
+    found = answers(*(reply(*listed) for listed in lists))
+    assert len(found) == len(set(found)) == 5
+    if len(lists) == 1:
+        assert found[: len(lists[0])] == lists[0], "one reply keeps its order"
+
+
+def test_unreadable_replies_have_no_vote() -> None:
+    commonest = ["france", "japan", "italy", "spain", "peru"]
+    assert answers("", "") == answers() == commonest
+    assert answers("", reply("cuba")) == ["cuba", *commonest[:4]]
+
+
+def test_groups_and_the_fallback(tmp_path: Path) -> None:
+    rows = [
+        {"qid": "1", "query": "[MASK]", "answer": ["peru"], "domain": "Facts"},
+        {"qid": "2", "query": "a [MASK]", "answer": ["cuba"], "NeedReasoning": True},
+    ]
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+    COUNTED.save(tmp_path)
+    (tmp_path / "submission.csv").write_text('id,ret\n1,"[""chile""]"\n2,"[""cuba""]"\n', "utf-8")
+    found = score(TASK, gold, tmp_path).to_json()
+    assert (found["f1"], found["peers"]) == (0.5, {"commonest answers": {"f1": 0.5}})
+    assert found["groups"]["domain"]["Facts"]["f1"] == 0
+    assert found["groups"]["NeedReasoning"]["True"]["f1"] == 1
+    assert found["unknown_gold_labels"] is None, "its answers are no closed set"
+
+
+def test_the_commonest_real_answers_as_measured_before(shared: Path, tmp_path: Path) -> None:
+    labels = TASK.labels(TASK.read(shared / "kct/train.jsonl"))
+    labels.save(tmp_path)
+    with TASK.handin.writing(tmp_path / "submission.csv") as write:
+        for example in TASK.read(shared / "kct/dev.jsonl"):
+            assert example.answer is not None
+            write(TASK.submission(example, example.answer))
+    found = score(TASK, shared / "kct/dev.jsonl", tmp_path).to_json()
+    assert found["f1"] == 1
+    assert found["peers"]["commonest answers"]["f1"] == pytest.approx(0.186, abs=5e-4)

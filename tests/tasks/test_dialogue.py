@@ -1,0 +1,933 @@
+"""Long dialogues: every sentence once, nothing looks ahead, and training sees what use sees."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from panjue.eval.check import check
+from panjue.eval.fairness import report
+from panjue.eval.fairness_page import page
+from panjue.eval.score import score
+from panjue.prompts.example import Decoded, Example, Turn, drive
+from panjue.prompts.fit import GAP
+from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.errors import BadRow, UserError
+from panjue.prompts.plumbing.files import LARGEST_LINE
+from panjue.prompts.reader import beside
+from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
+from panjue.prompts.tasks.dialogue.bucket import NOTE, OTHER, Bucket, windows
+from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, verdict
+from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, sextuple_points
+from panjue.prompts.tasks.dialogue.sextuples import FIELDS, MOST_EVENTS, emotion_faults
+from panjue.prompts.tasks.dialogue.similarity import Embedded, best_pairs, ngrams, similarity
+from panjue.prompts.tasks.dialogue.solve import joined, merged
+from panjue.prompts.tasks.metrics import Row
+
+TASK = load_task("dialogue")
+
+
+def sextuple(gold: Row, row: Row | None) -> float:
+    return sextuple_points(gold, row, make_matching())
+
+
+SAMPLE = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
+
+
+NONE = Labels()
+
+
+WAYS: list[dict[str, Any]] = [
+    {"way": "whole"},
+    {"way": "retrieval", "nearest": 2},
+    {"way": "window", "window": 3, "step": 2, "emotion_window": 4, "emotion_step": 3},
+    {"way": "window", "window": None, "bucket": False, "emotions": "whole"},
+]
+
+
+sizes = st.integers(1, 40).flatmap(lambda k: st.tuples(st.just(k), st.integers(1, k)))
+
+
+def dialogue(sentences: int, holders: str = "甲乙丙") -> Example:
+    chat = [
+        {"Holder": holders[i % len(holders)], "sentence": f"这是第{i}句。"}
+        for i in range(1, sentences + 1)
+    ]
+    return TASK.from_row({"id": "1", "chat": chat})
+
+
+def topic(number: int) -> str:
+    """Name an event by the sentence alone, so that windows cannot matter."""
+    return ("口服液", "大学", "", "油田")[number * 7 % 11 % 4]
+
+
+def told(question: Example) -> Decoded:
+    """Answer any question, in the form that its step asks for."""
+    match question.inputs.get("step"):
+        case "window":
+            rows = [
+                {"id": t.number, "target": "它", "event": topic(t.number)} for t in question.turns
+            ]
+            return Decoded({"sentences": rows})
+        case "sextuple":
+            number = question.turns[0].number
+            return Decoded({field: f"{field}{number}" for field in FIELDS})
+    return TASK.decode("", question, NONE)
+
+
+def asked(task: Task, example: Example) -> tuple[list[Example], Any]:
+    questions: list[Example] = []
+
+    def reply(_: int, question: Example) -> Decoded:
+        questions.append(question)
+        return told(question)
+
+    return questions, drive(task.solving(example), reply)
+
+
+@given(st.integers(1, 300), sizes)
+def test_windows_bring_every_sentence_once_and_show_those_just_before(
+    sentences: int, size: tuple[int, int]
+) -> None:
+    window, step = size
+    slides = list(windows(sentences, window, step))
+    assert [i for _, new in slides for i in new] == list(range(sentences))
+    assert slides[0] == (range(0), range(min(window, sentences)))
+    for seen, new in slides[1:]:
+        assert seen.stop == new.start
+        assert len(seen) == window - step
+        assert 0 < len(new) <= step
+
+
+def test_windows_of_twenty_by_five() -> None:
+    assert list(windows(32, 20, 5)) == [
+        (range(0), range(20)),
+        (range(5, 20), range(20, 25)),
+        (range(10, 25), range(25, 30)),
+        (range(15, 30), range(30, 32)),
+    ]
+
+
+@given(st.integers(1, 60), sizes)
+def test_the_bucket_has_every_sentence_once_whatever_the_windows(
+    sentences: int, size: tuple[int, int]
+) -> None:
+    task = configured(TASK, {"window": size[0], "step": size[1], "same_event": 1.0})
+    _, answer = asked(task, dialogue(sentences))
+    events = [one["event"] for one in answer["sentences"]]
+    assert [one["id"] for one in answer["sentences"]] == list(range(1, sentences + 1))
+    assert events == [topic(n) or OTHER for n in range(1, sentences + 1)]
+    assert [one["opinion"] for one in answer["sentences"]] == [
+        f"opinion{n}" for n in range(1, sentences + 1)
+    ]
+
+
+def test_an_event_that_is_much_alike_is_the_same() -> None:
+    bucket = Bucket(ngrams, 0.6)
+    for number, event in enumerate(
+        ["口服液之争", "口服液的争论", "孩子上大学", "口服液之争", ""], 1
+    ):
+        bucket.add(Turn(number, "甲乙"[number % 2], f"第{number}句"), "它", event)
+    # 口服液之争 and 口服液的争论 share 口 服 液 争 口服 服液: 6 / sqrt(9 * 11) = 0.603.
+    assert [(entry.event, entry.sentence_ids) for entry in bucket.entries] == [
+        ("口服液之争", [1, 2, 4]),
+        ("孩子上大学", [3]),
+        (OTHER, [5]),
+    ]
+    assert bucket.of(2).description(3) == "[1] 乙谈它：第1句\n[2] 甲谈它：第2句\n"
+    assert bucket.of(2).holders(1) == ["乙"]
+    with pytest.raises(AssertionError):
+        bucket.add(Turn(1, "甲", "第1句"), "它", "口服液之争")
+
+
+def test_an_account_says_where_it_shortens() -> None:
+    bucket = Bucket(ngrams, 0.6)
+    entry = bucket.add(Turn(1, "甲", "长" * (NOTE + 1)), "", "事")
+    assert entry.description(1) == f"[1] 甲谈{OTHER}：{'长' * NOTE}{GAP}\n"
+
+
+@given(st.integers(2, 40), sizes)
+def test_an_account_cut_at_a_sentence_is_the_snapshot_of_its_window(
+    sentences: int, size: tuple[int, int]
+) -> None:
+    turns = dialogue(sentences).turns
+    bucket, snapshots = Bucket(ngrams, 1.0), {}
+    for _, new in windows(sentences, *size):
+        for i in new:
+            bucket.add(turns[i], "它", topic(turns[i].number))
+        snapshot = deepcopy(bucket)
+        snapshots.update({turns[i].number: snapshot for i in new})
+    for number, snapshot in snapshots.items():
+        lines = snapshot.of(number).description(10**6).splitlines()
+        until = [line for line in lines if int(line[1 : line.index("]")]) <= number]
+        assert bucket.of(number).description(number).splitlines() == until
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_sentence_is_read_without_what_comes_after_it(way: dict[str, Any]) -> None:
+    task, long = configured(TASK, way), dialogue(30)
+    questions, _ = asked(task, long)
+    sextuples = [q for q in questions if q.inputs["step"] == "sextuple"]
+    assert [q.turns[0].number for q in sextuples] == list(range(1, 31))
+    for i, question in enumerate(sextuples, start=1):
+        content = task.prompt(question)[0]["content"]
+        assert f"第{i}句" in content
+        assert not any(f"第{later}句" in content for later in range(i + 1, 31))
+        shorter, _ = asked(task, dialogue(i))
+        same = [q for q in shorter if q.inputs["step"] == "sextuple"][-1]
+        if way["way"] == "retrieval":  # what comes later cannot matter at all
+            assert task.prompt(same)[0] == task.prompt(question)[0]
+
+
+def test_what_each_step_is_shown() -> None:
+    """The second window of two, the last sentence, and the emotions of the last window."""
+    task = configured(
+        TASK, {"window": 3, "step": 2, "emotion_window": 3, "emotion_step": 2, "same_event": 1}
+    )
+    questions, _ = asked(task, dialogue(5, "甲乙"))
+    shown = {q.id: task.prompt(q)[0]["content"].split("\n\n", 1)[1].rstrip("\n") for q in questions}
+    assert [key for key in shown if "sextuple" not in str(key)] == [
+        "1/window 0", "1/window 1", "1/emotions 0", "1/emotions 1",
+    ]  # fmt: skip
+    # topic: 1 油田, 2 油田 … by the number alone; the window has seen 3 and brings 4 and 5.
+    assert shown["1/window 0"].splitlines()[-2:] == ["已有事件：（无）", "需要回答的句子：1、2、3"]
+    assert shown["1/window 1"].splitlines() == [
+        "对话片段：",
+        "[3] 乙：这是第3句。",
+        "[4] 甲：这是第4句。",
+        "[5] 乙：这是第5句。",
+        "",
+        f"已有事件：{'；'.join(dict.fromkeys(topic(n) or OTHER for n in (1, 2, 3)))}",
+        "需要回答的句子：4、5",
+    ]
+    event = topic(5) or OTHER
+    mine = [n for n in range(1, 6) if (topic(n) or OTHER) == event]
+    assert shown["1/sextuple 5"].splitlines() == [
+        f"事件：{event}",
+        f"参与者：{'、'.join(dict.fromkeys('甲乙'[n % 2] for n in mine))}",
+        "经过：",
+        *(f"[{n}] {'甲乙'[n % 2]}谈它：这是第{n}句。" for n in mine),
+        "",
+        "这句话：[5] 乙：这是第5句。",
+    ]
+    assert shown["1/emotions 1"].splitlines() == [
+        *(
+            f"[{n}] {'甲乙'[n % 2]}：【{topic(n) or OTHER}】"
+            f"target{n}｜aspect{n}｜opinion{n}｜sentiment{n}｜rationale{n}"
+            for n in (3, 4, 5)
+        ),
+        "",
+        "需要回答的句子：4、5",
+    ]
+
+
+def test_the_switches_do_what_they_say() -> None:
+    long = dialogue(12)
+    for keys, steps in (
+        ({"window": 4, "step": 4}, (3, 12, 1)),
+        ({"window": None}, (1, 12, 1)),
+        ({"emotions": "whole", "emotion_window": 3, "emotion_step": 1}, (1, 12, 1)),
+        ({"emotion_window": 4, "emotion_step": 2}, (1, 12, 5)),
+        ({"way": "retrieval", "emotion_window": 4, "emotion_step": 4}, (0, 12, 3)),
+    ):
+        questions, _ = asked(configured(TASK, keys), long)
+        names = [question.inputs["step"] for question in questions]
+        assert tuple(map(names.count, ("window", "sextuple", "emotions"))) == steps, keys
+    just_before, _ = asked(configured(TASK, {"bucket": False, "window": 3, "step": 1}), long)
+    last = next(q for q in just_before if q.id == "1/sextuple 12")
+    assert [line[: line.index("]")] for line in last.text.splitlines()] == ["[9", "[10", "[11"]
+
+
+def test_retrieval_shows_the_nearest_in_their_order() -> None:
+    said = ["苹果很甜", "天气不错", "苹果很贵", "他走了", "苹果很甜很贵"]
+    chat = [{"Holder": "甲", "sentence": sentence} for sentence in said]
+    task = configured(TASK, {"way": "retrieval", "nearest": 2})
+    questions, _ = asked(task, TASK.from_row({"id": "1", "chat": chat}))
+    last = next(q for q in questions if q.id == "1/sextuple 5")
+    assert last.text == "[1] 甲：苹果很甜\n[3] 甲：苹果很贵\n"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_replies_lead_to_the_same_questions(way: dict[str, Any]) -> None:
+    task, example = configured(TASK, way), dialogue(25)
+    first, answer = asked(task, example)
+    assert asked(task, example) == (first, answer)
+    ids = [question.id for question in first]
+    assert len(set(ids)) == len(ids)
+    row = task.submission(example, answer)
+    assert not [f for f in task.faults(example, row, None) if "sentiment" not in f]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
+    task = configured(TASK, {**way, "merge": False})
+    for example in task.read(SAMPLE):
+        taught = list(task.taught(example))
+        for question in taught:
+            Draft202012Validator(task.schema(question, NONE)).validate(
+                json.loads(task.target(question))
+            )
+            assert task.decode(task.target(question), question, NONE) == Decoded(
+                question.answer or {}
+            )
+        number = iter(range(len(taught)))
+
+        def reply(
+            call: int, question: Example, taught: list[Example] = taught, number: Any = number
+        ) -> Decoded:
+            assert call == next(number)
+            assert replace(taught[call], answer=question.answer) == question
+            return Decoded(taught[call].answer or {})
+
+        answer = drive(task.solving(example), reply)
+        told = [{field: one[field] for field in FIELDS} for one in answer["sentences"]]
+        gold = example.answer or {}
+        assert told == [{field: one[field] for field in FIELDS} for one in gold["sentences"]]
+        # No emotion is lost on the way, though gold does not say of which sentence it is.
+        assert reasons(answer["holders"]) == reasons(gold["holders"])
+
+
+def reasons(holders: Any) -> dict[str, list[str]]:
+    return {
+        one["holder"]: sorted(m["reason"] for e in one["events"] for m in e["emotions"])
+        for one in holders
+    }
+
+
+STATES = st.sampled_from(["positive", "negative", "doubt"])
+
+
+CHAINS = st.lists(
+    st.fixed_dictionaries(
+        {"state": STATES, "reason": st.text("甲乙；，", min_size=1), "source_id": STATES}
+    )
+)
+
+
+@given(CHAINS)
+def test_a_merged_chain_has_no_equal_neighbours_and_loses_nothing(chain: list[Any]) -> None:
+    found = merged(chain)
+    states = [one["state"] for one in found]
+    assert all(a != b for a, b in pairwise(states))
+    assert "；".join(o["reason"] for o in found) == "；".join(o["reason"] for o in chain)
+    assert merged(found) == found
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_every_way_merges_if_it_is_to(merge: bool) -> None:
+    task, example = configured(TASK, {"way": "whole", "merge": merge}), next(TASK.read(SAMPLE))
+    reply = TASK.target(example)  # 甲 is negative twice about 饮酒之争
+    answer = drive(task.solving(example), lambda _, question: task.decode(reply, question, NONE))
+    chains = [len(event["emotions"]) for event in answer["holders"][0]["events"]]
+    assert chains == ([1, 1] if merge else [2, 1])
+
+
+def test_merging_by_hand() -> None:
+    def emotion(state: str, reason: str, source: str) -> dict[str, str]:
+        return {"state": state, "reason": reason, "source_id": source}
+
+    chain = [
+        emotion("negative", "被骂", "2"),
+        emotion("negative", "被打", "3"),
+        emotion("positive", "和好", "2"),
+        emotion("negative", "又被骂", "2"),
+    ]
+    assert merged(chain) == [
+        emotion("negative", "被骂；被打", "2,3"),
+        emotion("positive", "和好", "2"),
+        emotion("negative", "又被骂", "2"),
+    ]
+    assert [one["source_id"] for one in chain] == ["2", "3", "2", "2"]  # not changed
+    turns = [Turn(1, "1", "…", "争吵"), Turn(2, "2", "…", "争吵")]
+    windows_ = [
+        Decoded({"holders": [{"holder": "1", "events": [{"event": "争吵", "emotions": part}]}]})
+        for part in (chain[:1], chain[1:2])
+    ]
+    assert joined(turns, windows_, merge=True) == [
+        {"holder": "1", "events": [{"event": "争吵", "emotions": [merged(chain)[0]]}]},
+        {"holder": "2", "events": []},
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    reply=st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)
+)
+def test_whatever_a_step_is_answered_with_the_answer_is_complete(
+    way: dict[str, Any], reply: str
+) -> None:
+    task, example = configured(TASK, way), next(TASK.read(SAMPLE))
+    answer = drive(task.solving(example), lambda _, question: task.decode(reply, question, NONE))
+    assert list(task.faults(example, task.submission(example, answer), None)) == []
+
+
+def test_what_can_be_read_of_a_cut_reply_is_read() -> None:
+    example = next(TASK.read(SAMPLE))
+    reply = TASK.target(example)
+    decoded = TASK.decode(reply[: reply.index('{"id":3')] + '{"id":3,"target":"乙', example, NONE)
+    assert decoded.readable
+    gold = example.answer or {}
+    assert decoded.answer["sentences"][:2] == gold["sentences"][:2]
+    assert not any(decoded.answer["sentences"][2][field] for field in FIELDS)
+    assert [one["events"] for one in decoded.answer["holders"]] == [[], []]
+
+
+def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
+    chat = [
+        {"Holder": "1", "sentence": "好。", "Target": "它", "Aspect": "质量", "Opinion": "好",
+         "Sentiment": sentiment, "Rationale": "用过"}
+        for sentiment in ("positive", "Neutral")
+    ]  # fmt: skip
+    emo = {"1": {"events": [{"event": "评价", "emotions": [
+        {"state": "defensive", "reason": "用过", "source_id": "1"}]}]}}  # fmt: skip
+    example = TASK.from_row({"id": "9", "chat": chat, "emo": emo})
+    assert example.notes == (
+        "sentence 2: the sentiment 'Neutral' is none of the five",
+        "holder 1: the state 'defensive' is none of them",
+    )
+    bad = [
+        question.id
+        for question in TASK.taught(example)
+        if TASK.decode(TASK.target(question), question, NONE).repairs
+    ]
+    assert bad == ["9/sextuple 2", "9/emotions 0"]
+    broken = TASK.from_row(
+        {"id": "9", "chat": chat, "emo": None, "emo_problem": "emo/emo_9.json: torn"}
+    )
+    assert broken.notes[0] == "emo/emo_9.json: torn"
+    assert TASK.gold(broken)["emo"] is None
+    refused = [q.id for q in TASK.taught(broken) if TASK.decode(TASK.target(q), q, NONE).repairs]
+    assert refused == ["9/sextuple 2", "9/emotions 0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"similarity": "words"}, "neither ngrams, nor a folder, nor URL#MODEL"),
+        ({"kept_in": "/tmp"}, "no setting 'kept_in'"),
+        ({"way": "windows"}, "solve: way: Input should be"),
+        ({"windw": 3}, "no setting 'windw'; did you mean 'window'"),
+        ({"window": 4, "step": 5}, "step must not exceed its window, 4"),
+        ({"step": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=r"solve: |similarity: ") as error:
+        configured(TASK, given)
+    assert told in str(error.value)
+    with pytest.raises(UserError, match="takes one call"):
+        configured(load_task("judgment"), given)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda row: row.update(chat=[]), "must list one sentence or more"),
+        (lambda row: row["chat"][1].update(sentence=3), "sentence 2: 'sentence' and 'Holder'"),
+        (lambda row: row["chat"][1].pop("Target"), "some sentences have Target"),
+        (lambda row: row["chat"][0].update(Aspect=None), "sentence 1: 'Aspect' must be a text"),
+    ],
+)
+def test_broken_chats_are_named(change: Callable[[Any], None], told: str) -> None:
+    row = {"id": "1", "chat": json.loads((SAMPLE / "chat/chat_1.json").read_text("utf-8"))}
+    change(row)
+    with pytest.raises(UserError, match=told):
+        TASK.from_row(row)
+
+
+@pytest.mark.parametrize(
+    "emo",
+    [
+        [],
+        {"1": []},
+        {"1": {"events": [{"event": "事"}]}},
+        {"1": {"events": [{"event": "事", "emotions": [{"state": "doubt"}]}]}},
+    ],
+)
+def test_broken_emotions_are_told_and_no_row_is_lost(emo: Any) -> None:
+    row = {"id": "1", "chat": json.loads((SAMPLE / "chat/chat_1.json").read_text("utf-8"))}
+    example = TASK.from_row({**row, "emo": emo})
+    assert example.answer is not None
+    assert example.answer["holders"] is None
+    assert example.notes[0].startswith("emo/emo_1.json: ")
+    assert list(emotion_faults(emo))
+
+
+def test_a_folder_without_dialogues_is_named(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(UserError, match="no folder with dialogues"):
+            list(TASK.read(place))
+
+
+def test_what_is_no_file_is_a_bad_row(tmp_path: Path) -> None:
+    for kind in ("chat", "emo"):
+        shutil.copytree(SAMPLE / kind, tmp_path / kind)
+    (tmp_path / "chat/chat_8.json").mkdir()
+    (tmp_path / "chat/chat_9.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "chat/chat_10.json").write_text('[{"Holder": "\\ud800", "sentence": ""}]', "utf-8")
+    Path(os.fsdecode(bytes(tmp_path) + b"/chat/chat_\xff.json")).write_text("[]", "utf-8")
+    (tmp_path / "chat/chat_11.json").write_bytes(b"[" + b" " * (LARGEST_LINE + 1) + b"]")
+    (tmp_path / "emo/emo_2.json").unlink()
+    (tmp_path / "emo/emo_2.json").mkdir()
+    bad: list[BadRow] = []
+    read = list(replace(TASK, bad=bad.append).read(tmp_path))
+    assert [example.id for example in read] == ["1", "2"]
+    assert read[1].notes == ("emo/emo_2.json: Is a directory",)
+    reasons = {str(one.place): one.reason for one in bad}
+    assert reasons["chat/chat_8.json"] == "Is a directory"
+    assert "No such file" in reasons["chat/chat_9.json"]
+    assert "escape stands alone" in reasons["chat/chat_10.json"]
+    assert "larger than 16 MiB" in reasons["chat/chat_11.json"]
+    assert len(reasons) == 5
+    for one in bad:
+        str(one).encode("utf-8")
+
+
+def test_texts_are_cut_to_what_the_schema_allows() -> None:
+    example = next(TASK.read(SAMPLE))
+    question = next(q for q in TASK.taught(example) if q.inputs["step"] == "sextuple")
+    long = json.dumps(dict.fromkeys(FIELDS, "长" * 500))
+    decoded = TASK.decode(long, question, NONE)
+    assert {field: len(decoded.answer[field]) for field in FIELDS} == {
+        "target": 60, "aspect": 60, "opinion": 80, "sentiment": 0, "rationale": 120,
+    }  # fmt: skip
+    events = [{"event": f"事{i}", "emotions": []} for i in range(MOST_EVENTS + 3)]
+    reply = json.dumps({"holders": [{"holder": "甲", "events": events}]})
+    assert len(TASK.decode(reply, example, NONE).answer["holders"][0]["events"]) == MOST_EVENTS
+
+
+def test_all_real_dialogues_are_read(shared: Path) -> None:
+    folder = shared / "emocaustics"
+    examples = list(TASK.read(folder))
+    assert len(examples) == 700
+    assert [int(example.id) for example in examples] == sorted(int(e.id) for e in examples)
+    broken = [e.id for e in examples if e.answer and e.answer["holders"] is None]
+    assert broken == ["117", "421", "451"]
+    assert all(
+        examples_note(e).startswith(f"emo/emo_{e.id}.json") for e in examples if e.id in broken
+    )
+    assert sum(len(example.turns) for example in examples) == 43676
+    assert sum("sentiment" in note for example in examples for note in example.notes) > 50
+
+
+def examples_note(example: Example) -> str:
+    return example.notes[0]
+
+
+@pytest.mark.parametrize("way", [{"way": "window"}, {"way": "retrieval"}])
+def test_real_dialogues_come_through_without_a_lost_or_doubled_sentence(
+    way: dict[str, Any], shared: Path
+) -> None:
+    task = configured(TASK, way)
+    for example in list(task.read(shared / "emocaustics"))[::20]:
+        taught = list(task.taught(example))
+        for step in {"window": ("window", "sextuple"), "retrieval": ("sextuple",)}[way["way"]]:
+            numbers = [t.number for q in taught if q.inputs["step"] == step for t in q.turns]
+            assert numbers == list(range(1, len(example.turns) + 1))
+
+
+def matching_of(alike: dict[tuple[str, str], float], *, agrees: bool = True) -> Matching:
+    """Return a matching by given similarities; equal texts are alike, all others are not."""
+
+    def similar(texts: Any, others: Any) -> Any:
+        return np.array([[alike.get((a, b), float(a == b)) for b in others] for a in texts])
+
+    return Matching("given", similar, lambda _a, _b: agrees)
+
+
+def sentence(*fields: str) -> dict[str, Any]:
+    told = [dict(zip(FIELDS, fields, strict=True))] if fields else []
+    return {"input_sentence": "…", "holder": "1", "event": "", "final_model_response": told}
+
+
+def emotion(state: str, reason: str, source: str = "1") -> dict[str, str]:
+    return {"state": state, "reason": reason, "source_id": source}
+
+
+def event(name: str, *emotions: Row) -> dict[str, Any]:
+    return {"event": name, "emotions": list(emotions)}
+
+
+GOLD = sentence("它", "质量", "很好", "positive", "用过")
+
+
+@pytest.mark.parametrize(
+    ("told", "points"),
+    [
+        (GOLD, 4),
+        (sentence("别的", "质量", "很好", "positive", "用过"), 4),  # the target does not count
+        (sentence("它", "质量", "很好", "neutral", "用过"), 3),
+        (sentence("它", "价格", "很好", "Positive", "用过"), 2),
+        (sentence("它", "价格", "不好", "neutral", "听说"), 0),
+        (sentence(), 0),
+        (sentence("", "", "", "", ""), 0),
+        # 很好 and 很好看: 很 好 很好, of 很 好 看 很好 好看: 3 / sqrt(15) = 0.775, just too little.
+        (sentence("它", "质量", "很好看", "positive", "用过"), 3),
+    ],
+)
+def test_a_sentence_has_four_points(told: Row, points: int) -> None:
+    assert sextuple({"chat": [GOLD]}, {"chat": [told]}) == pytest.approx(points / 4)
+
+
+def test_an_empty_field_is_like_an_empty_one_only() -> None:
+    gold = {"chat": [sentence("它", "", "很好", "positive", "")]}
+    assert sextuple(gold, {"chat": [sentence("它", "", "很好", "positive", "")]}) == 1.0
+    assert sextuple(gold, {"chat": [GOLD]}) == 0.5
+
+
+def test_where_gold_is_empty_only_an_empty_answer_counts() -> None:
+    gold = {"chat": [sentence(), GOLD]}
+    assert sextuple(gold, {"chat": [sentence(), GOLD]}) == 1.0
+    assert sextuple(gold, {"chat": [sentence("", "", "", "", ""), GOLD]}) == 1.0
+    assert sextuple(gold, {"chat": [GOLD, GOLD]}) == 0.5
+    assert sextuple(gold, {"chat": [sentence()]}) == 0.5  # a sentence that is not there
+    assert sextuple(gold, None) == 0.0
+
+
+def test_of_several_sextuples_the_best_counts() -> None:
+    worse = sentence("它", "价格", "不好", "neutral", "用过")["final_model_response"]
+    for told in (worse + GOLD["final_model_response"], GOLD["final_model_response"] + worse):
+        both = {**GOLD, "final_model_response": told}
+        assert sextuple({"chat": [GOLD]}, {"chat": [both]}) == 1.0
+        assert sextuple({"chat": [GOLD] * 2}, {"chat": [both, GOLD]}) == 1.0
+
+
+def test_many_sextuples_cost_no_square_of_memory() -> None:
+    many = {**GOLD, "final_model_response": GOLD["final_model_response"] * 8000}
+    assert sextuple({"chat": [GOLD]}, {"chat": [many]}) == 1.0  # a table of all would take 0.5 GB
+
+
+def test_the_authors_example() -> None:
+    """One matching event out of two, three matching reasons, two right and one in the state only.
+
+    (2 + 2 + 1) / (2 * 4) / 2 = 0.3125.
+    """
+    gold = [
+        event("争吵", *(emotion("negative", f"理由{i}", "2") for i in range(4))),
+        event("和好", emotion("positive", "道歉", "2")),
+    ]
+    told = [
+        event(
+            "吵架",
+            emotion("negative", "原因0", "2"),
+            emotion("negative", "原因1", "2"),
+            emotion("negative", "原因2", "3"),
+            emotion("negative", "别的", "2"),
+        ),
+        event("另一件事", emotion("positive", "道歉", "2")),
+    ]
+    alike = {("争吵", "吵架"): 0.71, **{(f"理由{i}", f"原因{i}"): 0.8 for i in range(3)}}
+    assert holder_points(gold, told, matching_of(alike)) == pytest.approx(0.3125)
+    assert holder_points(gold, told, matching_of(alike, agrees=False)) == 0.0
+    assert holder_points(gold, told, matching_of({**alike, ("争吵", "吵架"): 0.7})) == 0.0
+
+
+def test_emotions_are_matched_so_that_the_points_are_most() -> None:
+    gold = [emotion("negative", "甲"), emotion("positive", "乙")]
+    told = [emotion("positive", "丙"), emotion("negative", "丁")]
+    # 甲 is like both; the first come would take 丙 and leave nothing for 乙.
+    alike = {("甲", "丙"): 0.95, ("甲", "丁"): 0.9, ("乙", "丙"): 0.9}
+    assert chain_points(gold, told, matching_of(alike)) == 1.0
+    assert chain_points(gold, told[:1], matching_of(alike)) == 0.5
+    assert chain_points(gold, [told[0], told[0]], matching_of(alike)) == pytest.approx(3 / 4)
+
+
+def test_of_matchings_with_equal_points_the_more_alike_is_taken() -> None:
+    gold = [emotion("negative", "甲"), emotion("negative", "乙")]
+    told = [emotion("negative", "丙"), emotion("doubt", "丁", "9")]
+    # 丙 gives two points wherever it goes, 丁 none: no emotion may be counted twice.
+    alike = {(a, b): 0.9 for a in "甲乙" for b in "丙丁"}
+    assert chain_points(gold, told, matching_of(alike)) == 0.5
+
+
+def test_events_are_matched_one_to_one() -> None:
+    gold = [event("甲", emotion("negative", "理由")), event("乙", emotion("doubt", "问"))]
+    one = event("丙", emotion("negative", "理由"))
+    alike = {("甲", "丙"): 0.9, ("乙", "丙"): 0.9}
+    assert holder_points(gold, [one], matching_of(alike)) == 0.5
+    assert holder_points(gold, [one, one], matching_of(alike)) == 0.5
+
+
+def test_an_empty_gold_list_wants_an_empty_answer() -> None:
+    matching = matching_of({})
+    assert holder_points([], [], matching) == 1.0
+    assert holder_points([], [event("事")], matching) == 0.0
+    assert holder_points([event("事")], [], matching) == 0.0
+    assert holder_points([event("事")], [event("事")], matching) == 1.0
+    assert holder_points([event("事")], [event("事", emotion("doubt", "问"))], matching) == 0.0
+
+
+def folder_of(tmp_path: Path, name: str = "told") -> Path:
+    with TASK.handin.writing(tmp_path / name) as write:
+        for example in TASK.read(SAMPLE):
+            write(TASK.gold(example))
+    return tmp_path / name
+
+
+def damaged(folder: Path, place: str, change: Any) -> Path:
+    value = json.loads((folder / place).read_text("utf-8"))
+    change(value)
+    (folder / place).write_text(json.dumps(value, ensure_ascii=False), "utf-8")
+    return folder
+
+
+def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> None:
+    assert score(TASK, SAMPLE, folder_of(tmp_path)).total.mean == {"sextuple": 1.0, "event": 1.0}
+    # A holder that gold does not have counts for nothing; one that is not answered, as no events.
+    told = damaged(folder_of(tmp_path), "emo/emo_1.json", lambda emo: emo.update(丙={"events": []}))
+    assert score(TASK, SAMPLE, told).total.mean["event"] == 1.0
+    told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("2"))
+    assert score(TASK, SAMPLE, told).total.mean["event"] == 1.0
+    told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("1"))
+    assert score(TASK, SAMPLE, told).total.mean["event"] == pytest.approx((1 + 0.5) / 2)
+    told = damaged(
+        folder_of(tmp_path),
+        "chat/chat_2.json",
+        lambda chat: chat[0].update(final_model_response=[]),
+    )
+    assert score(TASK, SAMPLE, told).total.mean["sextuple"] == pytest.approx((1 + 2 / 3) / 2)
+    (told / "chat/chat_1.json").unlink()
+    scores = score(TASK, SAMPLE, told)
+    assert scores.missing == 1
+    assert scores.total.mean == {"sextuple": pytest.approx(1 / 3), "event": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("chat/chat_1.json", lambda chat: chat[0]["final_model_response"][0].update(aspect=["质"])),
+        ("chat/chat_1.json", lambda chat: chat[0].update(final_model_response={})),
+        ("chat/chat_1.json", lambda chat: chat[0].update(final_model_response=None)),
+        ("emo/emo_1.json", lambda emo: emo["甲"].update(events=None)),
+        ("emo/emo_1.json", lambda emo: emo.update(甲=None)),
+        ("emo/emo_1.json", lambda emo: emo["甲"]["events"][0].pop("emotions")),
+    ],
+)
+def test_what_is_not_in_the_form_is_no_score(place: str, change: Any, tmp_path: Path) -> None:
+    told = damaged(folder_of(tmp_path), place, change)
+    with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
+        score(TASK, SAMPLE, told)
+    assert list(check(TASK, told, SAMPLE))
+
+
+def test_the_check_wants_every_speaker_and_known_states(tmp_path: Path) -> None:
+    told = damaged(folder_of(tmp_path), "emo/emo_1.json", lambda emo: emo.pop("乙"))
+    assert [fault.split(": ", 2)[2] for fault in check(TASK, told, SAMPLE)] == [
+        "holder '乙' is not answered"
+    ]
+    told = damaged(
+        folder_of(tmp_path),
+        "emo/emo_1.json",
+        lambda emo: emo["乙"]["events"][0]["emotions"][0].update(state="XX"),
+    )
+    [fault] = check(TASK, told, SAMPLE)
+    assert "the state 'XX' is none of positive" in fault
+
+
+def test_without_any_events_to_score_there_is_no_event_score(tmp_path: Path) -> None:
+    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
+    (gold / "emo/emo_1.json").unlink()
+    scores = score(TASK, gold, folder_of(tmp_path))
+    assert scores.total.mean["event"] == 1.0
+    assert scores.total.interval["event"] == (1.0, 1.0)  # draws without the other do not count
+    assert scores.notes == ["1: emo/emo_1.json is missing: no events are scored"]
+    (gold / "emo/emo_2.json").write_text("{}", "utf-8")  # nobody to score
+    found = score(TASK, gold, folder_of(tmp_path)).to_json()
+    assert found["event"] is None
+    assert found["interval"]["event"] == [None, None]
+    assert found["sextuple"] == 1.0
+
+
+def test_emotions_that_cannot_be_read_leave_the_mean(tmp_path: Path) -> None:
+    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
+    (gold / "emo/emo_1.json").write_text("{", "utf-8")
+    told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("1"))
+    scores = score(TASK, gold, told)
+    assert scores.total.mean == {"sextuple": 1.0, "event": 0.5}
+    assert [note.split(":")[0] for note in scores.notes] == ["1"]
+    assert "emo/emo_1.json: not JSON" in scores.notes[0]
+
+
+def test_the_command_says_what_texts_were_compared_by(
+    tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    told, numbers = folder_of(tmp_path), tmp_path / "scores.json"
+    done = panjue("score", SAMPLE, told, "--task", "dialogue", "--json", numbers)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(numbers.read_text("utf-8"))
+    assert (written["sextuple"], written["event"]) == (1.0, 1.0)
+    assert written["compared_by"] == "cosine: character 1-2-grams, judge: agree (built in)"
+    assert " ".join(done.stdout.split()).count("judge: agree (built in)") == 2  # in both tables
+    check = ("check", told, "--cases", SAMPLE, "--task", "dialogue")
+    clean = panjue(*check)
+    assert clean.stdout.endswith(": clean\n"), clean.stdout
+    damaged(told, "chat/chat_2.json", lambda chat: chat[0].update(holder="9"))
+    torn = panjue(*check)
+    assert torn.returncode == 1
+    assert "chat/chat_2.json: id 2: sentence 1: is not what the dialogue has there" in torn.stdout
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("是", True),
+        ("否。", False),
+        ("“是”", True),
+        ("**Yes**", True),
+        ("NO", False),
+        ("是否为同一件事：否", False),
+        ("不是", False),
+        ("<think>是不是呢</think>\n是", True),
+    ],
+)
+def test_what_a_judge_says(reply: str, said: bool) -> None:
+    assert verdict(reply, "judge") is said
+
+
+@pytest.mark.parametrize("reply", ["", "也许", "<think>是", "nothing"])
+def test_a_judge_must_say_something(reply: str) -> None:
+    with pytest.raises(UserError, match=r"judge x: answers .* take another judge"):
+        verdict(reply, "judge x")
+
+
+def test_metrics_compare_by_what_they_are_given() -> None:
+    with pytest.raises(UserError, match="neither agree nor URL#MODEL"):
+        comparing(TASK, "ngrams", "yes")
+    with pytest.raises(UserError, match="compare no texts"):
+        comparing(load_task("judgment"), "ngrams", "http://127.0.0.1:9/v1#m")
+    assert comparing(TASK, *BUILT_IN) is TASK
+    other = comparing(TASK, "ngrams", "http://127.0.0.1:9/v1#m")
+    assert other.scores == TASK.scores
+    assert other.compared_by != TASK.compared_by
+
+
+def test_real_gold_against_itself_is_perfect_and_the_same_twice(
+    shared: Path, tmp_path: Path
+) -> None:
+    gold = tmp_path / "gold"
+    for kind in ("chat", "emo"):
+        (gold / kind).mkdir(parents=True)
+        for number in [*range(110, 150), 421, 451]:
+            source = shared / "emocaustics" / kind / f"{kind}_{number}.json"
+            if source.exists():
+                shutil.copy(source, gold / kind)
+    with TASK.handin.writing(tmp_path / "told") as write:
+        for example in TASK.read(gold):
+            write({**TASK.gold(example), "emo": TASK.gold(example)["emo"] or {}})
+    first, again = (score(TASK, gold, tmp_path / "told") for _ in range(2))
+    assert first.total.mean == {"sextuple": 1.0, "event": 1.0}
+    assert first.to_json() == again.to_json()
+    assert len([note for note in first.notes if "not JSON" in note]) == 3
+
+
+def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(tmp_path: Path) -> None:
+    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
+    (gold / "emo/emo_1.json").write_text("{", "utf-8")
+    told = folder_of(tmp_path)
+    (tmp_path / "groups.jsonl").write_text('{"id":"1","g":"a"}\n{"id":"2","g":"b"}\n', "utf-8")
+    task = beside(TASK, tmp_path / "groups.jsonl")
+    found = report("dialogue", task, gold, told, ["g"], metric="event", min_n=1)
+    numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
+    assert numbers["groups"]["a"]["value"] is None
+    assert numbers["groups"]["b"]["value"] == 1.0
+    assert (numbers["worst_group"], numbers["worst"], numbers["mean"]) == ("b", 1.0, 1.0)
+    assert "nan" not in page(found).lower()
+
+
+TEXTS = st.lists(st.text("甲乙ab ", max_size=6), min_size=1, max_size=5)
+
+
+@given(TEXTS, TEXTS)
+def test_cosines_are_symmetric_and_of_equal_texts_one(texts: list[str], others: list[str]) -> None:
+    table = ngrams(texts, others)
+    assert table.shape == (len(texts), len(others))
+    assert np.allclose(table, ngrams(others, texts).T)
+    assert ((table >= 0) & (table <= 1 + 1e-9)).all()
+    assert np.allclose(np.diagonal(ngrams(texts, texts)), 1.0)
+    # One pair of texts has the same cosine in any company.
+    assert np.isclose(ngrams(texts[:1], others[:1])[0, 0], table[0, 0])
+
+
+def test_cosines_by_hand() -> None:
+    # ab: a b ab. abc: a b c ab bc. aab: a twice, b, aa, ab.
+    table = ngrams(["ab", ""], ["abc", "aab", "", "丙"])
+    first = [3 / np.sqrt(3 * 5), (2 + 1 + 1) / np.sqrt(3 * 7), 0.0, 0.0]
+    assert np.allclose(table, [first, [0.0, 0.0, 1.0, 0.0]])
+
+
+def test_a_text_is_embedded_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def embed(texts: list[str]) -> np.ndarray:
+        asked.extend(texts)
+        return np.array([[len(text), text.count("a")] for text in texts], dtype=float)
+
+    kept = tmp_path / "vectors.sqlite"
+    for again in range(2):
+        cosines = Embedded(embed, kept, "m")(["aa", "bbb"], ["aa", ""])
+        assert np.allclose(cosines, [[1.0, 0.0], [1 / np.sqrt(2), 0.0]]), again
+        assert asked == ["aa", "bbb"]
+    Embedded(embed, kept, "another")(["aa"], ["aa"])
+    assert asked == ["aa", "bbb", "aa"]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """An embeddings endpoint: how often a text has a, b and c; its rows come in another order."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = self.path == "/v1/embeddings" and asked["model"] == "abc"
+        data = [
+            {"index": i, "embedding": [text.count(letter) for letter in "abc"]}
+            for i, text in enumerate(asked["input"])
+        ]
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": data[::-1]}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint(serving: Callable[[ThreadingHTTPServer], None]) -> str:
+    serving(server := ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    return f"http://127.0.0.1:{server.server_port}/v1"
+
+
+def test_an_endpoint_embeds(endpoint: str) -> None:
+    cosines = similarity(f"{endpoint}#abc")(["aab"], ["a", "c", "baa"])
+    assert np.allclose(cosines, [[2 / np.sqrt(5), 0.0, 1.0]])
+    with pytest.raises(UserError, match="404"):
+        similarity(f"{endpoint}#other")(["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("http://u:pw@x/v1#m", "no password goes into an address"),
+        ("words", "neither ngrams, nor a folder, nor URL#MODEL"),
+        ("http://x/v1", "say which model"),
+    ],
+)
+def test_what_is_no_similarity_is_named(name: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        similarity(name)
+
+
+def test_the_best_matching_is_not_the_first_come() -> None:
+    points = np.array([[2.0, 1.9], [1.9, 0.0]])
+    assert sorted(best_pairs(points)) == [(0, 1), (1, 0)]  # 3.8, and not 2.0
