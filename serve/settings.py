@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # prompts.orphans watches what is spawned
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
 }
 """Of every process of vLLM, where the user has not set them."""
 
