@@ -42,7 +42,7 @@ build/typing/panjue:  # a view of the four folders that mypy and editors can fol
 	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
 test: install  # two processes: most of the time goes into imports, which use one core
 	.venv/bin/pytest -n 2 --dist loadfile
-torture: install  # what "Nothing lost" says in the README, and every command of it, tried for real
+torture: install  # what "Nothing lost" says in serve/README.md, and every command of the READMEs, tried for real
 	.venv/bin/pytest -n 2 --dist loadfile tests/torture --torture
 demo: install
 	$(PANJUE) demo data/demo

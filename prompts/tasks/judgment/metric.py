@@ -1,4 +1,4 @@
-"""The official metric of CMDL: F1 of charges and articles, accuracy of penalties (DESIGN 6)."""
+"""The official metric of CMDL: F1 of charges and articles, accuracy of penalties."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
