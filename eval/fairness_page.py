@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape as escape_markup
@@ -13,8 +12,6 @@ from panjue.eval.fairness import Report
 from panjue.eval.group_measures import Attribute, Group
 
 COLUMNS = ("n", "{metric}", "95% interval", "train", "shift", "worst class", "ECE")
-
-PAGE = Path(__file__).parent / "page"
 
 
 def show(report: Report, console: Console) -> None:
@@ -121,7 +118,7 @@ def _cross_cell(found: tuple[int, float] | None, min_n: int) -> str:
 def page(report: Report) -> str:
     """Return the report as an HTML page that needs nothing else."""
     from panjue.eval import figures  # here, since the tables need neither jinja nor matplotlib
-    from panjue.eval.report_page import templates
+    from panjue.eval.report_page import FOLDER, templates
 
     return (
         templates()
@@ -134,7 +131,7 @@ def page(report: Report) -> str:
             columns=[column.format(metric=report.metric) for column in COLUMNS],
             cells=cells,
             cross=cross_rows(report) if report.cross else None,
-            style=(PAGE / "report.css").read_text("utf-8"),
+            style=(FOLDER / "report.css").read_text("utf-8"),
             figures={name: figures.fairness(report, name) for name in report.attributes},
         )
     )

@@ -13,13 +13,10 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.handin import csv_table
 from panjue.prompts.render import render
 from panjue.prompts.task import Messages, Ranks, Schema, Task
-from panjue.prompts.tasks.cloze.metric import f1, shown
+from panjue.prompts.tasks.cloze.metric import MOST, f1, shown
 from panjue.prompts.tasks.metrics import Row
 
 MASK = "[MASK]"
-
-MOST = 5
-"""Answers to a question."""
 
 LONGEST = 100
 """Characters of an answer."""
