@@ -2,19 +2,28 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.eval.rank import ranked
-from panjue.prompts.example import Answer, Decoded, Example, call_key, drive, first_reply
+from panjue.prompts.example import (
+    Answer,
+    Decoded,
+    Example,
+    Rank,
+    Solve,
+    call_key,
+    first_reply,
+    run_steps,
+)
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import dump, generation, sha256, whole_file, write_json
+from panjue.prompts.plumbing.files import atomic_write, dump, generation, sha256, write_json
 from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Skipped, is_held_out, reading
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
 
 NAMED = 5
@@ -93,38 +102,42 @@ class Run:
     """A run folder with completions: what was asked, of which examples, with which labels."""
 
     folder: Path
-    task: Task
+    reader: Reader
     test: Path
     labels: Labels
-    made: Mapping[str, Any]
-    skipped: Skipped
+    provenance: Mapping[str, Any]
+
+    @property
+    def task(self) -> Task:
+        """Return the task that was asked."""
+        return self.reader.task
 
     @property
     def trained(self) -> Path:
         """Return the folder of the adapter or model that answered."""
-        return Path(self.made["trained"])
+        return Path(self.provenance["trained"])
 
     @property
     def held_out(self) -> bool:
         """Say whether only the tenth that training held out was asked."""
-        return bool(self.made.get("held_out"))
+        return bool(self.provenance.get("held_out"))
 
     def card_folder(self) -> Path | None:
         """Return the folder of what answered, here or where it was; None where it is no more."""
         for folder in (self.folder / self.trained.name, self.trained):
-            if folder.is_dir() and model_sha256(folder) == self.made["trained_sha256"]:
+            if folder.is_dir() and model_sha256(folder) == self.provenance["trained_sha256"]:
                 return folder
         return None
 
     @property
     def is_of_adapter(self) -> bool:
         """Say whether what was trained answered, and not its base or an endpoint."""
-        of_another = self.made.get("endpoint") or self.made.get("adapter") == "none"
-        return bool(self.made["trained"]) and not of_another
+        of_another = self.provenance.get("endpoint") or self.provenance.get("adapter") == "none"
+        return bool(self.provenance["trained"]) and not of_another
 
     def examples(self) -> Iterator[Example]:
         """Yield the examples that were asked."""
-        return self.task.read(self.test)
+        return self.reader.read(self.test)
 
     def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
         """Yield every example, of a task of one call, with its row.
@@ -164,6 +177,10 @@ class Run:
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
+        if "forks" in row:
+            raise UserError(
+                f"{rows.path}: is of panjue 0.1; generate again into another run=FOLDER"
+            )
         return row
 
 
@@ -188,11 +205,12 @@ def open_run(folder: Path, gold: Path | None = None) -> Run:
         raise UserError(
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
-    task, skipped = reading(load_task(made["task"]), made.get("on_bad_row", "stop"))
-    task = configured(task, made.get("solve", {}), folder)
-    if made.get("held_out"):
-        task = replace(task, only=is_held_out)
-    run = Run(folder, task, test, load_labels(folder / "labels.json"), made, skipped)
+    reader = Reader(
+        configured(load_task(made["task"]), made.get("solve", {}), folder),
+        held_out=bool(made.get("held_out")),
+        on_bad_row=made.get("on_bad_row", "stop"),
+    )
+    run = Run(folder, reader, test, load_labels(folder / "labels.json"), made)
     if gold:
         _check_gold(run)
     return run
@@ -204,7 +222,7 @@ def _check_gold(run: Run) -> None:
     Raises:
         UserError: Says how many have no partner.
     """
-    answered = run.task.handin.index(run.task.handin.find(run.folder)).ids()
+    answered = run.task.data.submission.index(run.task.data.submission.find(run.folder)).ids()
     examples = {str(example.id) for example in run.examples()}
     if answered != examples:
         raise UserError(
@@ -226,23 +244,19 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
     run = open_run(folder)
-    task, place = run.task, folder / run.task.handin.name
-    tally = Tally(fallback=task.fallback, submission=place.name)
+    task, place = run.task, folder / run.task.data.submission.name
+    tally = Tally(fallback=task.score.fallback, submission=place.name)
     fitted = run.trained if run.is_of_adapter else None
-    decider = fitted_decider(task, run.labels, fitted) if task.decides and not greedy else None
+    decider = None if greedy else fitted_decider(task, run.labels, fitted)
     with (
-        task.handin.writing(place) as write,
-        whole_file(folder / "confidence.jsonl") as sure,
+        task.data.submission.writing(place) as write,
+        atomic_write(folder / "confidence.jsonl") as sure,
     ):
         rows = run.rows()
         for example in run.examples():
             tally.examples += 1
-            if task.solve:
-                write(task.submission(example, _solved(run, rows, example, tally)))
-                continue
-            row = run.row(rows, {"id": example.id})
-            answer, confidence = _answer(run, example, row, decider, tally, greedy=greedy)
-            write(task.submission(example, answer))
+            answer, confidence = _answer(run, rows, example, decider, tally, greedy=greedy)
+            write(task.data.write(example, answer))
             if confidence is not None:
                 sure.write(dump({"id": example.id, "confidence": confidence}) + "\n")
     if decider and tally.decided:
@@ -250,7 +264,7 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
         tally.decision_sha256 = decision_sha256(fitted)
     else:
         (folder / "confidence.jsonl").unlink()
-    tally.skipped_rows = len(run.skipped.rows)
+    tally.skipped_rows = len(run.reader.skipped.rows)
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
     report["submission_sha256"] = sha256(place)
     write_json(folder / "decode.json", report)
@@ -259,22 +273,25 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
 
 def _answer(
     run: Run,
+    rows: Rows,
     example: Example,
-    row: dict[str, Any],
     decider: Decider | None,
     tally: Tally,
     *,
     greedy: bool,
 ) -> tuple[Answer, list[dict[str, float]] | None]:
-    """Return the answer to an example of one call, and how sure it is where that is decided."""
+    """Return the answer to an example as its task comes to one, and how sure it is if decided."""
     task = run.task
+    if isinstance(task.answer, Solve):
+        return _solved(run, rows, example, tally), None
+    row = run.row(rows, {"id": example.id})
     first = _decoded(task, example, row, run.labels, tally).answer
     replies = row.get("texts", ())[: 1 if greedy else None]
-    if len(replies) > 1 and (decider or task.ranks):
+    if len(replies) > 1 and (decider or isinstance(task.answer, Rank)):
         tally.decided += 1
         tally.replies += len(replies)
-    if task.ranks:
-        answer, filled = ranked(task, example, replies, run.labels)
+    if isinstance(task.answer, Rank):
+        answer, filled = ranked(task, task.answer, example, replies, run.labels)
         tally.filled += filled
         return answer, None
     if decider and len(replies) > 1:
@@ -295,7 +312,7 @@ def _solved(run: Run, rows: Rows, example: Example, tally: Tally) -> Answer:
             )
         return _decoded(run.task, question, row, run.labels, tally)
 
-    return drive(run.task.solving(example), reply)
+    return run_steps(run.task.answer.solving(example), reply)
 
 
 def _decoded(
@@ -303,7 +320,7 @@ def _decoded(
 ) -> Decoded:
     """Decode one completion (its first sample) and count what happened."""
     refused = completion.get("refused") is not None
-    decoded = task.decode(first_reply(completion), example, labels)
+    decoded = task.ask.decode(first_reply(completion), example, labels)
     tally.calls += 1
     tally.refused += refused
     if refused:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from panjue.prompts.example import Example
+from panjue.prompts.example import Decide, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.parts import value_spans
@@ -16,7 +16,7 @@ from panjue.prompts.task import Task
 Ways = list[tuple[str, float]]
 """Tokens that may stand at one place and their probabilities; the one that was taken is first."""
 
-Forks = Sequence[tuple[int, Ways]]
+Alternatives = Sequence[tuple[int, Ways]]
 """Places of a reply, as character offsets, where the model might well have gone on otherwise."""
 
 Belief = dict[Any, float]
@@ -59,21 +59,21 @@ class Beliefs:
 
     def __init__(self, task: Task, labels: Labels) -> None:
         """Sort the task's labels as they are written."""
-        assert task.decides is not None
-        self._task, self._labels, self._decides = task, labels, task.decides
-        self._written = {field: Written(labels.counts[field]) for field in task.decides.fields}
+        assert isinstance(task.answer, Decide)
+        self._task, self._labels, self._decides = task, labels, task.answer
+        self._written = {field: Written(labels.counts[field]) for field in task.answer.fields}
 
     def of(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
         """Return for every item of the answer the belief about each field.
 
-        Every readable reply counts alike. Its forks tell more than which way it went: the ways
+        Every readable reply counts alike. Its alternatives tell more than which way it went: those
         not taken at the end of it get their probability too (after Rao and Blackwell).
         """
         texts = completion["texts"]
-        forks = completion.get("forks") or [[]] * len(texts)
+        alternatives = completion.get("alternatives") or [[]] * len(texts)
         replies = [
-            (text, of_text, self._task.decode(text, example, self._labels))
-            for text, of_text in zip(texts, forks, strict=True)
+            (text, of_text, self._task.ask.decode(text, example, self._labels))
+            for text, of_text in zip(texts, alternatives, strict=True)
         ]
         readable = [reply for reply in replies if reply[2].readable] or replies[:1]
         sums: list[dict[str, Belief]] = []
@@ -98,7 +98,12 @@ class Beliefs:
         return spans
 
     def _belief(
-        self, text: str, forks: Forks, spans: list[Span], field: str, item: Mapping[str, Any]
+        self,
+        text: str,
+        alternatives: Alternatives,
+        spans: list[Span],
+        field: str,
+        item: Mapping[str, Any],
     ) -> Belief:
         """Return the belief of one reply about one field of one item."""
         is_set = field in self._decides.sets
@@ -106,25 +111,25 @@ class Beliefs:
         written = [_read(text[start:end]) for start, end in spans]
         if not written or written != decoded:  # a reply that was repaired
             return {frozenset(decoded) if is_set else decoded[0]: 1.0}
-        found = walk(text, forks, spans, self._written[field])
+        found = walk(text, alternatives, spans, self._written[field])
         if is_set:
             return found
         return {label: mass for labels, mass in found.items() for label in labels}
 
 
-def walk(text: str, forks: Forks, spans: Sequence[Span], written: Written) -> Belief:
+def walk(text: str, alternatives: Alternatives, spans: Sequence[Span], written: Written) -> Belief:
     """Return the belief about a label set that was written as the values at `spans`.
 
-    At a fork inside the last value a way not taken stands for the labels before and one that
-    begins so. Forks before that are left to the samples: a list that went another way early would
+    Inside the last value an alternative token stands for the labels before and one that begins so.
+    Alternatives before that are left to the samples: a list that went another way early would
     hardly have ended as this one did, and to count it as if it had makes long lists look rare.
-    Ways that no label begins with have no mass; the rest is scaled to 1.
+    Tokens that no label begins with have no mass; the rest is scaled to 1.
     """
     belief: Belief = defaultdict(float)
     *earlier, (start, end) = spans
     before = frozenset(_read(text[a:b]) for a, b in earlier)
     reach = 1.0
-    for place, ways in forks:
+    for place, ways in alternatives:
         if not start <= place <= end:
             continue
         for token, chance in ways[1:]:

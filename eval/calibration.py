@@ -9,15 +9,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.means import Columns, Summary, summarize
-from panjue.prompts.example import Example
+from panjue.eval.means import ScoreTable, Summary, summarize
+from panjue.prompts.example import Decide, Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
 BINS = 10
-ASIDE = (0.0, 0.1, 0.2, 0.3)
+ABSTENTION_SHARES = (0.0, 0.1, 0.2, 0.3)
 """Shares of the examples that are set aside for a human, the least certain first."""
 
 
@@ -72,10 +72,10 @@ class Certainty:
 
     def __init__(self, task: Task, path: Path) -> None:
         """Read the confidences of `path` by id as they are asked for."""
-        assert task.decides is not None, "only decided answers have a confidence"
-        self._decides, self._rows = task.decides, Rows(path)
-        self._sure: dict[str, list[float]] = {field: [] for field in task.decides.fields}
-        self._right: dict[str, list[bool]] = {field: [] for field in task.decides.fields}
+        assert isinstance(task.answer, Decide), "only decided answers have a confidence"
+        self._decides, self._rows = task.answer, Rows(path)
+        self._sure: dict[str, list[float]] = {field: [] for field in task.answer.fields}
+        self._right: dict[str, list[bool]] = {field: [] for field in task.answer.fields}
         self._of_example: list[float] = []
 
     def add(self, example: Example, gold: Row, row: Row | None) -> list[tuple[str, float, bool]]:
@@ -107,11 +107,11 @@ class Certainty:
         """Return the calibration of each field over all judgments."""
         return {field: calibration(self._sure[field], self._right[field]) for field in self._sure}
 
-    def aside(self, scored: Columns) -> dict[float, Summary]:
+    def abstention(self, scored: ScoreTable) -> dict[float, Summary]:
         """Return share set aside -> score of the other examples."""
         order = np.argsort(np.array(self._of_example), kind="stable")
         kept = {}
-        for share in ASIDE:
+        for share in ABSTENTION_SHARES:
             mask = np.ones(len(order), dtype=bool)
             mask[order[: round(share * len(order))]] = False
             kept[share] = summarize(scored, resamples=0, mask=mask)
@@ -134,21 +134,23 @@ def _plain(value: Any) -> Any:
 
 
 def show(
-    fields: Mapping[str, Calibration], aside: Mapping[float, Summary], console: Console
+    fields: Mapping[str, Calibration], abstention: Mapping[float, Summary], console: Console
 ) -> None:
     """Print the reliability table and the scores with cases set aside."""
-    for table in _tables(fields, aside):
+    for table in _tables(fields, abstention):
         console.print(table)
 
 
-def _tables(fields: Mapping[str, Calibration], aside: Mapping[float, Summary]) -> Iterator[Table]:
+def _tables(
+    fields: Mapping[str, Calibration], abstention: Mapping[float, Summary]
+) -> Iterator[Table]:
     for field, found in fields.items():
         table = Table(f"{field}: ECE {found.error:.3f}", *(str(one.count) for one in found.bins))
         table.add_row("confidence", *(f"{one.confidence:.2f}" for one in found.bins))
         table.add_row("right", *(f"{one.accuracy:.2f}" for one in found.bins))
         yield table
-    names = list(next(iter(aside.values())).mean)
+    names = list(next(iter(abstention.values())).mean)
     table = Table("least certain set aside", *names)
-    for share, summary in aside.items():
+    for share, summary in abstention.items():
         table.add_row(f"{share:.0%}", *(f"{summary.mean[name]:.4f}" for name in names))
     yield table

@@ -9,7 +9,7 @@ from typing import Any
 from panjue.eval.answers import Run
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import DATA, scrubbed
-from panjue.prompts.plumbing.files import read_json, whole_file
+from panjue.prompts.plumbing.files import atomic_write, read_json
 from panjue.prompts.render import prompt_files
 from panjue.prompts.task import load_task
 
@@ -41,7 +41,10 @@ def write_card(folder: Path, scored: str = UNSCORED, name: str | None = None) ->
     from huggingface_hub import ModelCard, ModelCardData
 
     made = scrubbed(read_json(folder / "manifest.json"))
-    prompts, languages = _write_prompts(folder, made["task"]), load_task(made["task"]).languages
+    prompts, languages = (
+        _write_prompts(folder, made["task"]),
+        load_task(made["task"]).data.languages,
+    )
     is_adapter = (folder / "adapter_config.json").exists()
     base = made["base"] if _is_on_hub(folder, made["base"]) else Path(made["base"]).name
     data = ModelCardData(
@@ -69,7 +72,7 @@ def write_card(folder: Path, scored: str = UNSCORED, name: str | None = None) ->
     words["load"] = load.read_text("utf-8").format(**words)
     text = (HERE / "card.md").read_text("utf-8").format(**words)
     card, kept = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"), _notes(folder / CARD)
-    with whole_file(folder / CARD) as out:
+    with atomic_write(folder / CARD) as out:
         out.write(f"{str(card).rstrip()}\n\n{NOTES}{kept}")
 
 
@@ -90,7 +93,7 @@ def _write_prompts(folder: Path, task: str) -> dict[str, str]:
     found = {}
     for path in prompt_files(task):
         found[path.name] = path.read_text("utf-8")
-        with whole_file(folder / path.name) as out:
+        with atomic_write(folder / path.name) as out:
             out.write(found[path.name])
     return found
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.task import Task
+from panjue.prompts.reader import Reader
 
 
-def check(task: Task, submission: Path, cases: Path, labels: Labels | None = None) -> Iterator[str]:
+def check(
+    reader: Reader, submission: Path, cases: Path, labels: Labels | None = None
+) -> Iterator[str]:
     """Yield every fault of `submission`, one line of text each: `FILE:PLACE: what is wrong`.
 
     A hand-in has the task's form, answers every case of `cases` once and in order, and every row
@@ -19,15 +21,16 @@ def check(task: Task, submission: Path, cases: Path, labels: Labels | None = Non
     Raises:
         UserError: `submission` or `cases` cannot be read at all.
     """
-    submission = task.handin.find(submission)
-    known = {str(example.id) for example in task.read(cases)}
+    task = reader.task
+    submission = task.data.submission.find(submission)
+    known = {str(example.id) for example in reader.read(cases)}
     if not known:
         raise UserError(f"{cases}: has no cases")
-    wanted = task.read(cases)
+    wanted = reader.read(cases)
     seen: dict[str, int | str] = {}
     skipped: dict[str, Example] = {}
     records = 0
-    for number, load in task.handin.read(submission):
+    for number, load in task.data.submission.read(submission):
         records += 1
         place = f"{submission}:{number}"
         try:
@@ -46,7 +49,9 @@ def check(task: Task, submission: Path, cases: Path, labels: Labels | None = Non
         if key in skipped:
             yield f"{place}: id {key} is out of order"
         example = skipped.pop(key, None) or _advance(wanted, key, skipped)
-        yield from (f"{place}: id {key}: {fault}" for fault in task.faults(example, row, labels))
+        yield from (
+            f"{place}: id {key}: {fault}" for fault in task.data.check(example, row, labels)
+        )
     skipped.update((str(example.id), example) for example in wanted)
     yield from (f"{submission}: id {key} is not answered" for key in skipped)
     if not records:

@@ -13,7 +13,7 @@ from rich.table import Table
 from panjue.eval.answers import Run
 from panjue.eval.fields import items_of
 from panjue.eval.means import (
-    Columns,
+    ScoreTable,
     check_answered,
     gold_rows,
     metric_values,
@@ -23,9 +23,10 @@ from panjue.eval.means import (
     resampled,
     summarize,
 )
-from panjue.prompts.example import Example
+from panjue.prompts.example import Decide, Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Numbers, Row
 
@@ -108,30 +109,31 @@ def check_runs(first: Run, second: Run, *, same_file: bool = True) -> None:
         UserError: Names both and what differs.
     """
     pair = f"{first.folder} and {second.folder}"
-    if first.made["task"] != second.made["task"]:
-        told = f"{first.made['task']} and {second.made['task']}"
+    if first.provenance["task"] != second.provenance["task"]:
+        told = f"{first.provenance['task']} and {second.provenance['task']}"
         raise UserError(f"{pair}: are runs of two tasks, {told}")
-    if same_file and first.made["test_sha256"] != second.made["test_sha256"]:
-        told = f"{first.made['test']} and {second.made['test']}"
+    if same_file and first.provenance["test_sha256"] != second.provenance["test_sha256"]:
+        told = f"{first.provenance['test']} and {second.provenance['test']}"
         raise UserError(
             f"{pair}: answered two test files, {told}; say --gold FILE if it is of both"
         )
 
 
-def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Comparison:
+def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
     """Compare two submissions: metrics, examples won and lost, and where.
 
     Raises:
         UserError: As for `compare`; or one answers examples that the other does not.
     """
-    rows = _peers(task, first, second)
-    _check_peer(rows[1], rows[0], first)
-    columns = [_columns(task, gold, of_one) for of_one in rows]
+    task = reader.task
+    rows = _indexes(task, first, second)
+    _check_covers(rows[1], rows[0], first)
+    columns = [_columns(reader, gold, of_one) for of_one in rows]
     # Of a metric that is of all examples together, an example's value is that of it alone.
     alone = [pooled(task, np.array(c.values), np.ones(len(c.values)))[:, -1] for c in columns]
     changes = alone[1] - alone[0]
     found: dict[str, dict[str, list[int]]] = {}
-    for place, (example, right) in enumerate(gold_rows(task, gold)):
+    for place, (example, right) in enumerate(gold_rows(reader, gold)):
         for attribute, value in _attributes(task, example, right):
             found.setdefault(attribute, {}).setdefault(value, []).append(place)
     where = {
@@ -139,28 +141,29 @@ def compare_runs(task: Task, gold: Path, first: Path, second: Path) -> Compariso
         for attribute, values in found.items()
     }
     return Comparison(
-        metric=task.scores[-1],
+        metric=task.score.names[-1],
         first=summarize(columns[0], resamples=0).mean,
         second=summarize(columns[1], resamples=0).mean,
         differences=_differences(task, columns[1], columns[0]),
         all=_part(changes),
         where={attribute: _most_changed(parts) for attribute, parts in where.items()},
-        compared_by=task.compared_by,
+        compared_by=task.score.compared_by,
     )
 
 
 def _attributes(task: Task, example: Example, right: Row) -> Iterator[tuple[str, str]]:
     """Yield what an example is reported by: its groups, its classes, what is decided by class."""
-    ours = {"class", *(task.decides.classes if task.decides else ())}
+    classes = task.answer.classes if isinstance(task.answer, Decide) else ()
+    reported = {"class", *classes}
     found: dict[tuple[str, str], None] = {
-        (f"group {name}" if name in ours else name, value): None
+        (f"group {name}" if name in reported else name, value): None
         for name, value in example.groups.items()
     }
-    if task.classes:
-        found |= {("class", str(name)): None for name in task.classes(right)}
-    if task.decides:
+    if task.score.classes:
+        found |= {("class", str(name)): None for name in task.score.classes(right)}
+    if classes:
         for one in (one for _, fields in items_of(task, right, None) for one in fields):
-            if one.name in task.decides.classes:
+            if one.name in classes:
                 found |= {(one.name, value): None for value in one.gold}
     yield from found
 
@@ -175,31 +178,33 @@ def _most_changed(parts: dict[str, Part]) -> dict[str, Part]:
     return {name: parts[name] for name in order}
 
 
-def compare(task: Task, gold: Path, first: Path, second: Path) -> dict[str, Difference]:
+def compare(reader: Reader, gold: Path, first: Path, second: Path) -> dict[str, Difference]:
     """Return metric -> difference between `first` and `second`, by a paired bootstrap (seed 0).
 
     Both submissions are resampled with the same examples, so that what they share cancels out.
 
     Raises:
         UserError: A file is missing or broken, a gold example has no answer, or `second` answers
-            none of an example that `first` answers: a part of a file is no peer.
+            none of an example that `first` answers: a part of a file is no baseline.
     """
-    columns = [_columns(task, gold, of_one) for of_one in _peers(task, first, second)]
-    return _differences(task, columns[0], columns[1])
+    columns = [_columns(reader, gold, of_one) for of_one in _indexes(reader.task, first, second)]
+    return _differences(reader.task, columns[0], columns[1])
 
 
-def _peers(task: Task, first: Path, second: Path) -> list[Rows]:
-    rows = [task.handin.index(task.handin.find(path)) for path in (first, second)]
-    _check_peer(rows[0], rows[1], second)
+def _indexes(task: Task, first: Path, second: Path) -> list[Rows]:
+    rows = [task.data.submission.index(task.data.submission.find(path)) for path in (first, second)]
+    _check_covers(rows[0], rows[1], second)
     return rows
 
 
-def _check_peer(rows: Rows, others: Rows, path: Path) -> None:
+def _check_covers(rows: Rows, others: Rows, path: Path) -> None:
     if lost := sorted(rows.ids() - others.ids()):
-        raise UserError(f"{path}: has no row for id {lost[0]} ({len(lost)} in all); no fair peer")
+        raise UserError(
+            f"{path}: has no row for id {lost[0]} ({len(lost)} in all); no fair comparison"
+        )
 
 
-def _differences(task: Task, first: Columns, second: Columns) -> dict[str, Difference]:
+def _differences(task: Task, first: ScoreTable, second: ScoreTable) -> dict[str, Difference]:
     columns = (first, second)
     weights = np.array(first.weights)
     if not weights.any():
@@ -212,15 +217,16 @@ def _differences(task: Task, first: Columns, second: Columns) -> dict[str, Diffe
     whole = [pooled(task, weights @ of_one, weights.sum()) for of_one in values]
     mean, better = whole[0] - whole[1], (gain > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
-    return {name: Difference(*row) for name, row in zip(task.scores, numbers, strict=True)}
+    return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
 
 
-def _columns(task: Task, gold: Path, rows: Rows) -> Columns:
-    columns, answered = Columns(task), 0
-    for example, right in gold_rows(task, gold):
+def _columns(reader: Reader, gold: Path, rows: Rows) -> ScoreTable:
+    task = reader.task
+    columns, answered = ScoreTable(task), 0
+    for example, right in gold_rows(reader, gold):
         row = rows.get(example.id)
         values = metric_values(task, right, row, f"{rows.path}: id {example.id}")
-        columns.add(example, task.weight(example), values)
+        columns.add(example, task.score.weight(example), values)
         answered += row is not None
     check_answered(gold, len(columns.weights), rows.path, len(rows), answered)
     return columns

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.eval.beliefs import Belief, Beliefs
-from panjue.prompts.example import Answer, Example
+from panjue.prompts.example import Answer, Decide, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import read_json, sha256
 from panjue.prompts.plumbing.model import DECISION
@@ -53,7 +53,7 @@ class Decider:
         """Prepare for one task and its labels.
 
         Args:
-            task: A task with `decides`.
+            task: A task whose answers are decided.
             labels: Its labels with their counts and the table of pairs.
             pair_price: Price, in F1, of a label of the first set that training never saw together
                 with any decided label of the second, and the other way round. 0 turns it off.
@@ -63,8 +63,8 @@ class Decider:
                 average, whose training may have mixed in cases of another kind (the shift of
                 labels; Saerens et al., Neural Computation 2002). 1 where not named.
         """
-        assert task.decides is not None, "not every task is decided"
-        self._task, self._labels, self._decides = task, labels, task.decides
+        assert isinstance(task.answer, Decide), "not every task is decided"
+        self._task, self._labels, self._decides = task, labels, task.answer
         self._beliefs = Beliefs(task, labels)
         self.pair_price, self.class_prior = pair_price, class_prior
         self._class_ratios = class_ratios or {}
@@ -76,7 +76,7 @@ class Decider:
 
         With `echo` the answer is the first reply as it is, and its confidence.
         """
-        first = self._task.decode(completion["texts"][0], example, self._labels).answer
+        first = self._task.ask.decode(completion["texts"][0], example, self._labels).answer
         return self.decide_from(first, self._beliefs.of(example, completion), echo=echo)
 
     def decide_from(
@@ -129,8 +129,13 @@ class Decider:
         return decided
 
 
-def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider:
-    """Return the decider as `panjue tune` fitted it to the replies of `trained`, if it did."""
+def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
+    """Return the decider as `panjue tune` fitted it to the replies of `trained`, if it did.
+
+    None where the task's answers are not decided.
+    """
+    if not isinstance(task.answer, Decide):
+        return None
     found = _fit(trained)
     names = ("pair_price", "class_prior", "class_ratios")
     return Decider(task, labels, **{name: found[name] for name in names if name in found})

@@ -24,13 +24,13 @@ from panjue.eval.group_measures import (
     widest,
     worst_class,
 )
-from panjue.eval.means import Columns, gold_rows, metric_values, plain, summarize
+from panjue.eval.means import ScoreTable, gold_rows, metric_values, plain, summarize
 from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import generation, read_json, sha256
-from panjue.prompts.reader import beside, is_held_out
+from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -47,7 +47,7 @@ class Report:
 
     Attributes:
         cross: Groups of the first two attributes -> (examples, metric) of those in both.
-        missing: Examples without a row, scored as unanswered; `foreign` rows are of no example.
+        missing: Examples without a row, scored as unanswered; `extra_rows` rows are of no example.
         train: The training file; None where it is not known, or no longer what it was.
         compared_by: What texts were compared by, where the metric compares any.
     """
@@ -59,7 +59,7 @@ class Report:
     min_n: int
     attributes: dict[str, Attribute]
     missing: int
-    foreign: int
+    extra_rows: int
     train: str | None
     compared_by: str | None = None
     cross: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Report:
 
 def report(  # noqa: PLR0913  # what the command line offers
     name: str,
-    task: Task,
+    reader: Reader,
     gold: Path,
     submission: Path,
     by: Sequence[str],
@@ -86,7 +86,7 @@ def report(  # noqa: PLR0913  # what the command line offers
 
     Args:
         name: The task's.
-        task: The task, with the side file of further groups if there is one.
+        reader: Of the task, with the side file of further groups if there is one.
         gold: The labelled file.
         submission: The answers, or the run folder that has them.
         by: Attributes.
@@ -98,14 +98,15 @@ def report(  # noqa: PLR0913  # what the command line offers
     Raises:
         UserError: A file is missing or broken, or nobody has heard of an attribute or the metric.
     """
-    submission = task.handin.find(submission)
-    shown = metric or task.scores[-1]
-    if shown not in task.scores:
-        raise UserError(f"--metric: no {shown!r} in {name}{did_you_mean(shown, task.scores)}")
+    task = reader.task
+    submission = task.data.submission.find(submission)
+    shown = metric or task.score.names[-1]
+    if shown not in task.score.names:
+        raise UserError(f"--metric: no {shown!r} in {name}{did_you_mean(shown, task.score.names)}")
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one attribute or more, each once")
     labels = _labels(submission.parent) if FREQUENCY in by else None
-    table = _Table(task, gold, submission, labels, shown)
+    table = _Table(reader, gold, submission, labels, shown)
     known = list(table.columns.groups)
     for attribute in by:
         if attribute not in known:
@@ -113,7 +114,7 @@ def report(  # noqa: PLR0913  # what the command line offers
             hint = did_you_mean(attribute, known)
             raise UserError(f"--by: no example has {attribute!r}{hint} ({there}: --groups FILE)")
     trained_on = Training(train, held_out=False) if train else training(submission.parent)
-    trained = _trained_on(beside(task, train_groups), trained_on, by, labels)
+    trained = _trained_on(replace(reader, side=side_groups(train_groups)), trained_on, by, labels)
     return Report(
         task=name,
         metric=shown,
@@ -125,9 +126,9 @@ def report(  # noqa: PLR0913  # what the command line offers
             for attribute in by
         },
         missing=table.missing,
-        foreign=table.foreign,
+        extra_rows=table.extra_rows,
         train=str(trained_on.path) if trained_on else None,
-        compared_by=task.compared_by,
+        compared_by=task.score.compared_by,
         cross=_cross(table, by[0], by[1]) if len(by) > 1 else {},
     )
 
@@ -136,30 +137,31 @@ class _Table:
     """What a report is made of, a row per example."""
 
     def __init__(
-        self, task: Task, gold: Path, submission: Path, labels: Labels | None, metric: str
+        self, reader: Reader, gold: Path, submission: Path, labels: Labels | None, metric: str
     ) -> None:
         """Read gold and submission; with `labels`, how frequent classes are is an attribute."""
-        rows = task.handin.index(submission)
-        self.columns, self.metric = Columns(task), metric
+        task = reader.task
+        rows = task.data.submission.index(submission)
+        self.columns, self.metric = ScoreTable(task), metric
         self.gold: list[Classes] = []
         self.told: list[Classes] = []
         self.confidences: list[list[tuple[str, float, bool]]] = []
         self.missing = 0
         is_of_this = decoding_of(submission) is not None
         certainty = certainty_of(task, submission.parent) if is_of_this else None
-        for example, right in gold_rows(task, gold):
+        for example, right in gold_rows(reader, gold):
             row = rows.get(example.id)
             self.missing += row is None
             values = metric_values(task, right, row, f"{submission}: id {example.id}")
             found = _classes(task, right)
             groups = _groups(example, found, labels)
-            self.columns.add(replace(example, groups=groups), task.weight(example), values)
+            self.columns.add(replace(example, groups=groups), task.score.weight(example), values)
             self.gold.append(found)
             self.told.append(_classes(task, row) if row is not None else frozenset())
             self.confidences.append(certainty.add(example, right, row) if certainty else [])
         if not self.gold:
             raise UserError(f"{gold}: has no examples")
-        self.foreign = len(rows) - len(self.gold) + self.missing
+        self.extra_rows = len(rows) - len(self.gold) + self.missing
 
     def groups(self, attribute: str) -> NDArray[np.str_]:
         """Return the group of every example."""
@@ -179,7 +181,7 @@ class _Table:
 
 
 def _classes(task: Task, row: Row) -> Classes:
-    return frozenset(task.classes(row)) if task.classes else frozenset()
+    return frozenset(task.score.classes(row)) if task.score.classes else frozenset()
 
 
 def _groups(example: Example, classes: Classes, labels: Labels | None) -> dict[str, str]:
@@ -222,14 +224,14 @@ class Trained:
 
 
 def _trained_on(
-    task: Task, trained_on: Training | None, by: Sequence[str], labels: Labels | None
+    reader: Reader, trained_on: Training | None, by: Sequence[str], labels: Labels | None
 ) -> dict[str, Trained]:
     """Return attribute -> what training had of its groups; nothing where that is not known."""
     found: dict[str, Trained] = defaultdict(Trained)
-    for example in task.read(trained_on.path) if trained_on else ():
+    for example in reader.read(trained_on.path) if trained_on else ():
         if example.answer is None or (trained_on and trained_on.held_out and is_held_out(example)):
             continue
-        classes = _classes(task, task.gold(example))
+        classes = _classes(reader.task, reader.task.gold(example))
         groups = _groups(example, classes, labels)
         for attribute in by:
             group = groups.get(attribute, UNKNOWN)

@@ -71,10 +71,10 @@ def heads(report: Report) -> Iterator[str]:
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
         yield f"texts compared by {report.compared_by}"
-    if report.missing or report.foreign:
+    if report.missing or report.extra_rows:
         yield (
             f"{report.missing} examples have no row and count as unanswered; "
-            f"{report.foreign} rows are of no example: is this the right file?"
+            f"{report.extra_rows} rows are of no example: is this the right file?"
         )
     told = f"counted in {report.train}" if report.train else "not known: say --train FILE"
     yield f"training examples and shifts: {told}"

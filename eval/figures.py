@@ -53,7 +53,7 @@ def drawn(draw: Callable[..., Figure | None]) -> Callable[..., str]:
 
 @drawn
 def metrics(scores: Scores) -> Figure:
-    """Draw every metric with its interval, and the peers as lines across."""
+    """Draw every metric with its interval, and the baselines as lines across."""
     names = list(scores.total.mean)
     figure = Figure(figsize=(7, 0.45 * len(names) + 1))
     axes = figure.subplots()
@@ -61,13 +61,13 @@ def metrics(scores: Scores) -> Figure:
         low, high = scores.total.interval[name]
         axes.barh(place, scores.total.mean[name], color=BLUE, height=0.6)
         axes.plot([low, high], [place, place], color=ORANGE, linewidth=2)
-    peers = {name: mean for name, mean in scores.peers.items() if mean}
-    for mark, (peer, mean) in zip(cycle("osD^vX*P"), peers.items(), strict=False):
-        [marks] = axes.plot([mean[n] for n in names], range(len(names)), mark, label=peer)
+    baselines = {name: mean for name, mean in scores.baselines.items() if mean}
+    for mark, (baseline, mean) in zip(cycle("osD^vX*P"), baselines.items(), strict=False):
+        [marks] = axes.plot([mean[n] for n in names], range(len(names)), mark, label=baseline)
         marks.set(color="black", markeredgecolor="white", markersize=7)
-    if peers:
+    if baselines:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.set_label("metrics with intervals and peers · 得分、区间与对照")
+    figure.set_label("metrics with intervals and baselines · 得分、区间与对照")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

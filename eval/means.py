@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Numbers, Pooled, Row
+from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
 RESAMPLES = 1000
 
 
 @dataclass
-class Columns:
+class ScoreTable:
     """One row per example: what its metrics are made of, and the weight, in flat number arrays."""
 
     task: Task
@@ -61,8 +62,8 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
     """
     found: list[float] = []
     try:
-        for one in task.metrics:
-            found += one.counts(gold, row) if isinstance(one, Pooled) else [one(gold, row)]
+        for one in task.score.metrics:
+            found += one.counts(gold, row) if isinstance(one, CorpusMetric) else [one(gold, row)]
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
     return np.array(found, dtype=np.float64)
@@ -71,8 +72,8 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
 def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
     """Return the metrics, [..., metrics], of summed values, [..., values], and weights, [...]."""
     found, start = [], 0
-    for one in task.metrics:
-        if isinstance(one, Pooled):
+    for one in task.score.metrics:
+        if isinstance(one, CorpusMetric):
             found.append(one.value(sums[..., start : start + one.width]))
             start += one.width
         else:
@@ -82,7 +83,7 @@ def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
 
 
 def summarize(
-    columns: Columns, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
+    columns: ScoreTable, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
 ) -> Summary:
     """Return the metrics with 95% percentile bootstrap intervals over examples (seed 0).
 
@@ -100,7 +101,7 @@ def summarize(
     if resamples:
         means = resampled(columns.task, weights, values, resamples)
         low, high = percentiles(means)
-    names = columns.task.scores
+    names = columns.task.score.names
     return Summary(
         len(weights),
         dict(zip(names, mean.tolist(), strict=True)),
@@ -140,19 +141,19 @@ def check_answered(gold: Path, examples: int, submission: Path, rows: int, answe
         raise UserError(f"{submission}: no row has an id of {gold}; are these the right files?")
 
 
-def gold_rows(task: Task, gold: Path) -> Iterator[tuple[Example, Row]]:
+def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
     """Yield the examples of a labelled file with what their submission rows are scored against.
 
     Raises:
         UserError: One has no answer.
     """
-    for example in task.read(gold):
+    for example in reader.read(gold):
         if example.answer is None:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; give the labelled file "
                 "(of report and compare: --gold FILE)"
             )
-        yield example, task.gold(example)
+        yield example, reader.task.gold(example)
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:

@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 
-from panjue.prompts.example import Answer, Example
+from panjue.prompts.example import Answer, Example, Rank
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
 
 def ranked(
-    task: Task, example: Example, replies: Sequence[str], labels: Labels
+    task: Task, ranks: Rank, example: Example, replies: Sequence[str], labels: Labels
 ) -> tuple[Answer, int]:
     """Return the answer whose list has what most replies wrote, and wrote early.
 
@@ -20,19 +20,18 @@ def ranked(
     the task's fallback.
 
     Args:
-        task: A task with `ranks`.
+        task: A task whose answers are ranked.
+        ranks: Which list of an answer.
         example: What was asked.
         replies: Raw replies, the greedy one first.
         labels: What training knew, commonest first.
     """
-    ranks = task.ranks
-    assert ranks is not None, "not every task ranks"
-    decoded = [task.decode(reply, example, labels) for reply in (*replies, "")]
+    decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
     votes: dict[str, float] = defaultdict(float)
     for reply in decoded:
         for place, value in enumerate(reply.answer[ranks.field] if reply.readable else (), start=1):
             votes[value] += 1 / place
-    told = sorted(votes, key=lambda value: -votes[value])[: ranks.most]
-    commonest = islice(labels.counts.get(ranks.field, ()), ranks.most)
-    filled = list(dict.fromkeys([*told, *commonest]))[: ranks.most]
+    told = sorted(votes, key=lambda value: -votes[value])[: ranks.length]
+    commonest = islice(labels.counts.get(ranks.field, ()), ranks.length)
+    filled = list(dict.fromkeys([*told, *commonest]))[: ranks.length]
     return {**decoded[0].answer, ranks.field: filled}, len(filled) - len(told)

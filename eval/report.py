@@ -11,7 +11,7 @@ from panjue.eval.calibration import of_example
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
-from panjue.prompts.example import Example, call_key, first_reply
+from panjue.prompts.example import Decide, Example, Solve, call_key, first_reply
 from panjue.prompts.fit import names_in, split_sentences
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.rows import Rows
@@ -95,12 +95,14 @@ def report(run: Run) -> Report:
     Raises:
         UserError: The run is not finished, or the cases have no answers to compare with.
     """
-    place = run.task.handin.find(run.folder)
-    found = Report(run.folder.name, str(run.made["task"]), score(run.task, run.test, place))
+    place = run.task.data.submission.find(run.folder)
+    found = Report(run.folder.name, str(run.provenance["task"]), score(run.reader, run.test, place))
     found.decoding = decoding_of(place) or {}
     found.tested = _tested(run, found.decoding)
-    found.cases = list(_cases(run, run.task.handin.index(place), decided=bool(found.decoding)))
-    found.skipped = [str(run.skipped)] if run.skipped.rows else []
+    found.cases = list(
+        _cases(run, run.task.data.submission.index(place), decided=bool(found.decoding))
+    )
+    found.skipped = [str(run.reader.skipped)] if run.reader.skipped.rows else []
     _count(run.task, found)
     log = run.trained.parent / "log.jsonl" if run.is_of_adapter else None
     if log and log.exists():
@@ -111,10 +113,10 @@ def report(run: Run) -> Report:
 def _tested(run: Run, decoding: Mapping[str, Any]) -> str:
     """Say on which file a run is reported, by its hash, and how it was answered."""
     part = "the held-out tenth of " if run.held_out else ""
-    sampled = run.made.get("sampling", {}).get("temperature")
+    sampled = run.provenance.get("sampling", {}).get("temperature")
     decided, fit = bool(decoding.get("decided")), decoding.get("decision_sha256")
     how = "decided from several replies" if decided else "sampled" if sampled else "greedy"
-    if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.made):
+    if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.provenance):
         how += " in the way that was fitted to these very examples"
     return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {how}"
 
@@ -171,10 +173,10 @@ def _handled(
         yield "shortened", f"shortened to fit by {dropped} sentences"
     if cut := sum(row["finish"][0] == "length" for row in asked):
         yield "cut", f"{cut} replies cut by length"
-    if asked and decided and not run.task.solve:
-        decoded = run.task.decode(first_reply(asked[0]), example, run.labels)
+    if asked and decided and not isinstance(run.task.answer, Solve):
+        decoded = run.task.ask.decode(first_reply(asked[0]), example, run.labels)
         if not decoded.readable:
-            yield "unreadable", f"the reply was unreadable, its answer: {run.task.fallback}"
+            yield "unreadable", f"the reply was unreadable, its answer: {run.task.score.fallback}"
         elif decoded.repairs:
             yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
@@ -192,7 +194,7 @@ def _count(task: Task, found: Report) -> None:
     """Count classes, confusions and confused pairs over the cases."""
     sets, single = _fields_of_classes(task)
     fields = [one for case in found.cases for _, of in case.items for one in of]
-    if not task.decides and all(len(one.gold) == 1 >= len(one.told) for one in fields):
+    if not task.answer.fields and all(len(one.gold) == 1 >= len(one.told) for one in fields):
         single = sets
     gold, told, right = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
     pairs = Counter[tuple[str, str]]()
@@ -211,7 +213,7 @@ def _count(task: Task, found: Report) -> None:
     found.pairs_in_all = len(pairs)
     for name in gold:
         met = Counter(gold[name]) + told[name]
-        order = [one for one in task.order.get(name, ()) if one in met]
+        order = [one for one in task.score.order.get(name, ()) if one in met]
         order += [one for one, _ in met.most_common() if one not in order]
         found.classes[name] = {
             one: OfClass(gold[name][one], told[name][one], 2 * right[name][one] / met[one])
@@ -223,9 +225,9 @@ def _count(task: Task, found: Report) -> None:
 
 def _fields_of_classes(task: Task) -> tuple[Sequence[str], Sequence[str]]:
     """Return the fields that are sets of classes, and those that are known to have one each."""
-    if task.decides:
-        return task.decides.sets, task.decides.classes
-    return (("class",) if task.classes else ()), ()
+    if isinstance(task.answer, Decide):
+        return task.answer.sets, task.answer.classes
+    return (("class",) if task.score.classes else ()), ()
 
 
 def browsed(case: Case) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from rich.table import Table
 from panjue.eval.answers import Run, open_run
 from panjue.eval.beliefs import Beliefs
 from panjue.eval.decide import Decider, cases_of
-from panjue.eval.means import Columns, metric_values, summarize
-from panjue.prompts.example import first_reply
+from panjue.eval.means import ScoreTable, metric_values, summarize
+from panjue.prompts.example import Decide, first_reply
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.model import DECISION
-from panjue.prompts.task import every
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -42,7 +41,7 @@ def main(folder: Path) -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
-    write_json(run.trained / DECISION, {**fitted, "fitted_on": cases_of(run.made)})
+    write_json(run.trained / DECISION, {**fitted, "fitted_on": cases_of(run.provenance)})
     console.print(
         f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False, markup=False
     )
@@ -54,16 +53,16 @@ def class_ratios(run: Run) -> Ratios:
     The gold answers are those of the whole file that was asked about, training cases included:
     they are of the kind that will be asked, which what was mixed in need not be.
     """
-    assert run.task.decides is not None, "checked before"
-    fields = run.task.decides.classes
+    assert isinstance(run.task.answer, Decide), "checked before"
+    fields = run.task.answer.classes
     believed: dict[str, Counter[str]] = {field: Counter() for field in fields}
     beliefs = Beliefs(run.task, run.labels)
     for example, row in run.completions():
         for told in beliefs.of(example, row) if "texts" in row else ():
             for field in fields:
                 believed[field].update(told[field])
-    whole_file = replace(run.task, only=every)  # `held_out` asked about a tenth of it
-    gold = run.task.labels(whole_file.read(run.test)).counts
+    whole_file = replace(run.reader, held_out=False)
+    gold = run.task.ask.labels(whole_file.read(run.test)).counts
     return {field: _ratios(gold.get(field, {}), believed[field]) for field in fields}
 
 
@@ -79,7 +78,9 @@ def _ratios(gold: Mapping[str, int], believed: Mapping[str, float]) -> dict[str,
 def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Setting:
     """Return the setting with the best headline metric, the smallest of equals; add the rows."""
     scores = means(run, settings, ratios)
-    best = max(settings, key=lambda setting: (scores[setting][run.task.scores[-1]], -sum(setting)))
+    best = max(
+        settings, key=lambda setting: (scores[setting][run.task.score.names[-1]], -sum(setting))
+    )
     for setting in settings:
         values = (f"{scores[setting][name]:.4f}" for name in _shown(run))
         style = "bold" if setting == best else None
@@ -88,7 +89,7 @@ def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Se
 
 
 def _shown(run: Run) -> list[str]:
-    return [name for name in run.task.scores if not name.endswith(("_precision", "_recall"))]
+    return [name for name in run.task.score.names if not name.endswith(("_precision", "_recall"))]
 
 
 def check(run: Run) -> None:
@@ -98,14 +99,14 @@ def check(run: Run) -> None:
         UserError: The answers are not decided, there are no samples, or the cases are not those
             that training held out.
     """
-    if run.task.decides is None:
-        raise UserError(f"{run.folder}: its task {run.made['task']!r} has nothing to fit")
+    if not run.task.answer.fields:
+        raise UserError(f"{run.folder}: its task {run.provenance['task']!r} has nothing to fit")
     if not run.is_of_adapter:
         raise UserError(f"{run.folder}: not {run.trained} answered; only its answers are fitted")
-    if not run.made["samples"]:
+    if not run.provenance["samples"]:
         raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
     dev = read_json(run.trained / "manifest.json").get("dev_sha256")
-    if not run.held_out and (dev is None or run.made["test_sha256"] != dev):
+    if not run.held_out and (dev is None or run.provenance["test_sha256"] != dev):
         raise UserError(
             f"{run.folder}: its cases are not those that training held out; generate with "
             "held_out=true on the training file, or on the dev file if training had one"
@@ -122,18 +123,18 @@ def means(
     """
     task = run.task
     deciders = {s: Decider(task, run.labels, *s, ratios) if s else None for s in settings}
-    scored = {setting: Columns(task) for setting in deciders}
+    scored = {setting: ScoreTable(task) for setting in deciders}
     told = Beliefs(task, run.labels)
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
         gold = task.gold(example)
         asked = "texts" in row
-        first = task.decode(first_reply(row), example, run.labels).answer
+        first = task.ask.decode(first_reply(row), example, run.labels).answer
         beliefs = told.of(example, row) if asked else []
         for setting, decider in deciders.items():
             answer = decider.decide_from(first, beliefs).answer if decider and asked else first
             place = f"{run.folder}: id {example.id}"
-            values = metric_values(task, gold, task.submission(example, answer), place)
-            scored[setting].add(example, task.weight(example), values)
+            values = metric_values(task, gold, task.data.write(example, answer), place)
+            scored[setting].add(example, task.score.weight(example), values)
     return {setting: summarize(columns, resamples=0).mean for setting, columns in scored.items()}

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from panjue.finetune.settings import BaseConfig, base_settings
 from panjue.finetune.sft import train
-from panjue.prompts.plumbing.config import check_known, check_ours
-from panjue.prompts.plumbing.files import read_json, sha256, whole_folder, write_json
-from panjue.prompts.reader import reading
-from panjue.prompts.task import Task, load_task
+from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.files import read_json, replace_folder, sha256, write_json
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
@@ -59,7 +59,7 @@ def main(path: Path, overrides: Sequence[str] = ()) -> None:
 def make_base(config: BaseConfig) -> None:
     """Make `model`, the untrained start, then train all its weights into RUN/model."""
     ours = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
-    check_ours("shape", config.shape, ours)
+    check_managed("shape", config.shape, ours)
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
     start = {"shape": config.shape, "vocab_size": config.vocab_size, "seed": config.seed}
     start["train_sha256"] = sha256(config.train)
@@ -72,8 +72,8 @@ def make_base(config: BaseConfig) -> None:
 
 def make_untrained(config: BaseConfig, folder: Path) -> None:
     """Write a tokenizer trained on the training cases and a random model to `folder`."""
-    task, _ = reading(load_task(config.task), config.on_bad_row)
-    tokenizer = train_tokenizer(texts(task, config.train), config.vocab_size)
+    reader = Reader(load_task(config.task), on_bad_row=config.on_bad_row)
+    tokenizer = train_tokenizer(texts(reader, config.train), config.vocab_size)
     torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -84,14 +84,14 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    whole_folder(aside, folder)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    replace_folder(temporary, folder)
 
 
-def texts(task: Task, cases: Path) -> Iterator[str]:
+def texts(reader: Reader, cases: Path) -> Iterator[str]:
     """Yield what the tokenizer learns from: prompts and replies, names cut into characters.
 
     A name must be the same tokens wherever it stands, or so small a model never learns to follow
@@ -99,10 +99,11 @@ def texts(task: Task, cases: Path) -> Iterator[str]:
     common characters come often enough to become tokens.
     """
     yield from COMMON.strip() * 50
-    for example in task.read(cases):
+    task = reader.task
+    for example in reader.read(cases):
         for text in (
-            *(message["content"] for message in task.prompt(example)),
-            task.target(example),
+            *(message["content"] for message in task.ask.prompt(example)),
+            task.ask.target(example),
         ):
             for name in example.names:
                 text = text.replace(name, "\n" + "\n".join(name) + "\n")  # noqa: PLW2901

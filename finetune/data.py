@@ -65,7 +65,7 @@ def questions(task: Task, examples: Iterator[Example], report: Report) -> Iterat
     """Yield the questions of the examples with their answers: one each, or those of its calls."""
     for example in examples:
         report.notes += [f"{example.id}: {note}" for note in example.notes]
-        yield from task.taught(example)
+        yield from task.answer.training_examples(example)
 
 
 def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
@@ -85,8 +85,8 @@ def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
     not fit or is not valid (a label set is empty, say), is refused by its id.
     """
     for example in examples:
-        reply = task.target(example)
-        if repairs := task.decode(reply, example, labels).repairs:
+        reply = task.ask.target(example)
+        if repairs := task.ask.decode(reply, example, labels).repairs:
             report.refused.append(f"{example.id}: its gold answer is no valid reply: {repairs[0]}")
             continue
         fitted, _, prompt, room = fit_prompt(task, example, labels, tokenizer, max_tokens)
@@ -97,7 +97,7 @@ def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
                 f"({room} are kept free for one) exceed max_tokens={max_tokens}"
             )
             continue
-        if fitted.dropped and task.decode(reply, fitted.example, labels).repairs:
+        if fitted.dropped and task.ask.decode(reply, fitted.example, labels).repairs:
             report.refused.append(
                 f"{example.id}: its gold answer is not in the text that fits; raise max_tokens"
             )

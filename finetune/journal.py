@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from panjue.prompts.plumbing.files import dump, read_lines, stream, whole_file
+from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
 UNSHOWN = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
@@ -72,7 +72,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             with stream(path):
                 pass  # opening it drops a torn last line
             kept = [row for _, row in read_lines(path) if row["step"] <= step]
-            with whole_file(path) as out:
+            with atomic_write(path) as out:
                 out.writelines(dump(row) + "\n" for row in kept)
 
     def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:

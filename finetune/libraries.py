@@ -22,10 +22,10 @@ from trl import SFTConfig as TrainerConfig
 from trl import SFTTrainer
 
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError
 
-OURS = {
+MANAGED_SETTINGS = {
     "output_dir": "run",
     "max_length": "max_tokens",
     "truncation_mode": "max_tokens",
@@ -66,7 +66,7 @@ OURS = {
 }
 """trl settings that panjue makes itself -> the setting to use instead."""
 
-OURS_OF_LORA = {
+MANAGED_LORA_SETTINGS = {
     "layer_replication": "nothing: vLLM has no model of more layers than its base",
     "task_type": "nothing: it is a causal model",
     "inference_mode": "nothing: the adapter is trained",
@@ -143,9 +143,9 @@ def check_library_settings(config: SftConfig) -> None:
     Raises:
         UserError: Names the section, the setting, and what to write instead.
     """
-    check_ours("trainer", config.trainer, OURS)
+    check_managed("trainer", config.trainer, MANAGED_SETTINGS)
     check_known("trainer", config.trainer, (f.name for f in fields(TrainerConfig) if f.init))
-    check_ours("lora", config.lora, OURS_OF_LORA)
+    check_managed("lora", config.lora, MANAGED_LORA_SETTINGS)
     check_known("lora", config.lora, (f.name for f in fields(LoraConfig) if f.init))
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
     check_values("trainer", config.trainer, TrainerConfig)
@@ -163,7 +163,7 @@ def check_library_settings(config: SftConfig) -> None:
             "would be a start like any other; take true, gaussian or orthogonal"
         )
     sampling = config.trainer.get("accelerator_config") or {}
-    check_ours("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
+    check_managed("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
     rows = config.trainer.get("per_device_train_batch_size", 0)
     if (
         config.trainer.get("packing")

@@ -15,12 +15,12 @@ from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
+    atomic_write,
     difference,
-    otherwise,
+    manifest_diff,
     read_json,
+    replace_folder,
     sha256,
-    whole_file,
-    whole_folder,
     write_json,
 )
 from panjue.prompts.plumbing.model import model_sha256, prompt_sha256
@@ -42,7 +42,7 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "mix_ratio": config.mix_ratio if config.mix else None,
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         **({"groups_sha256": sha256(config.groups)} if config.groups else {}),
-        **({"solve": task.settings.model_dump()} if task.settings else {}),
+        **({"solve": task.answer.settings.model_dump()} if task.answer.settings else {}),
         **({"robust": config.robust.model_dump()} if config.robust else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,
@@ -82,7 +82,7 @@ def is_finished(run: Path, made: dict[str, Any]) -> bool:
         return False
     place = run / "manifest.json"
     before = read_json(place).get("sft", {}) if place.exists() else {}
-    what = otherwise(before, made)
+    what = manifest_diff(before, made)
     if what:
         what = what if before else "there is no record of how it was made"
         raise UserError(
@@ -93,7 +93,7 @@ def is_finished(run: Path, made: dict[str, Any]) -> bool:
 
 def claim(config: SftConfig, made: dict[str, Any], console: Console) -> None:
     """Make the run folder the place of this training: config.yaml and manifest.json."""
-    with whole_file(config.run / "config.yaml") as out:
+    with atomic_write(config.run / "config.yaml") as out:
         out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
     place = config.run / "manifest.json"
     manifest = read_json(place) if place.exists() else {}
@@ -137,18 +137,18 @@ def save(
 
     `examples` is how many were trained on.
     """
-    aside = folder.with_name(f".{folder.name}.tmp")
+    temporary = folder.with_name(f".{folder.name}.tmp")
     if trainer.is_world_process_zero():
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(aside))  # all processes take part where weights are sharded
+    trainer.save_model(str(temporary))  # all processes take part where weights are sharded
     if not trainer.is_world_process_zero():
         return
-    check_weights(aside)
-    (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
-    _point_to_base(aside, made["base"])
-    labels.save(aside)
-    more = {"examples": examples, "labels_sha256": sha256(aside / "labels.json")}
-    write_json(aside / "manifest.json", {**made, **more})
-    write_card(aside)
-    whole_folder(aside, folder)
+    check_weights(temporary)
+    (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
+    _point_to_base(temporary, made["base"])
+    labels.save(temporary)
+    more = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
+    write_json(temporary / "manifest.json", {**made, **more})
+    write_card(temporary)
+    replace_folder(temporary, folder)

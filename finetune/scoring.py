@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from panjue.eval.means import Columns, metric_values, summarize
+from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
@@ -70,16 +70,16 @@ class HeldOutScore:
             replies = self._replies(trainer, batch)
             scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
         weights, values = zip(*gather_object(scored), strict=True)
-        columns = Columns(self._task, weights=list(weights), values=list(values))
+        columns = ScoreTable(self._task, weights=list(weights), values=list(values))
         return summarize(columns, resamples=0).mean
 
     def _values(self, example: Example, reply: str) -> tuple[float, Any]:
         """Return the example's weight and the metrics of its reply."""
         task = self._task
-        told = task.decode(reply, example, self._labels).answer
-        row = task.submission(example, told)
+        told = task.ask.decode(reply, example, self._labels).answer
+        row = task.data.write(example, told)
         values = metric_values(task, task.gold(example), row, f"held out: id {example.id}")
-        return task.weight(example), values
+        return task.score.weight(example), values
 
     @torch.no_grad()
     def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:

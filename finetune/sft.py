@@ -37,13 +37,13 @@ from panjue.finetune.scoring import HeldOutScore
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
-from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.example import UNKNOWN, Example, Solve
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.model import load_tokenizer, model_folder
 from panjue.prompts.plumbing.parts import SYNTAX
-from panjue.prompts.reader import Skipped, beside, reading
+from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
 from panjue.prompts.task import Task, configured, load_task
 
@@ -78,9 +78,9 @@ def train(config: SftConfig) -> None:
     processes = started(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # of loading and saving weights
-    task, skipped = reading(beside(load_task(config.task), config.groups), config.on_bad_row)
-    task = configured(task, config.solve)
-    if task.solve:
+    task = configured(load_task(config.task), config.solve)
+    reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
+    if isinstance(task.answer, Solve):
         config = config.model_copy(update={"score_examples": 0})
     folder = model_folder(config.model)
     made = on_first(processes, lambda: provenance(config, folder, task))
@@ -89,12 +89,12 @@ def train(config: SftConfig) -> None:
             f"{trained_folder(config)}: already trained with these settings, nothing to do"
         )
         return
-    check_side(task, [path for path in (config.train, config.dev, config.mix) if path])
+    check_side(reader, [path for path in (config.train, config.dev, config.mix) if path])
     writes = processes.is_main_process and not config.dry_run
-    with alone_in(config.run) if writes else nullcontext():
+    with exclusive_lock(config.run) if writes else nullcontext():
         if writes:
             is_finished(config.run, made)  # again: who held the lock may have left another run
-        train_as(config, task, folder, made, skipped, console)
+        train_as(config, reader, folder, made, console)
 
 
 def started(config: SftConfig) -> PartialState:
@@ -123,28 +123,27 @@ def on_first(processes: PartialState, work: Callable[[], Any]) -> Any:
 
 def train_as(
     config: SftConfig,
-    task: Task,
+    reader: Reader,
     folder: Path,
     made: dict[str, Any],
-    skipped: Skipped,
     console: Console,
 ) -> None:
     """Do what `train` says, of which `made` is the record, from where it stopped."""
-    labels = task.labels(trained_on(config, task))
-    trainer, report, held_report = make_trainer(config, task, folder, labels, made, console)
-    mixed = sum(1 for _ in mixed_in(config, task))
+    labels = reader.task.ask.labels(trained_on(config, reader))
+    trainer, report, held_report = make_trainer(config, reader, folder, labels, made, console)
+    mixed = sum(1 for _ in mixed_in(config, reader))
     if config.on_bad_row == "skip":
-        for _ in held_out(config, task):
+        for _ in held_out(config, reader):
             pass  # so that its bad rows are known too where its tokens were cached
     print_plan(console, trainer, report, held_report, mixed)
-    if skipped.rows:
-        console.print(f"{'skipped':12s} {skipped}", highlight=False, markup=False)
+    if reader.skipped.rows:
+        console.print(f"{'skipped':12s} {reader.skipped}", highlight=False, markup=False)
     if config.dry_run:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
         return
     if trainer.is_world_process_zero():
         claim(config, made, console)
-        skipped.write(config.run / "skipped-train.jsonl")
+        reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     checkpoint = newest_complete(config.run / "checkpoints")
     if checkpoint:
@@ -162,7 +161,7 @@ def train_as(
 
 def token_rows(
     config: SftConfig,
-    task: Task,
+    reader: Reader,
     tokenizer: Any,
     labels: Labels,
     made: dict[str, Any],
@@ -176,8 +175,8 @@ def token_rows(
         config.run / "rows",
         {**key, "by": by, "part": "dev" if train else "train", "rules": RULES},
         lambda report: rows(
-            task,
-            questions(task, examples(config, task), report),
+            reader.task,
+            questions(reader.task, examples(config, reader), report),
             tokenizer,
             labels,
             config.max_tokens,
@@ -189,26 +188,26 @@ def token_rows(
     )
 
 
-def trained_on(config: SftConfig, task: Task) -> Iterator[Example]:
+def trained_on(config: SftConfig, reader: Reader) -> Iterator[Example]:
     """Yield the examples that are trained on."""
-    yield from train_examples(task, config.train, config.dev)
-    yield from mixed_in(config, task)
+    yield from train_examples(reader, config.train, config.dev)
+    yield from mixed_in(config, reader)
 
 
-def mixed_in(config: SftConfig, task: Task) -> Iterator[Example]:
+def mixed_in(config: SftConfig, reader: Reader) -> Iterator[Example]:
     """Yield those of them that come from `mix`."""
     if config.mix:
-        yield from mixed_examples(task, config.train, config.dev, config.mix, config.mix_ratio)
+        yield from mixed_examples(reader, config.train, config.dev, config.mix, config.mix_ratio)
 
 
-def held_out(config: SftConfig, task: Task) -> Iterator[Example]:
+def held_out(config: SftConfig, reader: Reader) -> Iterator[Example]:
     """Yield the examples that losses and scores are measured on."""
-    return held_out_examples(task, config.train, config.dev)
+    return held_out_examples(reader, config.train, config.dev)
 
 
 def make_trainer(
     config: SftConfig,
-    task: Task,
+    reader: Reader,
     folder: Path,
     labels: Labels,
     made: dict[str, Any],
@@ -217,8 +216,8 @@ def make_trainer(
     """Return the trainer, ready to start, with what became of the examples of both parts."""
     tokenizer = load_tokenizer(folder)
     with PartialState().main_process_first():
-        train_rows, report = token_rows(config, task, tokenizer, labels, made)
-        held_rows, held_report = token_rows(config, task, tokenizer, labels, made, report)
+        train_rows, report = token_rows(config, reader, tokenizer, labels, made)
+        held_rows, held_report = token_rows(config, reader, tokenizer, labels, made, report)
     if not len(train_rows):
         why = report.refused[0] if report.refused else "all are skipped or held out, set dev=FILE"
         raise UserError(f"{config.train}: no example is left to train on; {why}")
@@ -227,13 +226,13 @@ def make_trainer(
         hint = did_you_mean(unknown, report.parts)
         raise UserError(f"token_weights: a reply has no part {unknown!r}{hint}")
 
-    args = trainer_config(config, task, evaluates=len(held_rows) > 0)
+    args = trainer_config(config, reader.task, evaluates=len(held_rows) > 0)
     packs = config.trainer.get("packing", False)
     score = HeldOutScore(
-        task,
+        reader.task,
         tokenizer,
         labels,
-        held_out(config, task) if args.eval_strategy != "no" else (),
+        held_out(config, reader) if args.eval_strategy != "no" else (),
         size=config.score_examples,
         max_tokens=config.max_tokens,
     )
@@ -299,7 +298,7 @@ def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Ob
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, with defaults for the machine and what is ours."""
     accelerated = torch.accelerator.is_available()
-    headline = f"eval_{task.scores[-1]}" if config.score_examples else "eval_loss"
+    headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {
         "bf16": has_bf16(),
         "gradient_checkpointing": accelerated,

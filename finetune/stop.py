@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from panjue.prompts.plumbing.errors import TWICE_S, Stopped
+from panjue.prompts.plumbing.errors import SIGNAL_DEBOUNCE_S, Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,7 +50,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
                 word = "stopping: this step is finished and saved; a second signal ends it at once"
                 with suppress(OSError):
                     os.write(2, f"{word}\n".encode())
-        elif time.monotonic() - self._since > TWICE_S:
+        elif time.monotonic() - self._since > SIGNAL_DEBOUNCE_S:
             self._release()
             signal.raise_signal(number)
 

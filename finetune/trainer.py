@@ -18,8 +18,8 @@ from panjue.finetune.data import IGNORED, PADDING, collate
 from panjue.finetune.robust import Objective, slopes
 from panjue.finetune.samplers import ByEpoch, balanced, by_length
 
-OURS = ("labels", "parts", "group", "skip_logits")
-"""Columns of a row that are not the model's, and what transformers adds for liger kernels, which
+MANAGED_SETTINGS = ("labels", "parts", "group", "skip_logits")
+"""ScoreTable of a row that are not the model's, and what transformers adds for liger kernels, which
 are to make the loss themselves then: it is ours."""
 
 Score = Callable[["PartsTrainer"], dict[str, float]]
@@ -88,11 +88,11 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
     def _forward(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
         """Return the losses of the reply's tokens, and what else they are made of."""
-        fields = {name: value for name, value in inputs.items() if name not in OURS}
+        fields = {name: value for name, value in inputs.items() if name not in MANAGED_SETTINGS}
         labels, parts = inputs["labels"], inputs["parts"]
         asked = labels[:, 1:] != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
-        with only_at(asked, head) as hidden:
+        with logits_only_at(asked, head) as hidden:
             outputs = model(**fields, use_cache=False)
         logits, wanted = outputs.logits.float(), labels[:, 1:][asked]
         of_tokens = parts[:, 1:][asked]
@@ -308,7 +308,7 @@ def pooled(states: Tensor, here: Tensor) -> Tensor:
 
 
 @contextmanager
-def only_at(asked: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
+def logits_only_at(asked: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
     """Let `head` make logits of the positions before `asked` labels only: [labels, vocabulary].
 
     The list that it gives has the hidden states of all positions when the model has run.

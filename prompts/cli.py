@@ -15,7 +15,7 @@ from rich.console import Console
 
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError, in_one_line
-from panjue.prompts.plumbing.files import sha256, whole_file, write_json
+from panjue.prompts.plumbing.files import atomic_write, sha256, write_json
 from panjue.prompts.plumbing.options import (
     URL,
     Embeddings,
@@ -30,7 +30,7 @@ from panjue.prompts.plumbing.options import (
     task_of,
 )
 from panjue.prompts.plumbing.orphans import watch_parent
-from panjue.prompts.reader import beside, reading
+from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import comparing, load_task
 
 watch_parent()  # in the command itself this does nothing
@@ -157,13 +157,14 @@ def score(
     from panjue.eval.score import score as compute
 
     name, told = task_of(task, submission)
-    tolerant, skipped = reading(comparing(load_task(name), embeddings, judge), on_bad_row)
+    task_used = comparing(load_task(name), embeddings, judge)
+    reader = Reader(task_used, on_bad_row=on_bad_row)
     console = Console()
     files = (gold, submission, against, *(out_of_domain or ()))
-    with guarded(skipped, json, inputs=files, told=told):
-        scores = compute(tolerant, gold, submission)
-        others = compute(tolerant, *out_of_domain) if out_of_domain else None
-        differences = compare.compare(tolerant, gold, submission, against) if against else {}
+    with guarded(reader.skipped, json, inputs=files, told=told):
+        scores = compute(reader, gold, submission)
+        others = compute(reader, *out_of_domain) if out_of_domain else None
+        differences = compare.compare(reader, gold, submission, against) if against else {}
     show(scores, console)
     numbers = scores.to_json()
     if against:
@@ -176,11 +177,11 @@ def score(
         numbers["domain_means"] = domain_means(scores, others)
         for name, mean in numbers["domain_means"].items():
             console.print(f"{name}, mean of both domains: {mean:.4f}")
-    numbers["skipped_rows"] = len(skipped.rows)
-    if skipped.rows:
-        print(skipped)
+    numbers["skipped_rows"] = len(reader.skipped.rows)
+    if reader.skipped.rows:
+        print(reader.skipped)
     if json:
-        numbers["submission_sha256"] = sha256(tolerant.handin.find(submission))
+        numbers["submission_sha256"] = sha256(task_used.data.submission.find(submission))
         write_json(json, numbers)
 
 
@@ -202,12 +203,12 @@ def compare(
 
     other, run = open_run(first, gold), open_run(second, gold)
     check_runs(other, run, same_file=gold is None)
-    task = comparing(run.task, embeddings, judge)
-    with guarded(run.skipped, json, inputs=(first, second, run.test)):
-        found = compare_runs(task, run.test, first, second)
+    reader = replace(run.reader, task=comparing(run.task, embeddings, judge))
+    with guarded(reader.skipped, json, inputs=(first, second, run.test)):
+        found = compare_runs(reader, run.test, first, second)
     show_runs(found, (first, second), Console())
-    if run.skipped.rows:
-        print(run.skipped)
+    if reader.skipped.rows:
+        print(reader.skipped)
     if json:
         write_json(json, found.to_json())
     raise typer.Exit(1 if fail_if_worse and found.is_worse else 0)
@@ -253,10 +254,11 @@ def report(
     from panjue.eval.report_page import page
 
     opened, place = open_run(run, gold), html or run / "report.html"
-    opened = replace(opened, task=comparing(opened.task, embeddings, judge))
-    with guarded(opened.skipped, html, inputs=(opened.test,)):
+    compared = replace(opened.reader, task=comparing(opened.task, embeddings, judge))
+    opened = replace(opened, reader=compared)
+    with guarded(opened.reader.skipped, html, inputs=(opened.test,)):
         found = gather(opened)
-    with whole_file(place) as out:
+    with atomic_write(place) as out:
         out.write(page(found))
     print(f"written: {place}")
     for line in found.skipped:
@@ -289,13 +291,13 @@ def fairness(
     from panjue.eval.fairness_page import page, show
 
     name, told = task_of(task, submission)
-    tolerant, skipped = reading(beside(load_task(name), groups), on_bad_row)
+    reader = Reader(load_task(name), side_groups(groups), on_bad_row=on_bad_row)
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     files = (gold, submission, groups, train, train_groups)
-    with guarded(skipped, json, html, inputs=files, told=told):
+    with guarded(reader.skipped, json, html, inputs=files, told=told):
         found = report(
             name,
-            tolerant,
+            reader,
             gold,
             submission,
             attributes,
@@ -305,12 +307,12 @@ def fairness(
             min_n=min_n,
         )
     show(found, Console())
-    if skipped.rows:
-        print(skipped)
+    if reader.skipped.rows:
+        print(reader.skipped)
     if json:
         write_json(json, found.to_json())
     if html:
-        with whole_file(html) as out:
+        with atomic_write(html) as out:
             out.write(page(found))
         print(f"written: {html}")
 
@@ -329,13 +331,13 @@ def check(
     known = load_labels(labels) if labels else None
     faults = 0
     name, told = task_of(task, submission)
-    tolerant, skipped = reading(load_task(name), on_bad_row)
-    with guarded(skipped, inputs=(), told=told):
-        for fault in find_faults(tolerant, submission, cases, known):
+    reader = Reader(load_task(name), on_bad_row=on_bad_row)
+    with guarded(reader.skipped, inputs=(), told=told):
+        for fault in find_faults(reader, submission, cases, known):
             print(fault)
             faults += 1
-    if skipped.rows:
-        print(skipped)
+    if reader.skipped.rows:
+        print(reader.skipped)
     print(f"{submission}: {faults} faults" if faults else f"{submission}: clean")
     raise typer.Exit(1 if faults else 0)
 

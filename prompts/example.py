@@ -1,9 +1,10 @@
 """One question, its answer, and the calls that lead there."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from panjue.prompts.plumbing.config import SolveSettings
 from panjue.prompts.plumbing.errors import UserError
 
 Answer = Mapping[str, Any]
@@ -85,7 +86,7 @@ def once(example: Example) -> Solving:
     return decoded.answer
 
 
-def drive(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
+def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
     """Return the answer that is found where question 0, 1, … gets this reply."""
     number, replies = 0, None
     while True:
@@ -96,6 +97,101 @@ def drive(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
             return answer
         replies = [reply(number + i, question) for i, question in enumerate(questions)]
         number += len(replies)
+
+
+class First:
+    """The answer is the first reply. The other ways to an answer differ from this in what they say.
+
+    Attributes:
+        fields: Of an item of the answer, those that are decided from several replies.
+        settings: How `Solve` goes about it; None where one call is enough.
+        uses_samples: Whether further replies beside the first change the answer.
+    """
+
+    fields: tuple[str, ...] = ()
+    settings: SolveSettings | None = None
+    uses_samples = False
+
+    def solving(self, example: Example) -> Solving:
+        """Begin on the way to an example's answer."""
+        return once(example)
+
+    def training_examples(self, example: Example) -> Iterator[Example]:
+        """Yield the questions of a perfect run, with their answers: what a model is trained on."""
+        yield example
+
+
+@dataclass(frozen=True)
+class Decide(First):
+    """An answer is decided from what several samples and their probabilities say.
+
+    Attributes:
+        items: The key under which the answer lists its items.
+        sets: Fields of an item that are label sets, decided by expected F1. Where there are two,
+            `Labels.pairs` says which labels of theirs go together.
+        classes: Fields of an item with one label, decided by probability.
+        order: Field -> its labels in their own order; where the submission has numbers, these
+            count through them.
+    """
+
+    items: str
+    sets: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    uses_samples = True
+
+    def __post_init__(self) -> None:
+        """Name all fields that are decided."""
+        object.__setattr__(self, "fields", (*self.sets, *self.classes))
+
+
+@dataclass(frozen=True)
+class Rank(First):
+    """An answer is a list, best first, and several samples are ranked by their votes.
+
+    Attributes:
+        field: The key of the list in the answer, and of its labels, which fill it up.
+        length: How long it is.
+    """
+
+    field: str
+    length: int
+    uses_samples = True
+
+
+@dataclass(frozen=True)
+class Solve(First):
+    """An answer takes several calls.
+
+    Attributes:
+        steps: Example, settings -> the way to its answer.
+        gold_oracle: Example with its gold answer -> what answers each question of `steps` as a
+            perfect model would: question -> question with its answer.
+        settings: The defaults.
+    """
+
+    steps: Callable[[Example, Any], Solving]
+    gold_oracle: Callable[[Example], Callable[[Example], Example]]
+    settings: SolveSettings
+
+    def solving(self, example: Example) -> Solving:
+        """Begin on the way to an example's answer."""
+        return self.steps(example, self.settings)
+
+    def training_examples(self, example: Example) -> Iterator[Example]:
+        """Yield the questions of a perfect run, with their answers.
+
+        They come out of the very `steps` that are used later, so that training sees what use sees.
+        """
+        oracle, asked = self.gold_oracle(example), []
+
+        def reply(_number: int, question: Example) -> Decoded:
+            asked.append(oracle(question))
+            assert asked[-1].answer is not None
+            return Decoded(asked[-1].answer)
+
+        run_steps(self.solving(example), reply)
+        yield from asked
 
 
 def call_key(row: Mapping[str, Any]) -> str:

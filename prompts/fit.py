@@ -110,7 +110,7 @@ def fit_prompt(
     prompts: list[tuple[Messages, list[int]]] = []
 
     def count(shorter: Example) -> int:
-        messages = shielded(tokenizer, task.prompt(shorter))
+        messages = shielded(tokenizer, task.ask.prompt(shorter))
         prompts[:] = [(messages, prompt_ids(tokenizer, messages))]
         return len(prompts[0][1])
 
@@ -126,9 +126,10 @@ def fit_prompt(
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
     """Return the tokens kept free for the reply to `example`, whatever its answer is."""
-    fallback = task.decode("", example, labels).answer
-    slack = task.slack(example) if callable(task.slack) else task.slack
-    return slack + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
+    fallback = task.ask.decode("", example, labels).answer
+    reserve = task.ask.reserve
+    tokens = reserve(example) if callable(reserve) else reserve
+    return tokens + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
 def split_sentences(text: str, longest: int | None = None, names: Sequence[str] = ()) -> list[str]:

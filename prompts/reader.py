@@ -1,13 +1,14 @@
 """How a file of examples is read: which rows count, with which groups, and what a bad row does."""
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of
-from panjue.prompts.plumbing.errors import BadRow, UserError
-from panjue.prompts.plumbing.files import at, dump, lines, parse_case, whole_file
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_case
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]
@@ -25,9 +26,9 @@ class Skipped:
         """Begin with none."""
         self.rows: dict[tuple[Path, int | str], str] = {}
 
-    def __call__(self, bad: BadRow) -> None:
+    def add(self, path: Path, place: int | str, reason: str) -> None:
         """Pass a row over."""
-        self.rows[bad.path, bad.place] = bad.reason
+        self.rows[path, place] = reason
 
     def __str__(self) -> str:
         """Say how many there are, of one or more, and which is the first."""
@@ -39,35 +40,74 @@ class Skipped:
         if not self.rows:
             path.unlink(missing_ok=True)
             return
-        with whole_file(path) as out:
+        with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
                 out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
 
 
-def reading(task: Task, on_bad_row: OnBadRow) -> tuple[Task, Skipped]:
-    """Return the task as it reads files under this setting, and where skipped rows are noted."""
-    skipped = Skipped()
-    return (replace(task, bad=skipped) if on_bad_row == "skip" else task), skipped
+@dataclass(frozen=True)
+class Reader:
+    """Reads the files of a task as one run wants it.
+
+    Attributes:
+        task: Whose files they are.
+        side: Id -> further groups of an example; see `side_groups`.
+        held_out: Whether only the tenth is read that training holds out.
+        on_bad_row: Whether a row that is no example ends the work, or is noted in `skipped`.
+    """
+
+    task: Task
+    side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    held_out: bool = False
+    on_bad_row: OnBadRow = "stop"
+    skipped: Skipped = field(default_factory=Skipped)
+
+    def read(self, path: Path) -> Iterator[Example]:
+        """Yield the examples of a file, each id once.
+
+        Raises:
+            UserError: The file cannot be read; or a row is bad, and bad rows are not skipped.
+        """
+        first: dict[str, int | str] = {}
+        for place, load in self.task.data.rows(path):
+            try:
+                row = load()
+                example = self.task.data.read(row)
+                groups = {**example.groups, **self._further_groups(example, row)}
+                before = first.setdefault(str(example.id), place)
+                if before != place:
+                    raise UserError(f"id {example.id} stands already at {before}")
+            except UserError as error:
+                if self.on_bad_row == "stop":
+                    raise UserError(f"{path}:{place}: {error}") from None
+                self.skipped.add(path, place, str(error))
+                continue
+            if not self.held_out or is_held_out(example):
+                yield replace(example, groups=groups)
+
+    def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return groups beside those the task reads: of the row's `groups`, of the side file."""
+        return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
 
 
-def beside(task: Task, groups: Path | None) -> Task:
-    """Return the task as it reads files with the side file `groups` beside them.
+def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
+    """Return id -> groups of a side file, whose rows have an `id` and groups.
 
-    Its rows have an `id` and groups; of an attribute that a line has as well, the side file's
-    counts. The ids of all files that are read must be of one kind.
+    Of an attribute that a line of the cases has as well, the side file's counts. The ids of all
+    files that are read must be of one kind.
 
     Raises:
-        UserError: That file is missing or broken, or has one id twice.
+        UserError: The file is missing or broken, or has one id twice.
     """
     side: dict[str, dict[str, str]] = {}
-    for number, raw in lines(groups) if groups else ():
-        with at(f"{groups}:{number}"):
+    for number, raw in lines(path) if path else ():
+        with at(f"{path}:{number}"):
             row = parse_case(raw)
             key = str(row.pop("id", ""))
             if not key or key in side:
                 raise UserError(f"id {key} stands there already" if key else "the row has no 'id'")
             side[key] = groups_of(row)
-    return replace(task, side=side)
+    return side
 
 
 def is_held_out(example: Example) -> bool:

@@ -46,7 +46,7 @@ class Asker:
         free = Question(prompt, None, space, fitted.dropped, messages=messages)
         if not self._constrained:
             return free
-        schema = self.task.schema(example, self.labels)
+        schema = self.task.ask.schema(example, self.labels)
         problem = self._problem(schema)
         if not problem:
             return free._replace(schema=schema)

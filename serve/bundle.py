@@ -80,7 +80,7 @@ def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = N
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
     made = _made(run)
-    submission = load_task(made["task"]).handin.find(run)
+    submission = load_task(made["task"]).data.submission.find(run)
     _check_decoded(run, submission, made)
     if weights == "merged" and made["adapter"] == "none":
         raise UserError(f"{run}: the base alone answered; merged is another model")
@@ -286,7 +286,7 @@ def pins() -> list[str]:
 
 def row_hashes(task: str, submission: Path) -> dict[str, str]:
     """Return id -> a hash of its row, so that a difference can be named."""
-    rows: Rows = load_task(task).handin.index(submission)
+    rows: Rows = load_task(task).data.submission.index(submission)
     texts = {key: dump(rows.get(key)).encode() for key in sorted(rows.ids())}
     return {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
 
@@ -298,19 +298,19 @@ def names_in(folder: Path) -> list[str]:
 
 def _zip(folder: Path, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(f".{out.name}.tmp")
+    temporary = out.with_name(f".{out.name}.tmp")
     try:
-        with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as packed:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as packed:
             for name in names_in(folder):
                 entry = zipfile.ZipInfo(name, EPOCH)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 entry.file_size = (folder / name).stat().st_size  # over 2 GiB is ZIP64
                 with (folder / name).open("rb") as source, packed.open(entry, "w") as target:
                     shutil.copyfileobj(source, target)
-        sync_names(aside)
-        aside.replace(out)
+        sync_names(temporary)
+        temporary.replace(out)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def main(run: Path, out: Path, weights: str, base: Path | None = None) -> None:

@@ -229,7 +229,7 @@ class Stranger:
         if asked.samples:
             raise UserError("--samples: only a panjue server decides from samples")
         self._task, self._labels = load_task(asked.task), load_labels(asked.labels)
-        if self._task.by_hand is None:
+        if self._task.data.by_hand is None:
             raise UserError(f"--task {asked.task}: cannot be asked by hand")
         self._asked, self._err, self._takes_schema = asked, err, True
         self.endpoint = Endpoint(f"{url.rstrip('/')}#{model}", keys=KEYS)
@@ -239,8 +239,8 @@ class Stranger:
         names = list(self._asked.defendants) or find_defendants(fact)
         if not names:
             raise UserError("no defendant is found behind 被告人; name them with --defendant")
-        assert self._task.by_hand is not None
-        example = self._task.by_hand(fact, names)
+        assert self._task.data.by_hand is not None
+        example = self._task.data.by_hand(fact, names)
         asker = PlainAsker(self._task, self._labels, 0, constrained=self._takes_schema)
         [request] = requests(example.id, asker.question(example), [{}])
         told = await self.endpoint.ask(request, grow)
@@ -253,8 +253,8 @@ class Stranger:
             raise UserError(f"{self._asked.url}: {told.refused}")
         if not told.outputs[0].text:
             raise UserError(f"{self._asked.url}: answered with nothing; is it a chat model?")
-        decoded = self._task.decode(told.outputs[0].text, example, self._labels)
-        submission = self._task.submission(example, decoded.answer)
+        decoded = self._task.ask.decode(told.outputs[0].text, example, self._labels)
+        submission = self._task.data.write(example, decoded.answer)
         del submission["id"]
         return {
             "defendants": names,

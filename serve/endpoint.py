@@ -258,5 +258,5 @@ class PlainAsker:
 
     def question(self, example: Example) -> Question:
         """Return what to ask for one example."""
-        schema = self.task.schema(example, self.labels) if self._constrained else None
-        return Question([], schema, self._max_tokens, 0, messages=self.task.prompt(example))
+        schema = self.task.ask.schema(example, self.labels) if self._constrained else None
+        return Question([], schema, self._max_tokens, 0, messages=self.task.ask.prompt(example))

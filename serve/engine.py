@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import TokenizersBackend
 
-from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
-from panjue.serve.forks import UNFINISHED
+from panjue.serve.alternatives import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT
 from panjue.serve.source import POLL_S, Grow, Request, quiet
 from panjue.serve.trained import Served
@@ -116,7 +116,7 @@ class Engine:
             output_kind=kind.FINAL_ONLY if grow is quiet else kind.CUMULATIVE,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
-        key = f"{request.turn} {request.id}"
+        key = f"{request.sampling_pass} {request.id}"
         seen = 0
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
@@ -273,7 +273,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
         "output_kind": "nothing: rows are final",
         "detokenize": "nothing: rows have texts",
     }
-    check_ours("sampling", sampling, ours)
+    check_managed("sampling", sampling, ours)
     check_known("sampling", sampling, SamplingParams.__struct_fields__)
     if "seed" in sampling and on_cpu():
         raise UserError(

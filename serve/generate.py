@@ -9,33 +9,39 @@ from typing import Any
 
 from rich.console import Console
 
-from panjue.prompts.example import Decoded, Example, call_key, drive, first_reply
+from panjue.prompts.example import Decoded, Example, Solve, call_key, first_reply, run_steps
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.plumbing.config import check_known, check_ours
+from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     delete,
     difference,
     dump,
-    otherwise,
+    manifest_diff,
     read_json,
     sha256,
     stream,
     write_json,
 )
-from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.model import model_sha256, prompt_sha256
 from panjue.prompts.plumbing.progress import meter
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import is_held_out, reading
+from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
 from panjue.prompts.task import Task, configured, load_task, no_labels
+from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.engine import AsyncEngineArgs, Engine, check_sampling, engine
-from panjue.serve.forks import WAYS
 from panjue.serve.rows import Calls, rows
-from panjue.serve.settings import OURS, RESOURCES, GenerateConfig, generate_settings, trained_folder
+from panjue.serve.settings import (
+    MANAGED_SETTINGS,
+    RESOURCES,
+    GenerateConfig,
+    generate_settings,
+    trained_folder,
+)
 from panjue.serve.source import Sampling
 from panjue.serve.stop import StopSignals
 from panjue.serve.trained import served_model
@@ -53,33 +59,33 @@ def generate(config: GenerateConfig) -> Path:
     """Write one row per example of `config.test` to `completions.jsonl`; return the run folder.
 
     A row has the raw replies (`texts`, the first by `sampling`, then the `samples`), why each ended
-    (`finish`), its `forks`, token counts and how many sentences `fit` left out; greedy rows list
-    their `near_ties`. An example that cannot be asked at all has `refused`, the reason, instead.
+    (`finish`), its `alternatives`, token counts and how many sentences `fit` left out; greedy rows
+    list their `near_ties`. An example that cannot be asked has `refused`, the reason, instead.
     Where an example takes several calls each has its row. Rows that are there are not made again.
 
     Raises:
         UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
     """
     console = Console(soft_wrap=True)
-    task, skipped = reading(load_task(config.task), config.on_bad_row)
+    task = load_task(config.task)
     check_library_settings(config, task)
-    if config.held_out:
-        task = replace(task, only=is_held_out)
-    examples = sum(1 for _ in task.read(config.test))
+    reader = Reader(task, held_out=config.held_out, on_bad_row=config.on_bad_row)
+    examples = sum(1 for _ in reader.read(config.test))
     if not examples:
-        why = f"; {skipped}" if skipped.rows else ""
+        why = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise UserError(f"{config.test}: has no cases{why}")
     source = answering(config, task)
     task = configured(task, source.solve, config.run)
+    reader = replace(reader, task=task)
     made = provenance(config, source, task)
     if config.held_out:
         check_held_out(source.folder, made["test_sha256"])
-    with alone_in(config.run):
+    with exclusive_lock(config.run):
         claim(config.run, task, made, source.labels, console)
-        skipped.write(config.run / "skipped-test.jsonl")
-        if skipped.rows:
-            console.print(str(skipped), highlight=False, markup=False)
-        answer(config, task, source, examples, console)
+        reader.skipped.write(config.run / "skipped-test.jsonl")
+        if reader.skipped.rows:
+            console.print(str(reader.skipped), highlight=False, markup=False)
+        answer(config, reader, source, examples, console)
     return config.run
 
 
@@ -89,10 +95,10 @@ def check_library_settings(config: GenerateConfig, task: Task) -> None:
     Raises:
         UserError: A setting is unknown, or does nothing for the task.
     """
-    check_ours("engine", config.engine, OURS)
+    check_managed("engine", config.engine, MANAGED_SETTINGS)
     check_known("engine", config.engine, (f.name for f in fields(AsyncEngineArgs)))
     check_sampling(config.sampling)
-    if config.samples and not (task.decides or task.ranks):
+    if config.samples and not task.answer.uses_samples:
         raise UserError(
             f"samples: {config.task!r} decides nothing from further replies; set it to 0"
         )
@@ -116,21 +122,21 @@ class Source:
 
 
 def answer(
-    config: GenerateConfig, task: Task, source: Source, examples: int, console: Console
+    config: GenerateConfig, reader: Reader, source: Source, examples: int, console: Console
 ) -> None:
     """Answer those of the `examples` of the test file that have no rows yet."""
     place = config.run / "completions.jsonl"
     known = rows_of(place)
-    done = answered(task, config, source.labels, known) if known else set()
+    done = answered(reader, config, source.labels, known) if known else set()
     if len(done) >= examples:
         console.print(f"{place}: all {examples} are answered already")
         return
     if known:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
-    todo = (example for example in task.read(config.test) if str(example.id) not in done)
-    with StopSignals(config.run) as signals, started(config, task, source) as (asked, asker):
+    todo = (example for example in reader.read(config.test) if str(example.id) not in done)
+    with StopSignals(config.run) as signals, started(config, reader.task, source) as (asked, asker):
         signals.at_once = False
-        calls = Calls(asker, todo, turns(config), known.get if known else lambda _: None)
+        calls = Calls(asker, todo, sampling_passes(config), known.get if known else lambda _: None)
         with closing(rows(asked, calls, config.in_flight, signals.check)) as finished:
             append(place, finished, calls, len(done), examples)
 
@@ -142,7 +148,7 @@ def answering(config: GenerateConfig, task: Task) -> Source:
         UserError: There is nothing trained, and the task or the engine needs it.
     """
     if config.endpoint and config.trained is None:
-        if task.labels is not no_labels:
+        if task.ask.labels is not no_labels:
             raise UserError(
                 f"endpoint: {config.task!r} has labels, which training collects; "
                 "set trained=FOLDER of an adapter"
@@ -181,9 +187,9 @@ class Unanswered(Exception):
     """A call has no row yet."""
 
 
-def turns(config: GenerateConfig) -> list[Sampling]:
+def sampling_passes(config: GenerateConfig) -> list[Sampling]:
     """Return the sampling of each request that one example takes."""
-    first = {"logprobs": WAYS if config.samples else 2, **config.sampling}
+    first = {"logprobs": ALTERNATIVES if config.samples else 2, **config.sampling}
     return (
         [first, {**first, "n": config.samples, "temperature": 1.0}] if config.samples else [first]
     )
@@ -224,7 +230,7 @@ def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, 
         "samples": config.samples,
         "held_out": config.held_out,
         **({"endpoint": config.endpoint} if config.endpoint else {}),
-        **({"solve": task.settings.model_dump()} if task.settings else {}),
+        **({"solve": task.answer.settings.model_dump()} if task.answer.settings else {}),
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         "versions": {
             "prompt rules": RULES,
@@ -252,7 +258,7 @@ def claim(run: Path, task: Task, made: dict[str, Any], labels: Labels, console: 
     manifest = read_json(place) if place.exists() else {}
     before = manifest.get("generate", {})
     if completions.exists():
-        told = otherwise(shaping(before), shaping(made))
+        told = manifest_diff(shaping(before), shaping(made))
         if told or not before:
             raise UserError(
                 f"{completions}: was made otherwise ({told or 'there is no record of how'}); "
@@ -262,7 +268,9 @@ def claim(run: Path, task: Task, made: dict[str, Any], labels: Labels, console: 
             console.print(f"going on with other versions: {told}", highlight=False, markup=False)
             made = {**made, "versions": before["versions"]}
     elif before:
-        stale = [run / name for name in (task.handin.name, *DECODED) if (run / name).exists()]
+        stale = [
+            run / name for name in (task.data.submission.name, *DECODED) if (run / name).exists()
+        ]
         for path in stale:
             delete(path)
         if stale:
@@ -281,11 +289,12 @@ def rows_of(path: Path) -> Rows | None:
     return Rows(path, key=call_key)
 
 
-def answered(task: Task, config: GenerateConfig, labels: Labels, known: Rows) -> set[str]:
+def answered(reader: Reader, config: GenerateConfig, labels: Labels, known: Rows) -> set[str]:
     """Return the ids of the examples all of whose calls have their rows."""
-    if task.solve is None:
+    task = reader.task
+    if not isinstance(task.answer, Solve):
         return known.ids()
-    return {str(e.id) for e in task.read(config.test) if is_answered(task, e, labels, known)}
+    return {str(e.id) for e in reader.read(config.test) if is_answered(task, e, labels, known)}
 
 
 def is_answered(task: Task, example: Example, labels: Labels, known: Rows) -> bool:
@@ -295,10 +304,10 @@ def is_answered(task: Task, example: Example, labels: Labels, known: Rows) -> bo
         row = known.get(call_key({"id": example.id, "call": call}))
         if row is None:
             raise Unanswered
-        return task.decode(first_reply(row), question, labels)
+        return task.ask.decode(first_reply(row), question, labels)
 
     try:
-        drive(task.solving(example), reply)
+        run_steps(task.answer.solving(example), reply)
     except Unanswered:
         return False
     return True

@@ -9,8 +9,8 @@ from panjue.eval.decide import Decider
 from panjue.prompts.example import Example, first_reply
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Task
+from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
-from panjue.serve.forks import WAYS
 from panjue.serve.rows import row
 from panjue.serve.source import Grow, Question, Source, quiet, requests
 
@@ -38,13 +38,15 @@ class Judge:
         Raises:
             UserError: There is none: what answers has failed.
         """
-        turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
-        turns += [{"logprobs": WAYS, "n": samples, "temperature": 1.0}] if samples else []
-        first, *further = requests(next(self._numbers), question, turns)
+        passes: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
+        passes += [{"logprobs": ALTERNATIVES, "n": samples, "temperature": 1.0}] if samples else []
+        first, *further = requests(next(self._numbers), question, passes)
         asked = (self._source.ask(first, grow), *map(self._source.ask, further))
         outputs = await together(*asked)
         made = row(
-            list(zip((first, *further), outputs, strict=True)), self.asker.tokenizer, forked=True
+            list(zip((first, *further), outputs, strict=True)),
+            self.asker.tokenizer,
+            with_alternatives=True,
         )
         if "refused" in made:
             raise UserError(made["refused"])
@@ -81,14 +83,16 @@ class Judge:
 
     def _judged(self, example: Example, made: dict[str, Any]) -> dict[str, Any]:
         """Return the answer, how sure it is, and what was mended in the first reply."""
-        decoded = self.task.decode(first_reply(made), example, self.asker.labels)
+        decoded = self.task.ask.decode(first_reply(made), example, self.asker.labels)
         answer, sure = decoded.answer, {}
         is_one = len(made["texts"]) == 1
-        if self._decider and (made["forks"] or not is_one):  # one reply of an endpoint says nothing
+        if self._decider and (
+            made["alternatives"] or not is_one
+        ):  # one reply of an endpoint says nothing
             decision = self._decider.decide(example, made, echo=is_one)
             answer = decision.answer
             sure = {"confidence": decision.confidence, "probabilities": decision.classes}
-        submission = self.task.submission(example, answer)
+        submission = self.task.data.write(example, answer)
         del submission["id"]
         return {**submission, "answer": answer, **sure, "repairs": list(decoded.repairs)}
 

@@ -102,7 +102,7 @@ class Judgments:
             raise Problem(
                 400, "no defendant is found behind 被告人 in 'fact'; list them in 'defendants'"
             )
-        by_hand = self._judge.task.by_hand
+        by_hand = self._judge.task.data.by_hand
         assert by_hand is not None, "checked at start"
         try:
             return by_hand(case.fact, names)

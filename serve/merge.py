@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, whole_folder, write_json
-from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
+from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.model import load_tokenizer, model_folder, model_sha256
 
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
@@ -50,7 +50,9 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     """
     if not (adapter / "manifest.json").exists():
         raise UserError(f"{adapter}: no adapter of panjue is there; run `panjue sft` first")
-    with alone_in(out.parent, f".{out.name}.lock", wait=True):  # of two, the second finds it made
+    with exclusive_lock(
+        out.parent, f".{out.name}.lock", wait=True
+    ):  # of two, the second finds it made
         return _merge(adapter, out, base)
 
 
@@ -60,18 +62,18 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     if (out / "manifest.json").exists() and read_json(out / "manifest.json") == stamp:
         return out
     place = check_base(adapter, made, base)
-    aside = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        fold(place, adapter, aside)
+        fold(place, adapter, temporary)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)  # as large as the base
+        shutil.rmtree(temporary, ignore_errors=True)  # as large as the base
         raise
-    load_tokenizer(place).save_pretrained(aside)
-    shutil.copy(adapter / "labels.json", aside / "labels.json")
-    write_json(aside / "manifest.json", stamp)
-    whole_folder(aside, out)
+    load_tokenizer(place).save_pretrained(temporary)
+    shutil.copy(adapter / "labels.json", temporary / "labels.json")
+    write_json(temporary / "manifest.json", stamp)
+    replace_folder(temporary, out)
     return out
 
 

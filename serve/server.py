@@ -17,8 +17,8 @@ import uvloop
 from rich.console import Console
 from starlette.types import ASGIApp
 
-from panjue.prompts.plumbing.config import check_known, check_ours
-from panjue.prompts.plumbing.errors import TWICE_S, UserError
+from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.errors import SIGNAL_DEBOUNCE_S, UserError
 from panjue.serve.engine import AsyncEngineArgs, on_cpu
 from panjue.serve.guard import Guard, Rules
 from panjue.serve.lifecycle import Lifecycle
@@ -51,7 +51,7 @@ def serve(config: ServeConfig) -> None:
     key = server_key(config.host)
     for name in OF_PLAIN_VLLM:
         os.environ.pop(name, None)
-    check_ours("engine", config.engine, SERVER_OURS)
+    check_managed("engine", config.engine, SERVER_OURS)
     known = [*(f.name for f in fields(AsyncEngineArgs)), *OF_VLLMS_SERVER]
     check_known("engine", config.engine, known)
     with bound(config.host, config.port) as listener:
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
 
         A signal that follows at once is the first once more.
         """
-        self.force_exit = self.should_exit and time.monotonic() - self._asked > TWICE_S
+        self.force_exit = self.should_exit and time.monotonic() - self._asked > SIGNAL_DEBOUNCE_S
         if not self.should_exit:
             self.should_exit, self._asked = True, time.monotonic()
 

@@ -56,7 +56,7 @@ class Service:
 def make_service(config: ServeConfig) -> Service:
     """Read what is served, and merge it if need be; the engine is not started yet."""
     task, trained = load_task(config.task), trained_folder(config)
-    if task.by_hand is None:
+    if task.data.by_hand is None:
         raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'by_hand'")
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
@@ -67,7 +67,7 @@ def make_service(config: ServeConfig) -> Service:
     return Service(
         config,
         Asker(task, labels, served.model, max_tokens),
-        fitted_decider(task, labels, fitted) if task.decides else None,
+        fitted_decider(task, labels, fitted),
         {article: texts[article] for article in labels.names("articles") if article in texts},
         served,
     )

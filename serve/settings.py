@@ -35,7 +35,7 @@ ENVIRONMENT = {
 }
 """Of every process of vLLM, where the user has not set them."""
 
-OURS = {
+MANAGED_SETTINGS = {
     "model": "trained",
     "tokenizer": "trained",
     "seed": "seed",
@@ -75,7 +75,7 @@ twenty times as long (tests/bench/schema.py); `auto` would mix them."""
 
 
 SERVER_OURS = {
-    **OURS,
+    **MANAGED_SETTINGS,
     "host": "host",
     "port": "port",
     "uds": "nothing: set host and port",

@@ -57,13 +57,13 @@ class Request:
         id: The example's id.
         question: What is asked.
         sampling: How the reply is sampled.
-        turn: 0, 1, … of the requests that together make one example's row.
+        sampling_pass: 0, 1, … of the requests that together make one example's row.
     """
 
     id: int | str
     question: Question
     sampling: Sampling
-    turn: int = 0
+    sampling_pass: int = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -71,9 +71,9 @@ class Request:
         return not self.sampling.get("temperature")
 
 
-def requests(key: int | str, question: Question, turns: Sequence[Sampling]) -> list[Request]:
-    """Return the requests that put one question, one for each of `turns`: greedy by default."""
-    return [Request(key, question, turn, number) for number, turn in enumerate(turns)]
+def requests(key: int | str, question: Question, passes: Sequence[Sampling]) -> list[Request]:
+    """Return the requests that put one question, one for each of `passes`: greedy by default."""
+    return [Request(key, question, sampling, number) for number, sampling in enumerate(passes)]
 
 
 class Source(Protocol[Outcome_co]):

@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 
 ALIKE = {"judgment", "severity", "scotus", "fscs"}
@@ -37,18 +38,18 @@ def test_the_whole_way(
         "max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer={max_steps: 2}",
     )  # fmt: skip
     assert "refused      0" in trained
-    samples = "samples=2" if task.ranks else "samples=0"
+    samples = "samples=2" if task.answer.uses_samples else "samples=0"
     told = said("generate", config, f"test={sample}", samples)
     assert running_engine == [run / "merged"]
     assert (run / "merged/model.safetensors").is_file()
-    examples = list(task.read(sample))
+    examples = list(Reader(task).read(sample))
     assert re.search(rf"^{len(examples)} examples(?: in \d+ calls)?: ", told, re.MULTILINE), told
-    assert f"written: {run / task.handin.name}" in told
+    assert f"written: {run / task.data.submission.name}" in told
     assert said("check", run, "--cases", sample, "--task", name).endswith(": clean\n")
     said("score", sample, run, "--task", name, "--json", run / "scores.json")
     scores = json.loads((run / "scores.json").read_text("utf-8"))
-    assert set(task.scores) <= scores.keys()
+    assert set(task.score.names) <= scores.keys()
     assert scores["missing"] == 0
-    assert scores["peers"][task.fallback] is not None
+    assert scores["baselines"][task.score.fallback] is not None
     said("report", run)
     assert "Scores · 得分" in (run / "report.html").read_text("utf-8")

@@ -17,6 +17,7 @@ from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, load_task, task_folders
 
 
@@ -24,10 +25,10 @@ def check_task(name: str, sample: Path) -> None:
     """Hold a task to what training, serving and scoring take for granted."""
     task = load_task(name)
     assert render.prompt_files(name)[0].is_file()
-    examples = list(task.read(sample))
+    examples = list(Reader(task).read(sample))
     assert examples, f"{sample}: no examples"
     assert len({str(example.id) for example in examples}) == len(examples)
-    labels = task.labels(examples)
+    labels = task.ask.labels(examples)
     for example in examples:
         check_prompt(task, example)
         check_gold(task, example, labels)
@@ -35,10 +36,10 @@ def check_task(name: str, sample: Path) -> None:
 
 
 def check_prompt(task: Task, example: Example) -> None:
-    for message in task.prompt(example):
+    for message in task.ask.prompt(example):
         assert message["role"] in {"system", "user", "assistant"}
         assert message["content"] == render.neutralize(message["content"])
-        assert task.prompt(example) == task.prompt(example)
+        assert task.ask.prompt(example) == task.ask.prompt(example)
 
 
 OTHERS = (
@@ -51,36 +52,36 @@ OTHERS = (
 def check_gold(task: Task, example: Example, labels: Labels) -> None:
     """The gold reply is valid, read back without loss, scores 1.0 and would be accepted."""
     assert example.answer is not None
-    schema = task.schema(example, labels)
+    schema = task.ask.schema(example, labels)
     Draft202012Validator.check_schema(schema)
-    Draft202012Validator(schema).validate(json.loads(task.target(example)))
-    decoded = task.decode(task.target(example), example, labels)
+    Draft202012Validator(schema).validate(json.loads(task.ask.target(example)))
+    decoded = task.ask.decode(task.ask.target(example), example, labels)
     assert decoded.answer == example.answer
     assert decoded.repairs == ()
     assert decoded.readable
-    thought = task.decode(f"<think>{OTHERS}</think>{task.target(example)}", example, labels)
+    thought = task.ask.decode(f"<think>{OTHERS}</think>{task.ask.target(example)}", example, labels)
     assert thought.answer == decoded.answer, "what was thought is no answer"
-    cut = task.decode(f"<think>{OTHERS}{task.target(example)}", example, labels)
-    assert cut.answer == task.decode("", example, labels).answer, "nor where it was cut"
-    row = task.submission(example, decoded.answer)
+    cut = task.ask.decode(f"<think>{OTHERS}{task.ask.target(example)}", example, labels)
+    assert cut.answer == task.ask.decode("", example, labels).answer, "nor where it was cut"
+    row = task.data.write(example, decoded.answer)
     assert row["id"] == example.id
-    assert list(task.faults(example, row, labels)) == []
+    assert list(task.data.check(example, row, labels)) == []
     gold, alone = task.gold(example), np.array(1.0)
     assert pooled(task, metric_values(task, gold, row, ""), alone) == pytest.approx(1.0)
     unanswered = pooled(task, metric_values(task, gold, None, ""), alone)
     assert ((unanswered >= 0) & (unanswered < 1)).all()
-    assert task.weight(example) >= 0
+    assert task.score.weight(example) >= 0
 
 
 def check_any_reply(task: Task, example: Example, labels: Labels) -> None:
     """Whatever the reply is, there is an answer that the contest would accept."""
 
     @settings(max_examples=60)
-    @given(replies(task.target(example)))
+    @given(replies(task.ask.target(example)))
     def answers(reply: str) -> None:
-        decoded = task.decode(reply, example, labels)
-        row = task.submission(example, decoded.answer)
-        assert list(task.faults(example, row, labels)) == []
+        decoded = task.ask.decode(reply, example, labels)
+        row = task.data.write(example, decoded.answer)
+        assert list(task.data.check(example, row, labels)) == []
         dump(row).encode("utf-8")
 
     answers()
@@ -118,18 +119,18 @@ TOY = '''
 from collections.abc import Mapping
 from typing import Any
 
-from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import render
-from panjue.prompts.task import Messages, Schema, Task
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.example import Answer, Decoded, Example
 from panjue.prompts.tasks.metrics import exact_match
+from panjue.prompts.reader import Reader
 
 KINDS = ["no", "yes"]
 
 
-def from_row(row: Mapping[str, Any]) -> Example:
+def read(row: Mapping[str, Any]) -> Example:
     return Example(row["id"], row["text"], answer={"kind": row["kind"]})
 
 
@@ -146,10 +147,6 @@ def schema(example: Example, labels: Labels) -> Schema:
     }
 
 
-def target(example: Example) -> str:
-    return dump(example.answer)
-
-
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     found = load_json(reply)
     if isinstance(found, dict) and found.get("kind") in KINDS:
@@ -157,11 +154,11 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     return Decoded({"kind": "no"}, ("not read",), readable=False)
 
 
-def submission(example: Example, answer: Answer) -> dict[str, object]:
+def write(example: Example, answer: Answer) -> dict[str, object]:
     return {"id": example.id, **answer}
 
 
-TASK = Task(from_row, prompt, schema, target, decode, submission, metrics=(exact_match,))
+TASK = Task(Data(read, write), Ask(prompt, schema, decode), Score((exact_match,)))
 '''
 TOY_SAMPLE = (
     '{"id":1,"text":"谢谢 <|im_end|> {x}","kind":"yes"}\n{"id":2,"text":"走开","kind":"no"}\n'
@@ -185,7 +182,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_new_task_is_one_folder(toy: Path) -> None:
-    assert len(TOY.splitlines()) < 60
+    assert len(TOY.splitlines()) < 55
     assert "toy" in task_folders()
     check_task("toy", toy / "sample.jsonl")
 

@@ -126,7 +126,7 @@ def _problem(error: Exception) -> tuple[str, str]:
     return f":{line + 1}", f"{error.problem}{since}"
 
 
-def check_ours(section: str, given: Iterable[str], ours: Mapping[str, str]) -> None:
+def check_managed(section: str, given: Iterable[str], ours: Mapping[str, str]) -> None:
     """Refuse the settings of a library that panjue makes itself.
 
     Args:

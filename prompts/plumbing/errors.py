@@ -5,9 +5,8 @@ import errno
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-TWICE_S = 2.0
+SIGNAL_DEBOUNCE_S = 2.0
 """Within this time a signal is the first once more: `make` and launchers pass on what all got."""
 
 
@@ -21,21 +20,6 @@ class UserError(Exception):
 
 class Unreadable(UserError):
     """A file cannot be opened at all: what it holds is not in question."""
-
-
-class BadRow(UserError):
-    """A row of a file that is no example.
-
-    Attributes:
-        path: The file.
-        place: Where in it: a line from 1, or what else finds the row.
-        reason: What is wrong.
-    """
-
-    def __init__(self, path: Path, place: int | str, reason: str) -> None:
-        """Say `path:place: reason`."""
-        super().__init__(f"{path}:{place}: {reason}")
-        self.path, self.place, self.reason = path, place, reason
 
 
 class Stopped(BaseException):

@@ -168,7 +168,7 @@ def dump(value: Json) -> str:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[str]]:
+def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open a text file that appears under its name only when the block ended well.
 
     Raises:
@@ -188,11 +188,11 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
         temporary.unlink(missing_ok=True)
 
 
-def whole_folder(aside: Path, folder: Path) -> None:
-    """Let the folder `aside` take the place of `folder`, when all of it has reached the disk."""
-    sync(aside)
+def replace_folder(temporary: Path, folder: Path) -> None:
+    """Let `temporary` take the place of `folder`, when all of it has reached the disk."""
+    sync(temporary)
     shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    temporary.rename(folder)
     sync_names(folder.parent)
 
 
@@ -232,7 +232,7 @@ def _named(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, value: Json) -> None:
     """Write `value` as an indented JSON file, whole or not at all."""
-    with whole_file(path) as out:
+    with atomic_write(path) as out:
         json.dump(value, out, ensure_ascii=False, indent=2)
         out.write("\n")
 
@@ -287,7 +287,7 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     return "; ".join(f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys)
 
 
-def otherwise(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
+def manifest_diff(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     """Return their `difference` but for the versions of libraries: another one is no other run."""
     return difference({**old, "versions": None}, {**new, "versions": None})
 

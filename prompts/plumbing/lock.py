@@ -17,7 +17,7 @@ DYING_S = 1.0
 
 
 @contextmanager
-def alone_in(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes of panjue from writing into a folder while the block runs.
 
     The lock is the kernel's: it goes with the process, however that ends.

@@ -13,10 +13,10 @@ from panjue.prompts.example import Answer, Decoded, Example, groups_of
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, normal, snap, strings_in
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record, case_lines, dump
+from panjue.prompts.plumbing.files import Record, case_lines
 from panjue.prompts.render import render
-from panjue.prompts.task import Messages, Schema, Task, id_of, text_of
-from panjue.prompts.tasks.metrics import Numbers, Pooled, Row
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
+from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
 ENDS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
 """Where a class ends in a reply that is no JSON."""
@@ -65,7 +65,7 @@ class Classes:
         for number, load in case_lines(path):
             yield number, partial(_with_id, number, load)
 
-    def from_row(self, row: Mapping[str, Any]) -> Example:
+    def read(self, row: Mapping[str, Any]) -> Example:
         """Read one line. Groups stand in it, or in its `attributes`.
 
         Raises:
@@ -129,11 +129,6 @@ class Classes:
             "additionalProperties": False,
         }
 
-    def target(self, example: Example) -> str:
-        """Return the gold reply."""
-        assert example.answer is not None, "a test case has no target"
-        return dump(example.answer)
-
     def decode(self, reply: str, _example: Example, labels: Labels) -> Decoded:
         """Read a reply as one class, or a set of classes, whatever it is."""
         found = load_json(reply)
@@ -172,7 +167,7 @@ class Classes:
             {"label": (answer or [NONE]) if self.several else [answer]} for answer in answers
         )
 
-    def submission(self, example: Example, answer: Answer) -> dict[str, Any]:
+    def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the hand-in row, which has numbers or names as the files have."""
         value = answer[self.key]
         listed = value if self.several else [value]
@@ -184,7 +179,7 @@ class Classes:
         found = self._words(row[self.key])
         return (found or [NONE]) if isinstance(found, list) else [found]
 
-    def faults(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+    def check(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
         """Yield what a submission row has wrong."""
         if row.keys() != {"id", self.key}:
             yield f"the fields must be id and {self.key}"
@@ -196,27 +191,21 @@ class Classes:
         except UserError as error:
             yield str(error)
 
-    def task(self, **settings: Any) -> Task:
-        """Return the task."""
+    def task(self, *languages: str) -> Task:
+        """Return the task; its texts are in these languages."""
         return Task(
-            from_row=self.from_row,
-            rows=self.rows,
-            prompt=self.prompt,
-            schema=self.schema,
-            target=self.target,
-            decode=self.decode,
-            submission=self.submission,
-            labels=self.labels,
-            faults=self.faults,
-            classes=self.classes,
-            order={"class": (*self.words, NONE) if self.several else tuple(self.words)},
-            fallback="commonest class",
-            metrics=(accuracy, macro_f1(len(self.words), self.words if self.named else ())),
-            **settings,
+            Data(self.read, self.write, self.rows, check=self.check, languages=languages),
+            Ask(self.prompt, self.schema, self.decode, labels=self.labels),
+            Score(
+                (accuracy, macro_f1(len(self.words), self.words if self.named else ())),
+                fallback="commonest class",
+                classes=self.classes,
+                order={"class": (*self.words, NONE) if self.several else tuple(self.words)},
+            ),
         )
 
 
-def macro_f1(classes: int, names: Sequence[str] = ()) -> Pooled:
+def macro_f1(classes: int, names: Sequence[str] = ()) -> CorpusMetric:
     """Return macro F1 over the classes 0 to `classes` - 1 that are gold or predicted somewhere.
 
     Where rows have `names` instead, a class is its place there. As scikit-learn's
@@ -238,7 +227,7 @@ def macro_f1(classes: int, names: Sequence[str] = ()) -> Pooled:
         scores: Numbers = np.where(present, f1, 0).sum(-1) / np.maximum(present.sum(-1), 1)
         return scores
 
-    return Pooled("macro_f1", 3 * width, counts, value)
+    return CorpusMetric("macro_f1", 3 * width, counts, value)
 
 
 def f1_by_class(sums: Numbers) -> Numbers:

@@ -1,8 +1,8 @@
 """What a metric is, and those that several tasks have.
 
 A metric is a pure function from one example's (gold row, predicted row) of a submission to a
-number, whose mean over examples, weighted by the task, is the score; or it is `Pooled`. A predicted
-row is None where the submission has no row for the example.
+number, whose mean over examples, weighted by the task, is the score; or it is a `CorpusMetric`. A
+predicted row is None where the submission has no row for the example.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Pooled:
+class CorpusMetric:
     """A metric of all examples together, from counts of each that add up: macro F1, say.
 
     Attributes:
@@ -37,12 +37,12 @@ class Pooled:
     value: Callable[[Numbers], Numbers]
 
 
-Metric = Callable[[Row, Row | None], float] | Pooled
+Metric = Callable[[Row, Row | None], float] | CorpusMetric
 
 
 def name_of(metric: Metric) -> str:
     """Return what a metric is called."""
-    return metric.name if isinstance(metric, Pooled) else metric.__name__
+    return metric.name if isinstance(metric, CorpusMetric) else metric.__name__
 
 
 def exact_match(gold: Row, predicted: Row | None) -> float:

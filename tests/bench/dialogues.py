@@ -18,6 +18,7 @@ from rich.table import Table
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import configured, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
@@ -45,7 +46,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=8192)
     args = parser.parse_args()
     task = configured(load_task("dialogue"), {"window": 8, "step": 4})
-    found = (example for example in task.read(args.folder) if len(example.turns) >= args.turns)
+    found = (
+        example for example in Reader(task).read(args.folder) if len(example.turns) >= args.turns
+    )
     examples = [
         replace(example, turns=example.turns[: args.turns])
         for example in islice(found, args.dialogues)

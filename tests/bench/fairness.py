@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.prompts.plumbing.files import dump, whole_file
+from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.tasks.judgment.demo import DRUGS, HOURS, INJURY, MONEY, PEOPLE
 
 PANJUE = Path(sys.executable).with_name("panjue")
@@ -95,7 +95,7 @@ def write_planted(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None
     """Write `<name>.jsonl` with as many examples as `sizes` says; half of `test` is opposed."""
     for name, size in sizes.items():
         stream = examples(random.Random(f"{seed}/{name}"), 0.5 if name == "test" else SHARE)
-        with whole_file(folder / f"{name}.jsonl") as out:
+        with atomic_write(folder / f"{name}.jsonl") as out:
             for number in range(size):
                 out.write(dump({"id": number, **next(stream)}) + "\n")
 

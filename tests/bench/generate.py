@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Schema, load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
@@ -42,7 +43,7 @@ def main() -> None:
     labels = load_labels(options.trained / "labels.json")
     max_tokens = read_json(options.trained / "manifest.json")["max_tokens"]
     asker = Asker(task, labels, served.model, max_tokens)
-    examples = list(islice(askable(asker, task.read(options.cases)), options.limit))
+    examples = list(islice(askable(asker, Reader(task).read(options.cases)), options.limit))
     with quiet_engine(served.model, options.dtype, max_tokens) as llm:
         own = [
             request
@@ -52,7 +53,7 @@ def main() -> None:
         lengths = run(llm, own)[1]  # also warms up
         free = [without_schema(request, lengths[str(request.id)]) for request in own]
         shared = [
-            with_schema(request, schema_for_all(task.schema(examples[0], labels)))
+            with_schema(request, schema_for_all(task.ask.schema(examples[0], labels)))
             for request in own
         ]
         ways = {"no schema": free, "a schema per case": own, "one schema for all": shared}

@@ -13,9 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.means import Columns, metric_values, summarize
-from panjue.prompts.example import Decoded, Example, drive
+from panjue.eval.means import ScoreTable, metric_values, summarize
+from panjue.prompts.example import Decoded, Example, Solve, run_steps
 from panjue.prompts.labels import Labels
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
 
 WAYS = (
@@ -31,13 +32,13 @@ WAYS = (
 
 def perfect_row(task: Task, example: Example) -> dict[str, object]:
     """Return the submission row of a model that answers every step right, within its schema."""
-    assert task.right
-    answer = task.right(example)
+    assert isinstance(task.answer, Solve)
+    answer = task.answer.gold_oracle(example)
 
     def reply(_: int, question: Example) -> Decoded:
-        return task.decode(task.target(answer(question)), question, Labels())
+        return task.ask.decode(task.ask.target(answer(question)), question, Labels())
 
-    return task.submission(example, drive(task.solving(example), reply))
+    return task.data.write(example, run_steps(task.answer.solving(example), reply))
 
 
 def main() -> None:
@@ -46,12 +47,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     base = load_task("dialogue")
-    examples = list(base.read(args.folder))
-    title = f"{len(examples)} dialogues; {base.compared_by}"
+    examples = list(Reader(base).read(args.folder))
+    title = f"{len(examples)} dialogues; {base.score.compared_by}"
     table = Table("way", "sextuple", "event", title=title)
     for way in WAYS:
         task = configured(base, way)
-        columns = Columns(task)
+        columns = ScoreTable(task)
         for example in examples:
             row = perfect_row(task, example)
             columns.add(example, 1.0, metric_values(task, task.gold(example), row, example.text))

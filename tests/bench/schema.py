@@ -55,7 +55,7 @@ def main() -> None:
 
     for number in DEFENDANTS:
         example = by_hand("事实", [f"张某{i}" for i in range(number)])
-        schema = json.dumps(TASK.schema(example, labels), ensure_ascii=False)
+        schema = json.dumps(TASK.ask.schema(example, labels), ensure_ascii=False)
         rounds = 1 if number > 20 else ROUNDS
         mine = median(seconds(with_guidance, schema) for _ in range(ROUNDS))
         theirs = median(seconds(with_xgrammar, schema) for _ in range(rounds))

@@ -29,10 +29,11 @@ import aiohttp
 import psutil
 import yaml
 
+from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import Messages, load_task
+from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
-from panjue.serve.forks import WAYS
 from panjue.serve.service import make_service
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
 
@@ -121,7 +122,7 @@ async def compare(
     servers: dict[str, "subprocess.Popen[bytes]"], asker: Asker, options: argparse.Namespace
 ) -> None:
     """Load both in turn with each kind of request, and print what came of it."""
-    every = map(TASK.prompt, TASK.read(options.cases))
+    every = map(TASK.ask.prompt, Reader(TASK).read(options.cases))
     messages = list(islice((m for m in every if fits(asker, m)), 64))
     kinds: dict[str, dict[str, Ask]] = {
         "chat completions": dict.fromkeys(servers, chat(messages, stream=False)),
@@ -226,7 +227,7 @@ async def judgment(http: aiohttp.ClientSession, number: int) -> int:
 
 def plain_judgment(asker: Asker) -> Ask:
     """Return how to ask for the reply alone: the same token ids, schema and probabilities."""
-    by_hand = TASK.by_hand
+    by_hand = TASK.data.by_hand
     assert by_hand is not None
     questions = [
         asker.question(by_hand(one["fact"], one["defendants"])) for one in map(case, range(4000))
@@ -238,7 +239,7 @@ def plain_judgment(asker: Asker) -> Ask:
             "prompt": question.prompt,
             "max_tokens": question.room,
             "temperature": 0,
-            "logprobs": WAYS,
+            "logprobs": ALTERNATIVES,
             "structured_outputs": {"json": question.schema},
         }
         async with http.post("/v1/completions", json=body) as answer:

@@ -29,6 +29,7 @@ from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import has_bf16, load_base, with_lora
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 WAYS = ("panjue", "panjue, packed", "trl, default", "trl, packing=true")
@@ -141,8 +142,10 @@ def make(
 def token_rows(options: argparse.Namespace, tokenizer: Any) -> tuple[Dataset, list[str]]:
     """Return the rows of the first cases that fit, and the parts of their replies."""
     task, report = load_task("judgment"), Report()
-    labels = task.labels(task.read(options.cases))
-    made = rows(task, task.read(options.cases), tokenizer, labels, options.max_tokens, report)
+    labels = task.ask.labels(Reader(task).read(options.cases))
+    made = rows(
+        task, Reader(task).read(options.cases), tokenizer, labels, options.max_tokens, report
+    )
     return Dataset.from_list(list(islice(made, options.limit))), report.parts
 
 

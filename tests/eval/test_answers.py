@@ -11,6 +11,7 @@ from panjue.eval.score import score
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_lines, sha256, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
@@ -76,7 +77,7 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
         {"id": 5, "judgments": guesses},
         {"id": "f", "judgments": [first, {**second, "penalty": 8}]},
     ]
-    assert list(check(TASK, run / "submission.jsonl", run.parent / "test.jsonl")) == []
+    assert list(check(Reader(TASK), run / "submission.jsonl", run.parent / "test.jsonl")) == []
 
 
 def test_what_was_met_is_counted(run: Path) -> None:
@@ -164,9 +165,11 @@ def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, wri
     decode_run(run)
     people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
     gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
-    scores = score(TASK, gold, run / "submission.jsonl")
+    scores = score(Reader(TASK), gold, run / "submission.jsonl")
     assert scores.unreadable_rate == pytest.approx(1 / 6)
-    assert scores.peers["commonest labels"] == pytest.approx(dict.fromkeys(TASK.scores, 1.0))
+    assert scores.baselines["commonest labels"] == pytest.approx(
+        dict.fromkeys(TASK.score.names, 1.0)
+    )
     # 甲 is wrong in the cases 1, 2, 3 and f; 乙 has the wrong class in 1 and 2.
     assert scores.total.mean["charge_f1"] == pytest.approx(8 / 12)
     assert scores.total.mean["penalty_accuracy"] == pytest.approx(6 / 12)

@@ -11,6 +11,7 @@ from panjue.eval.compare import compare
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -54,10 +55,10 @@ def files(case: Row, row: Row, write: Write) -> tuple[Path, Path]:
 
 
 def test_setting_the_least_certain_aside_raises_the_score(files: tuple[Path, Path]) -> None:
-    scores = score(TASK, *files)
-    assert scores.aside is not None
-    # One of two defendants wrong in 3 of 10 cases; a tenth aside leaves 2 of 9, then 1 of 8, 0.
-    assert [s.mean["final"] for s in scores.aside.values()] == pytest.approx(
+    scores = score(Reader(TASK), *files)
+    assert scores.abstention is not None
+    # One of two defendants wrong in 3 of 10 cases; a tenth set aside leaves 2 of 9, then 1 of 8, 0.
+    assert [s.mean["final"] for s in scores.abstention.values()] == pytest.approx(
         [1 - 0.5 * 3 / 10, 1 - 0.5 * 2 / 9, 1 - 0.5 * 1 / 8, 1]
     )
     assert scores.calibration is not None
@@ -70,12 +71,12 @@ def test_confidence_of_another_submission_is_named(files: tuple[Path, Path], wri
     ]
     write("run/confidence.jsonl", rows)
     with pytest.raises(UserError, match=r"confidence.jsonl: id 0 is of another submission"):
-        score(TASK, *files)
+        score(Reader(TASK), *files)
 
 
 def test_a_submission_differs_from_itself_by_nothing(files: tuple[Path, Path]) -> None:
     gold, submission = files
-    for difference in compare(TASK, gold, submission, submission).values():
+    for difference in compare(Reader(TASK), gold, submission, submission).values():
         assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
         assert difference.better == 0
 
@@ -86,8 +87,8 @@ def test_the_better_submission_is_better_in_nearly_every_resample(
     gold, submission = files
     right = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
     perfect = write("perfect.jsonl", [row(i, *right) for i in range(10)])
-    one = compare(TASK, gold, perfect, submission)["final"]
-    other = compare(TASK, gold, submission, perfect)["final"]
+    one = compare(Reader(TASK), gold, perfect, submission)["final"]
+    other = compare(Reader(TASK), gold, submission, perfect)["final"]
     assert one.mean == pytest.approx(0.15)
     assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low))
     # No resample is worse; one without any of the three wrong cases, 0.7 ** 10 = 2.8%, is equal.
@@ -100,7 +101,7 @@ def test_confidence_is_not_taken_for_that_of_another_submission(
     gold, submission = files
     other = submission.with_name("greedy.jsonl")
     other.write_text(submission.read_text("utf-8").replace("诈骗罪", "抢劫罪"), "utf-8")
-    scores = score(TASK, gold, other)
+    scores = score(Reader(TASK), gold, other)
     assert scores.calibration is None
     assert scores.unreadable_rate is None
 
@@ -110,7 +111,7 @@ def test_a_part_of_the_answers_is_no_peer(files: tuple[Path, Path], tmp_path: Pa
     part = tmp_path / "part.jsonl"
     part.write_text(submission.read_text("utf-8").splitlines()[0] + "\n", "utf-8")
     with pytest.raises(UserError, match=r"no row for id 1 \(9 in all\)"):
-        compare(TASK, gold, submission, part)
+        compare(Reader(TASK), gold, submission, part)
 
 
 def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(
@@ -123,7 +124,7 @@ def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(
     write("run/confidence.jsonl", [{"id": i, "confidence": [sure, sure]} for i in range(4)])
     report = {"unreadable": 0, "examples": 4, "submission_sha256": sha256(submission)}
     write_json(submission.parent / "decode.json", report)
-    scores = score(TASK, gold, submission)
+    scores = score(Reader(TASK), gold, submission)
     assert scores.total.mean["final"] == pytest.approx(1)
     assert scores.calibration is not None
     assert {field: found.error for field, found in scores.calibration.items()} == {
@@ -138,4 +139,4 @@ def test_a_row_about_others_is_of_another_submission(files: tuple[Path, Path]) -
     report = {"unreadable": 0, "examples": 10, "submission_sha256": sha256(submission)}
     write_json(submission.parent / "decode.json", report)
     with pytest.raises(UserError, match="is of another submission"):
-        score(TASK, gold, submission)
+        score(Reader(TASK), gold, submission)

@@ -8,6 +8,7 @@ from panjue.eval.check import check
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
@@ -39,7 +40,7 @@ def labels() -> Labels:
 
 def faults(path: Path, cases: Path, labels: Labels | None = None) -> list[str]:
     """Return the faults without the file's name; the line, where there is one, stays."""
-    found = list(check(TASK, path, cases, labels))
+    found = list(check(Reader(TASK), path, cases, labels))
     assert all(fault.startswith(f"{path}:") and "\n" not in fault for fault in found)
     return [fault.removeprefix(f"{path}:") for fault in found]
 

@@ -16,6 +16,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
@@ -32,7 +33,7 @@ def runs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         made = {"task": "judgment", "test": str(gold), "test_sha256": sha256(gold)}
         write_json(folder / name / "manifest.json", {"generate": made})
         with (folder / name / "submission.jsonl").open("w", encoding="utf-8") as out:
-            for number, example in enumerate(TASK.read(gold)):
+            for number, example in enumerate(Reader(TASK).read(gold)):
                 row = dict(TASK.gold(example))
                 if name == "damaged" and number < DAMAGED:
                     row["judgments"] = [damaged(one) for one in row["judgments"]]
@@ -57,9 +58,9 @@ def damaged(judgment: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> None:
     gold = shared / "drdz/dev.jsonl"
-    found = compare_runs(TASK, gold, *runs)
-    examples = list(TASK.read(gold))
-    weights = [TASK.weight(example) for example in examples]
+    found = compare_runs(Reader(TASK), gold, *runs)
+    examples = list(Reader(TASK).read(gold))
+    weights = [TASK.score.weight(example) for example in examples]
     lost = -0.6 * sum(weights[:DAMAGED]) / sum(weights)
     difference = found.differences["final"]
     # Where gold itself has no label the official F1 is 0 in both runs, and less is lost.
@@ -75,13 +76,13 @@ def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> N
         assert sum(part.lost for part in parts.values()) == sum(map(len, values))
         changes = [abs(part.mean) * part.examples for part in parts.values()]
         assert changes == sorted(changes, reverse=True)
-    back = compare_runs(TASK, gold, *runs[::-1])
+    back = compare_runs(Reader(TASK), gold, *runs[::-1])
     assert back.differences["final"].mean == pytest.approx(-difference.mean)
     assert not back.is_worse
 
 
 def test_a_run_against_itself_gives_zero(runs: tuple[Path, Path], shared: Path) -> None:
-    found = compare_runs(TASK, shared / "drdz/dev.jsonl", runs[1], runs[1])
+    found = compare_runs(Reader(TASK), shared / "drdz/dev.jsonl", runs[1], runs[1])
     assert all((d.mean, d.low, d.high) == (0, 0, 0) for d in found.differences.values())
     assert (found.all.won, found.all.lost) == (0, 0)
     assert not found.is_worse
@@ -105,15 +106,15 @@ def test_the_command_gates(
     assert compare(runs[0], tmp_path).returncode == 2
 
 
-def test_runs_of_other_cases_are_no_peers(
+def test_runs_of_other_cases_cannot_be_compared(
     runs: tuple[Path, Path], tmp_path: Path, shared: Path
 ) -> None:
     lines = (runs[0] / "submission.jsonl").read_text("utf-8").splitlines()
     part = tmp_path / "part.jsonl"
     part.write_text("\n".join(lines[:100]) + "\n", "utf-8")
     for pair in ((runs[0], part), (part, runs[0])):
-        with pytest.raises(UserError, match=r"part.jsonl: has no row for id .* no fair peer"):
-            compare_runs(TASK, shared / "drdz/dev.jsonl", *pair)
+        with pytest.raises(UserError, match=r"part.jsonl: has no row for id .* no fair comparison"):
+            compare_runs(Reader(TASK), shared / "drdz/dev.jsonl", *pair)
 
 
 def test_groups_called_as_our_own_tables_stay_apart(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_groups_called_as_our_own_tables_stay_apart(tmp_path: Path) -> None:
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for path, label in zip(paths, (3, 2), strict=True):
         path.write_text("".join(dump({"id": n, "label": label}) + "\n" for n in (0, 1)), "utf-8")
-    where = compare_runs(task, gold, *paths).where
+    where = compare_runs(Reader(task), gold, *paths).where
     assert (list(where["class"]), list(where["group class"])) == (["三年以上五年以下"], ["A"])
 
 
@@ -140,18 +141,18 @@ def test_the_order_of_additions_is_no_change(tmp_path: Path) -> None:
     row = {"id": 1, "fact": "甲乙丙丁戊盗窃。", "defendants": names}
     gold, paths = tmp_path / "gold.jsonl", []
     gold.write_text(dump({**row, "outcomes": [outcome(n) for n in names]}) + "\n", "utf-8")
-    right = TASK.gold(next(iter(TASK.read(gold))))["judgments"]
+    right = TASK.gold(next(iter(Reader(TASK).read(gold))))["judgments"]
     told = [["甲罪"], ["甲罪", "丙罪"], ["甲罪", "乙罪"], ["丙罪"], ["甲罪", "乙罪", "丙罪"]]
     for number, order in enumerate((told, told[::-1])):
         judgments = [{**one, "charges": of} for one, of in zip(right, order, strict=True)]
         paths.append(tmp_path / f"{number}.jsonl")
         paths[-1].write_text(dump({"id": 1, "judgments": judgments}) + "\n", "utf-8")
     for first, second in (paths, paths[::-1]):
-        found = compare_runs(TASK, gold, first, second)
+        found = compare_runs(Reader(TASK), gold, first, second)
         assert (found.all.won, found.all.lost, found.is_worse) == (0, 0, False)
 
 
-def test_runs_that_were_asked_different_things_are_no_peers(
+def test_runs_that_were_asked_different_things_cannot_be_compared(
     runs: tuple[Path, Path], tmp_path: Path, shared: Path
 ) -> None:
     other = tmp_path / "other"
@@ -161,11 +162,11 @@ def test_runs_that_were_asked_different_things_are_no_peers(
         ({"task": "severity"}, "runs of two tasks, judgment and severity"),
         ({"test_sha256": "0"}, "answered two test files"),
     ):
-        second = replace(open_run(other), made={**made, **change})
+        second = replace(open_run(other), provenance={**made, **change})
         with pytest.raises(UserError, match=told):
             check_runs(open_run(runs[0]), second)
     with pytest.raises(UserError, match="no row has an id of"):
-        compare_runs(TASK, foreign(tmp_path), *runs)
+        compare_runs(Reader(TASK), foreign(tmp_path), *runs)
 
 
 def foreign(folder: Path) -> Path:

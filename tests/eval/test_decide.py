@@ -106,8 +106,8 @@ def test_a_digit_that_was_not_taken_shares_its_mass_among_the_classes_it_begins(
 
 
 def test_two_digits_are_two_forks() -> None:
-    forks = [(6, [("1", 0.5), ("8", 0.5)]), (7, [("3", 0.6), ("0", 0.3), ('"}', 0.1)])]
-    belief = walk('{"p":"13"}', forks, [(5, 9)], WRITTEN)
+    alternatives = [(6, [("1", 0.5), ("8", 0.5)]), (7, [("3", 0.6), ("0", 0.3), ('"}', 0.1)])]
+    belief = walk('{"p":"13"}', alternatives, [(5, 9)], WRITTEN)
     wanted = {"8": 0.5, "13": 0.3, "10": 0.15, "1": 0.05}
     assert belief == pytest.approx({frozenset([k]): p for k, p in wanted.items()})
 
@@ -115,12 +115,12 @@ def test_two_digits_are_two_forks() -> None:
 def test_forks_of_the_last_label_count_and_earlier_ones_are_left_to_the_samples() -> None:
     text = '{"c":["盗窃罪","诈骗罪"]}'
     # `"盗窃` over `"诈`; then `","` over `"]`; then `诈骗` over `盗`, which is shared 60 to 20.
-    forks = [
+    alternatives = [
         (6, [('"盗窃', 0.8), ('"诈', 0.2)]),
         (10, [('","', 0.5), ('"]', 0.5)]),
         (13, [("诈骗", 0.75), ("盗", 0.25)]),
     ]
-    belief = walk(text, forks, [(6, 11), (12, 17)], CHARGES)
+    belief = walk(text, alternatives, [(6, 11), (12, 17)], CHARGES)
     theft, fraud, timber = "盗窃罪", "诈骗罪", "盗伐林木罪"
     wanted = {
         frozenset([theft, fraud]): 0.75,
@@ -209,8 +209,8 @@ def test_a_class_that_is_commoner_than_believed_wins_among_near_equals() -> None
 def test_one_greedy_reply_with_forks_is_enough_to_decide_from() -> None:
     text = reply("盗窃罪", "264", 13)
     place = text.index("六个月")
-    forks = [[[place, [["六个月", 0.4], ["三年", 0.6]]]]]
-    decision = Decider(TASK, LABELS).decide(CASE, {"texts": [text], "forks": forks})
+    alternatives = [[[place, [["六个月", 0.4], ["三年", 0.6]]]]]
+    decision = Decider(TASK, LABELS).decide(CASE, {"texts": [text], "alternatives": alternatives})
     assert decision.answer["judgments"][0]["penalty"] == PENALTIES[8]
     assert decision.confidence[0]["penalty"] == pytest.approx(0.6)
 
@@ -228,7 +228,10 @@ def replies_with_forks(draw: st.DrawFn) -> tuple[str, list[Any]]:
 
 @given(st.lists(replies_with_forks(), min_size=1, max_size=4))
 def test_any_replies_and_forks_at_all_are_decided(replies: list[tuple[str, list[Any]]]) -> None:
-    row = {"texts": [text for text, _ in replies], "forks": [forks for _, forks in replies]}
+    row = {
+        "texts": [text for text, _ in replies],
+        "alternatives": [alternatives for _, alternatives in replies],
+    }
     decision = Decider(TASK, LABELS, 0.2).decide(CASE, row)
     [judgment] = decision.answer["judgments"]
     assert judgment["charges"]
@@ -239,7 +242,7 @@ def test_beliefs_are_probabilities() -> None:
     text = reply("盗窃罪", "264", 13)
     row = {
         "texts": [text, "nonsense"],
-        "forks": [[[text.index("六个月"), [["六个月", 0.7], ["十年", 0.3]]]], []],
+        "alternatives": [[[text.index("六个月"), [["六个月", 0.7], ["十年", 0.3]]]], []],
     }
     [item] = Beliefs(TASK, LABELS).of(CASE, row)
     for belief in item.values():

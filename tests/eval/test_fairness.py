@@ -18,7 +18,7 @@ from panjue.eval.group_measures import divergence, worst_class
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256, write_json
-from panjue.prompts.reader import beside, is_held_out
+from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import load_task
 
 TASK = load_task("severity")
@@ -74,9 +74,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, *by: str, min_n: int = 2, **settings: Any) -> Report:
-    task = settings.pop("task", TASK)
-    return report(
-        "severity", task, folder / "gold.jsonl", folder, by, min_n=min_n,
+    reader = Reader(TASK, side_groups(settings.pop("side", None)))
+    return report("severity", reader, folder / "gold.jsonl", folder, by, min_n=min_n,
         metric="accuracy", **settings,
     )  # fmt: skip
 
@@ -118,7 +117,7 @@ def test_recalls_are_compared_class_by_class(folder: Path) -> None:
 
 
 def test_macro_f1_of_a_group_is_over_its_own_classes(folder: Path) -> None:
-    found = report("severity", TASK, folder / "gold.jsonl", folder, ["gender"], min_n=1)
+    found = report("severity", Reader(TASK), folder / "gold.jsonl", folder, ["gender"], min_n=1)
     assert found.metric == "macro_f1"
     # Men: 4/5 for class 1, 0 for 2 and for 3; women: 2/3 and 0.
     groups = found.attributes["gender"].groups
@@ -142,18 +141,18 @@ def test_two_attributes_crossed(folder: Path) -> None:
 
 def test_a_side_file_and_rows_that_it_lacks(folder: Path) -> None:
     side = write(folder / "side.jsonl", [{"id": 1, "court": "高"}, {"id": 5, "court": 3}])
-    found = made(folder, "court", min_n=1, task=beside(TASK, side)).attributes["court"]
+    found = made(folder, "court", min_n=1, side=side).attributes["court"]
     assert {name: group.n for name, group in found.groups.items()} == {"高": 1, "3": 1}
     assert found.unknown == 5
     assert found.groups["高"].train is None, "no training file is known"
     write(side, [{"id": 1, "court": "高"}, {"id": 1, "court": "低"}])
     with pytest.raises(UserError, match=r"side.jsonl:2: id 1 stands there already"):
-        beside(TASK, side)
+        side_groups(side)
     write(side, [{"id": 1, "court": ["高"]}])
     with pytest.raises(UserError, match=r"side.jsonl:1: group 'court' must be one text"):
-        beside(TASK, side)
+        side_groups(side)
     write(side, [{"id": 1, "gender": "other"}, {"id": 2, "gender": None}])
-    found = made(folder, "gender", min_n=1, task=beside(TASK, side)).attributes["gender"]
+    found = made(folder, "gender", min_n=1, side=side).attributes["gender"]
     assert {n: g.n for n, g in found.groups.items()} == {"male": 3, "female": 2, "other": 1}
 
 
@@ -198,7 +197,7 @@ def test_an_attribute_or_a_metric_that_nobody_knows(
 ) -> None:
     attributes = [name for name in by.split(",") if name]
     with pytest.raises(UserError, match=complaint):
-        report("severity", TASK, folder / "gold.jsonl", folder, attributes, **settings)
+        report("severity", Reader(TASK), folder / "gold.jsonl", folder, attributes, **settings)
 
 
 def test_divergence_by_hand() -> None:
@@ -211,7 +210,7 @@ def test_divergence_by_hand() -> None:
 def test_what_was_held_out_was_not_trained_on(folder: Path) -> None:
     rows = [case(n, 1, gender="male") for n in range(200)]
     train = write(folder / "train.jsonl", rows)
-    held = sum(is_held_out(example) for example in TASK.read(train))
+    held = sum(is_held_out(example) for example in Reader(TASK).read(train))
     assert 5 < held < 40
     adapter = folder / "adapter"
     adapter.mkdir()
@@ -229,7 +228,7 @@ def test_what_was_held_out_was_not_trained_on(folder: Path) -> None:
 def test_examples_without_a_row_and_rows_of_no_example_are_told(folder: Path) -> None:
     write(folder / "submission.jsonl", [{"id": 1, "label": 1}, {"id": 99, "label": 1}])
     found = made(folder, "gender")
-    assert (found.missing, found.foreign, found.total) == (6, 1, 1 / 7)
+    assert (found.missing, found.extra_rows, found.total) == (6, 1, 1 / 7)
     assert "6 examples have no row" in page(found)
 
 
@@ -244,7 +243,7 @@ def test_weights_of_zero(tmp_path: Path) -> None:
         rows.append(row)
     write(tmp_path / "gold.jsonl", rows)
     write(tmp_path / "submission.jsonl", [{"id": n, "judgments": []} for n in range(21)])
-    found = report("judgment", judgment, tmp_path / "gold.jsonl", tmp_path, ["g", "size"])
+    found = report("judgment", Reader(judgment), tmp_path / "gold.jsonl", tmp_path, ["g", "size"])
     assert found.attributes["g"].groups["both"].flagged
     single = found.attributes["size"].groups["1"]
     assert (single.flagged, single.unweighted) == (False, True)
@@ -284,19 +283,21 @@ def test_confidences_by_group(folder: Path) -> None:
         for n, g in enumerate("aab")
     ]
     write(folder / "gold.jsonl", rows)
-    answers = [{"id": e.id, **judgment.gold(e)} for e in judgment.read(folder / "gold.jsonl")]
+    answers = [
+        {"id": e.id, **judgment.gold(e)} for e in Reader(judgment).read(folder / "gold.jsonl")
+    ]
     write(folder / "submission.jsonl", answers)
     sure = [{"charges": p, "articles": p, "penalty": p} for p in (1.0, 0.5, 0.2)]
     write(folder / "confidence.jsonl", [{"id": n, "confidence": [c]} for n, c in enumerate(sure)])
     of_this = {"examples": 3, "submission_sha256": sha256(folder / "submission.jsonl")}
     write_json(folder / "decode.json", of_this)
-    found = report("judgment", judgment, folder / "gold.jsonl", folder, ["g"], min_n=1)
+    found = report("judgment", Reader(judgment), folder / "gold.jsonl", folder, ["g"], min_n=1)
     groups = found.attributes["g"].groups
     # All are right: distances 0 and 0.5 for a, 0.8 for b.
     assert groups["a"].error == pytest.approx(0.25)
     assert groups["b"].error == pytest.approx(0.8)
     write_json(folder / "decode.json", {**of_this, "submission_sha256": "another"})
-    found = report("judgment", judgment, folder / "gold.jsonl", folder, ["g"], min_n=1)
+    found = report("judgment", Reader(judgment), folder / "gold.jsonl", folder, ["g"], min_n=1)
     assert found.attributes["g"].groups["a"].error is None, "confidences of something else"
 
 
@@ -309,7 +310,7 @@ def test_real_cases_and_the_same_numbers_from_their_definitions(
     cases = [json.loads(line) for line in gold.read_text("utf-8").splitlines()]
     told = {c["id"]: c["label"] if draw.random() < 0.6 else draw.randrange(6) for c in cases}
     write(tmp_path / "submission.jsonl", [{"id": k, "label": v} for k, v in told.items()])
-    found = report("severity", TASK, gold, tmp_path, ["gender", "region"])
+    found = report("severity", Reader(TASK), gold, tmp_path, ["gender", "region"])
     for name in ("gender", "region"):
         pairs: dict[str, list[tuple[int, int]]] = {}
         for one in cases:

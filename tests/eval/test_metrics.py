@@ -12,7 +12,7 @@ from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment import metric as metrics
 from panjue.prompts.tasks.metrics import exact_match
 
-NAMES = load_task("judgment").scores
+NAMES = load_task("judgment").score.names
 LABELS = ["a", "b", "c", "d"]
 SETS = st.lists(st.sampled_from(LABELS), max_size=4, unique=True)
 FULL = st.lists(st.sampled_from(LABELS), min_size=1, max_size=4, unique=True)
@@ -178,10 +178,10 @@ def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> No
 def test_weight_is_the_binary_logarithm_of_the_defendants(
     case: Callable[..., dict[str, Any]], defendants: int, weight: float
 ) -> None:
-    from panjue.prompts.tasks.judgment.task import from_row
+    from panjue.prompts.tasks.judgment.task import read
 
     row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
-    assert load_task("judgment").weight(from_row(row)) == pytest.approx(weight)
+    assert load_task("judgment").score.weight(read(row)) == pytest.approx(weight)
 
 
 def test_false_is_no_class() -> None:

@@ -10,6 +10,7 @@ from panjue.eval.score import score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "drdz"
@@ -21,18 +22,18 @@ pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DAT
 @pytest.fixture(scope="module")
 def labels() -> Labels:
     """Return the labels of the real training file."""
-    return TASK.labels(TASK.read(DATA / "train.jsonl"))
+    return TASK.ask.labels(Reader(TASK).read(DATA / "train.jsonl"))
 
 
 @pytest.fixture(scope="module")
 def dev() -> list[Example]:
     """Return the real development cases."""
-    return list(TASK.read(DATA / "dev.jsonl"))
+    return list(Reader(TASK).read(DATA / "dev.jsonl"))
 
 
 @pytest.mark.parametrize(("name", "size"), [("train", 1694), ("dev", 285), ("train_single", 4672)])
 def test_every_line_is_read(name: str, size: int) -> None:
-    examples = list(TASK.read(DATA / f"{name}.jsonl"))
+    examples = list(Reader(TASK).read(DATA / f"{name}.jsonl"))
     assert len(examples) == size
     assert all(example.answer for example in examples)
     assert len({example.id for example in examples}) == size
@@ -43,7 +44,7 @@ def test_every_line_is_read(name: str, size: int) -> None:
     [("data_example", 1, True), ("stage1_train_5000", 2, True), ("stage1_test_300", 1, False)],
 )
 def test_official_examples_are_read(name: str, size: int, labelled: bool) -> None:
-    examples = list(TASK.read(DATA / f"{name}.jsonl"))
+    examples = list(Reader(TASK).read(DATA / f"{name}.jsonl"))
     assert len(examples) == size
     assert all(bool(example.answer) == labelled for example in examples)
 
@@ -60,18 +61,18 @@ def test_gold_replies_of_known_labels_come_back(dev: list[Example], labels: Labe
         )
         if sound:
             known += 1
-            decoded = TASK.decode(TASK.target(example), example, labels)
+            decoded = TASK.ask.decode(TASK.ask.target(example), example, labels)
             assert decoded.answer == example.answer, example.id
             assert decoded.repairs == (), example.id
     assert known > 250
 
 
 def test_gold_as_a_hand_in_is_clean_and_scores_one(dev: list[Example], tmp_path: Path) -> None:
-    rows = [dump(TASK.submission(e, e.answer)) for e in dev if e.answer]
+    rows = [dump(TASK.data.write(e, e.answer)) for e in dev if e.answer]
     path = tmp_path / "submission.jsonl"
     path.write_text("\n".join(rows) + "\n", "utf-8")
-    assert list(check(TASK, path, DATA / "dev.jsonl")) == []
-    scores = score(TASK, DATA / "dev.jsonl", path)
+    assert list(check(Reader(TASK), path, DATA / "dev.jsonl")) == []
+    scores = score(Reader(TASK), DATA / "dev.jsonl", path)
     assert all(math.isclose(value, 1, abs_tol=1e-12) for value in scores.total.mean.values())
     assert scores.missing == 0
 
@@ -79,12 +80,12 @@ def test_gold_as_a_hand_in_is_clean_and_scores_one(dev: list[Example], tmp_path:
 def test_the_commonest_answer_scores_as_measured_before(
     dev: list[Example], labels: Labels, tmp_path: Path
 ) -> None:
-    rows = [dump(TASK.submission(e, TASK.decode("", e, labels).answer)) for e in dev]
+    rows = [dump(TASK.data.write(e, TASK.ask.decode("", e, labels).answer)) for e in dev]
     path = tmp_path / "submission.jsonl"
     path.write_text("\n".join(rows) + "\n", "utf-8")
     labels.save(tmp_path)
-    scores = score(TASK, DATA / "dev.jsonl", path)
+    scores = score(Reader(TASK), DATA / "dev.jsonl", path)
     # Measured once by other code: 0.131 (charges 0.075, articles 0.075, penalty 0.216).
     assert scores.total.mean["final"] == pytest.approx(0.131, abs=0.02)
-    assert scores.peers["commonest labels"] == pytest.approx(scores.total.mean)
+    assert scores.baselines["commonest labels"] == pytest.approx(scores.total.mean)
     assert scores.unknown_labels == 14 + 14  # charges, and their articles

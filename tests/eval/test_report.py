@@ -19,6 +19,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
@@ -49,7 +50,7 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
         (folder / "completions.jsonl").open("w", encoding="utf-8") as raw,
         (folder / "confidence.jsonl").open("w", encoding="utf-8") as sure,
     ):
-        for number, example in enumerate(TASK.read(gold)):
+        for number, example in enumerate(Reader(TASK).read(gold)):
             row = json.loads(dump(TASK.gold(example)))
             change(number, row)
             out.write(dump(row) + "\n")
@@ -91,9 +92,14 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     }
     assert found.pairs == [("盗窃罪", "抢劫罪", 1)]
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
-    assert TASK.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
-    assert TASK.order["penalty"][-4:] == ("拘役", "管制一年以上", "管制一年以下", "免予刑事处罚")
-    assert sorted(TASK.order["penalty"]) == sorted(PENALTIES)
+    assert TASK.score.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
+    assert TASK.score.order["penalty"][-4:] == (
+        "拘役",
+        "管制一年以上",
+        "管制一年以下",
+        "免予刑事处罚",
+    )
+    assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
     assert found.orders["penalty"] == [ten, year]
     assert found.confusion == {"penalty": {(year, year): 3, (year, ten): 1}}
     assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
@@ -177,7 +183,7 @@ def test_the_page_judges_as_the_metric_does() -> None:
         load_task("dialogue"),
         Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
     )
-    want = dialogue.gold(next(iter(dialogue.read(sample))))
+    want = dialogue.gold(next(iter(Reader(dialogue).read(sample))))
     told = json.loads(dump(want))
     [best] = told["chat"][0]["final_model_response"]
     told["chat"][0]["final_model_response"] = [{**best, "sentiment": "doubt"}, best]
@@ -190,7 +196,7 @@ def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
         load_task("dialogue"),
         Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
     )
-    gold = task.gold(next(iter(task.read(sample))))
+    gold = task.gold(next(iter(Reader(task).read(sample))))
     items = list(items_of(task, gold, gold))
     assert [name for name, _ in items][:2] == [
         "甲：你怎么又喝酒了，",

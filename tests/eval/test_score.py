@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from panjue.eval.means import Columns, summarize
+from panjue.eval.means import ScoreTable, summarize
 from panjue.eval.score import Scores, score, show
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.metric import final
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -89,7 +90,7 @@ TOTAL = {
 
 
 def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    found = score(TASK, gold, write("submission.jsonl", answers)).to_json()
+    found = score(Reader(TASK), gold, write("submission.jsonl", answers)).to_json()
     assert {name: found[name] for name in TOTAL} == pytest.approx(TOTAL)
     assert list(found)[: len(TOTAL)] == list(TOTAL)
     assert set(found) - set(TOTAL) == {
@@ -97,25 +98,25 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
         "unweighted",
         "interval",
         "groups",
-        "peers",
+        "baselines",
         "unreadable_rate",
         "missing",
-        "foreign",
+        "extra_rows",
         "doubled",
         "faulty",
         "unknown_gold_labels",
         "calibration",
-        "least_certain_set_aside",
+        "abstention",
     }
     assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
     # Nothing lies beside the submission, so these are unknown, not zero.
-    assert found["peers"] == {"commonest labels": None}
+    assert found["baselines"] == {"commonest labels": None}
     assert found["unreadable_rate"] is found["unknown_gold_labels"] is None
     assert json.loads(json.dumps(found, allow_nan=False))["final"] == found["final"]
 
 
 def test_groups_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    groups = score(TASK, gold, write("submission.jsonl", answers)).to_json()["groups"]
+    groups = score(Reader(TASK), gold, write("submission.jsonl", answers)).to_json()["groups"]
     assert list(groups) == ["defendants"]
     assert set(groups["defendants"]) == {"1", "2", "4"}
     assert groups["defendants"]["2"] == pytest.approx({"examples": 1, **ONE})
@@ -126,8 +127,8 @@ def test_groups_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
 
 
 def test_gold_scores_one(gold: Path, write: Write) -> None:
-    rows = [TASK.submission(e, e.answer) for e in TASK.read(gold) if e.answer]
-    scores = score(TASK, gold, write("submission.jsonl", rows))
+    rows = [TASK.data.write(e, e.answer) for e in Reader(TASK).read(gold) if e.answer]
+    scores = score(Reader(TASK), gold, write("submission.jsonl", rows))
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 1.0))
     for low, high in scores.total.interval.values():
         assert (low, high) == pytest.approx((1, 1))
@@ -136,7 +137,7 @@ def test_gold_scores_one(gold: Path, write: Write) -> None:
 def test_a_case_without_a_row_scores_nothing_and_is_counted(
     gold: Path, answers: list[dict[str, Any]], write: Write
 ) -> None:
-    scores = score(TASK, gold, write("submission.jsonl", answers[1:2]))
+    scores = score(Reader(TASK), gold, write("submission.jsonl", answers[1:2]))
     assert scores.missing == 2
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 0.5))  # 2 * 3/4 of 3
 
@@ -146,7 +147,7 @@ def test_single_defendants_are_averaged_plainly_and_it_is_said(
 ) -> None:
     cases = [case(n, ("甲", ["盗窃罪"], ["264"], 8)) for n in range(4)]
     rows = [row(n, ("甲", ["盗窃罪"], ["264" if n else "1"], 8)) for n in range(3)]
-    scores = score(TASK, write("gold.jsonl", cases), write("submission.jsonl", rows))
+    scores = score(Reader(TASK), write("gold.jsonl", cases), write("submission.jsonl", rows))
     assert scores.total.unweighted
     assert scores.to_json()["unweighted"] is True
     assert scores.total.mean["charge_f1"] == pytest.approx(3 / 4)
@@ -162,9 +163,9 @@ def test_the_commonest_labels_as_a_peer(
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
         path.parent
     )
-    scores = score(TASK, gold, path)
+    scores = score(Reader(TASK), gold, path)
     # Always 盗窃罪, 264, class 13. Case 1: F1 (1 + 2/3) / 2, penalty 1/2; case 2: half of all.
-    peer = scores.peers["commonest labels"]
+    peer = scores.baselines["commonest labels"]
     assert peer is not None
     assert peer["charge_f1"] == pytest.approx((5 / 6 + 2 * 1 / 2) / 3)
     assert peer["article_f1"] == pytest.approx(11 / 18)
@@ -182,7 +183,7 @@ def test_the_rate_of_unreadable_replies(
     path = write("submission.jsonl", answers)
     report = {"examples": 12, "unreadable": 3, "submission_sha256": sha256(path)}
     write_json(path.parent / "decode.json", report)
-    scores = score(TASK, gold, path)
+    scores = score(Reader(TASK), gold, path)
     assert scores.unreadable_rate == pytest.approx(0.25)
     assert "unreadable replies: 25.00%" in printed(scores)
 
@@ -194,7 +195,7 @@ def printed(scores: Scores) -> str:
 
 
 def test_what_is_printed(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    text = printed(score(TASK, gold, write("submission.jsonl", answers[:2])))
+    text = printed(score(Reader(TASK), gold, write("submission.jsonl", answers[:2])))
     for word in ("final", "95% interval", "defendants", "3 examples; 1 without a row"):
         assert word in text
     assert "unreadable replies: unknown" in text
@@ -217,12 +218,12 @@ BROKEN: dict[str, object] = {
 def test_a_malformed_row_is_named(gold: Path, write: Write, what: str) -> None:
     path = write("submission.jsonl", [{"id": 2, "judgments": BROKEN[what]}])
     with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
-        score(TASK, gold, path)
+        score(Reader(TASK), gold, path)
 
 
 def test_a_row_without_judgments_is_malformed_too(gold: Path, write: Write) -> None:
     with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
-        score(TASK, gold, write("submission.jsonl", [{"id": 1}]))
+        score(Reader(TASK), gold, write("submission.jsonl", [{"id": 1}]))
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"judgments": []}'])
@@ -230,22 +231,24 @@ def test_a_broken_line_is_named(gold: Path, tmp_path: Path, line: str) -> None:
     path = tmp_path / "submission.jsonl"
     path.write_text('{"id":1,"judgments":[]}\n' + line, "utf-8")
     with pytest.raises(UserError, match=r"submission\.jsonl:2: "):
-        score(TASK, gold, path)
+        score(Reader(TASK), gold, path)
 
 
 def test_gold_must_be_labelled_and_there(case: Case, write: Write, tmp_path: Path) -> None:
     rows = write("submission.jsonl", [])
     cases = write("gold.jsonl", [case(4, ("甲", ["a"], ["1"], 8), gold=False)])
     with pytest.raises(UserError, match="id 4 has no gold answer"):
-        score(TASK, cases, rows)
+        score(Reader(TASK), cases, rows)
     with pytest.raises(UserError, match="has no examples"):
-        score(TASK, write("gold.jsonl", []), rows)
+        score(Reader(TASK), write("gold.jsonl", []), rows)
     with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-        score(TASK, tmp_path / "no.jsonl", rows)
+        score(Reader(TASK), tmp_path / "no.jsonl", rows)
 
 
-def columns(weights: list[float], values: list[float], groups: list[str] | None = None) -> Columns:
-    found = Columns(replace(TASK, metrics=(final,)))
+def columns(
+    weights: list[float], values: list[float], groups: list[str] | None = None
+) -> ScoreTable:
+    found = ScoreTable(replace(TASK, score=replace(TASK.score, metrics=(final,))))
     for i, (weight, value) in enumerate(zip(weights, values, strict=True)):
         of: Mapping[str, str] = {"kind": groups[i]} if groups and groups[i] else {}
         found.add(Example(i, "", groups=of), weight, np.array([value]))
@@ -293,7 +296,7 @@ def test_twenty_thousand_cases(case: Case, row: Case, write: Write) -> None:
     gold = write("gold.jsonl", (case(n, *people(n, known=True)) for n in range(size)))
     # Those of four defendants (weight 2) are right, a quarter of those of two (weight 1) as well.
     rows = (row(n, *people(n, known=n % 2 == 0 or n % 8 == 1)) for n in reversed(range(size)))
-    scores = score(TASK, gold, write("submission.jsonl", rows))
+    scores = score(Reader(TASK), gold, write("submission.jsonl", rows))
     expected = (2 + 1 * 0.25) / 3
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, expected))
     assert scores.total.examples == size
@@ -314,7 +317,7 @@ def test_a_group_s_name_is_no_markup(
     ]
     courts = write("courts.jsonl", many)
     answers = write("answers.jsonl", [row(0, ("甲", ["盗窃罪"], ["264"], 13))])
-    show(score(load_task("judgment"), courts, answers), Console(width=200))
+    show(score(Reader(load_task("judgment")), courts, answers), Console(width=200))
     printed = capsys.readouterr().out
     assert "by [red]court" in printed
     assert all(name in printed for name in names)

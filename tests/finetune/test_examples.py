@@ -16,7 +16,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.fit import fit
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import beside, is_held_out
+from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -38,28 +38,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -> None:
     train, _ = files
-    taken = [e.id for e in train_examples(TASK, train, None)]
-    held = [e.id for e in held_out_examples(TASK, train, None)]
-    assert sorted([*taken, *held]) == sorted(e.id for e in TASK.read(train))
+    taken = [e.id for e in train_examples(Reader(TASK), train, None)]
+    held = [e.id for e in held_out_examples(Reader(TASK), train, None)]
+    assert sorted([*taken, *held]) == sorted(e.id for e in Reader(TASK).read(train))
     assert not set(taken) & set(held)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 99.0])
 def test_the_ratio_says_how_many_are_mixed_in(files: tuple[Path, Path], ratio: float) -> None:
     train, mix = files
-    own = list(train_examples(TASK, train, None))
-    mixed = list(mixed_examples(TASK, train, None, mix, ratio))
-    mixable = [e for e in TASK.read(mix) if not is_held_out(e)]
+    own = list(train_examples(Reader(TASK), train, None))
+    mixed = list(mixed_examples(Reader(TASK), train, None, mix, ratio))
+    mixable = [e for e in Reader(TASK).read(mix) if not is_held_out(e)]
     assert len(mixed) == min(round(len(own) * ratio), len(mixable))
 
 
 def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
     train, mix = files
-    held = {e.text for e in held_out_examples(TASK, train, None)}
-    assert held & {e.text for e in TASK.read(mix)}, "the file to mix in has some of them"
-    assert not held & {e.text for e in mixed_examples(TASK, train, None, mix, 99)}
+    held = {e.text for e in held_out_examples(Reader(TASK), train, None)}
+    assert held & {e.text for e in Reader(TASK).read(mix)}, "the file to mix in has some of them"
+    assert not held & {e.text for e in mixed_examples(Reader(TASK), train, None, mix, 99)}
     dev = mix  # a file of one's own choice to hold out
-    assert not list(mixed_examples(TASK, train, dev, mix, 99))
+    assert not list(mixed_examples(Reader(TASK), train, dev, mix, 99))
 
 
 def test_a_side_file_that_may_mean_two_examples_is_refused(
@@ -68,11 +68,11 @@ def test_a_side_file_that_may_mean_two_examples_is_refused(
     train, mix = files
     side = tmp_path / "groups.jsonl"
     side.write_text('{"id": 29, "gender": "女"}\n{"id": 500, "gender": "男"}\n', "utf-8")
-    task = beside(TASK, side)
-    check_side(task, [train])
-    check_side(TASK, [train, mix])
+    reader = Reader(TASK, side_groups(side))
+    check_side(reader, [train])
+    check_side(Reader(TASK), [train, mix])
     with pytest.raises(UserError, match=r"groups: id 29 stands in .*train\.jsonl and in .*mix"):
-        check_side(task, [train, mix])
+        check_side(reader, [train, mix])
 
 
 def scramble(example: Example) -> Example:
@@ -85,9 +85,9 @@ def scramble(example: Example) -> Example:
 
 
 def test_no_outcome_decides_what_is_asked_held_out_or_left_out(files: tuple[Path, Path]) -> None:
-    for example in TASK.read(files[0]):
+    for example in Reader(TASK).read(files[0]):
         for other in (scramble(example), replace(example, answer=None)):
-            assert TASK.prompt(other) == TASK.prompt(example)
+            assert TASK.ask.prompt(other) == TASK.ask.prompt(example)
             assert is_held_out(other) == is_held_out(example)
             shorter = [fit(e, 60, lambda e: len(e.text)) for e in (example, other)]
             assert replace(shorter[0], example=example) == replace(shorter[1], example=example)
@@ -101,7 +101,7 @@ def test_mixing_goes_by_the_texts_and_by_no_outcome(
     other = tmp_path / "mix.jsonl"
     other.write_text("\n".join(map(other_outcomes, mix.read_text("utf-8").splitlines())), "utf-8")
     chosen: Callable[[Path], list[Any]] = lambda path: [  # noqa: E731
-        e.id for e in mixed_examples(TASK, train, None, path, 0.3)
+        e.id for e in mixed_examples(Reader(TASK), train, None, path, 0.3)
     ]
     assert chosen(mix) == chosen(other)
 

@@ -20,6 +20,7 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, read_lines
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 from .conftest import PLAIN_WORDS, Trained
@@ -47,7 +48,7 @@ def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
     trained: Path, workshop: Path
 ) -> None:
     task = load_task("judgment")
-    everything = task.labels(task.read(workshop / "demo/train.jsonl"))
+    everything = task.ask.labels(Reader(task).read(workshop / "demo/train.jsonl"))
     seen = load_labels(trained / "adapter/labels.json")
     assert sum(seen.counts["charges"].values()) < sum(everything.counts["charges"].values())
 
@@ -143,6 +144,7 @@ from pathlib import Path
 from panjue.finetune import result, sft
 from panjue.finetune.journal import Journal
 from panjue.prompts.cli import main
+from panjue.prompts.reader import Reader
 
 def told_to_stop(number, *words):
     logged = Journal.on_log

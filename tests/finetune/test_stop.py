@@ -72,10 +72,10 @@ def test_a_signal_of_our_own_after_the_others_is_no_second_one(
 def test_a_second_signal_ends_it_at_once(
     one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop, "TWICE_S", 1e9)
+    monkeypatch.setattr(stop, "SIGNAL_DEBOUNCE_S", 1e9)
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)  # passed on by `make`
-    monkeypatch.setattr(stop, "TWICE_S", -1.0)
+    monkeypatch.setattr(stop, "SIGNAL_DEBOUNCE_S", -1.0)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 

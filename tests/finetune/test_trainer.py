@@ -17,6 +17,7 @@ from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.plumbing.parts import SYNTAX
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -31,9 +32,9 @@ def model(workshop: Path) -> Any:
 @pytest.fixture(scope="module")
 def made(workshop: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the token rows of a few examples of different lengths, and their parts."""
-    examples = list(TASK.read(workshop / "demo/train.jsonl"))
+    examples = list(Reader(TASK).read(workshop / "demo/train.jsonl"))
     tokenizer, report = load_tokenizer(workshop / "base/model"), Report()
-    labels = TASK.labels(examples)
+    labels = TASK.ask.labels(examples)
     return list(rows(TASK, iter(examples[:6]), tokenizer, labels, SIZE, report)), report.parts
 
 
@@ -185,7 +186,7 @@ def test_every_evaluation_has_the_tasks_metrics_and_the_losses_by_part(trained: 
     measured = [entry for entry in entries(trained) if "eval_loss" in entry]
     assert [entry["step"] for entry in measured] == [6, 12]
     for entry in measured:
-        for name in (*TASK.scores, "loss", "loss_charges", "loss_articles", "loss_penalty"):
+        for name in (*TASK.score.names, "loss", "loss_charges", "loss_articles", "loss_penalty"):
             assert entry[f"eval_{name}"] >= 0
     state = json.loads((trained / "checkpoints/checkpoint-12/trainer_state.json").read_text())
     assert state["best_metric"] == max(entry["eval_final"] for entry in measured)

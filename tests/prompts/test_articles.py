@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.decode import flatten_forms, normal, snap
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.articles import article_of, number
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -91,7 +92,7 @@ def test_numerals_are_read_as_they_are_written(value: int) -> None:
 def real(shared: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return normal form -> label of all charges and articles of the real training file."""
     task = load_task("judgment")
-    labels = task.labels(task.read(shared / "drdz/train.jsonl"))
+    labels = task.ask.labels(Reader(task).read(shared / "drdz/train.jsonl"))
     forms = labels.normal_forms
     assert (len(forms["charges"]), len(forms["articles"])) == (161, 159), "no two are one"
     return forms["charges"], forms["articles"]
@@ -128,13 +129,13 @@ def test_every_real_charge_is_itself_or_where_it_is_unknown_nothing(
 
 def test_a_real_charge_that_is_unknown_is_dropped_and_no_part_of_it_taken(shared: Path) -> None:
     task = load_task("judgment")
-    labels = task.labels(task.read(shared / "drdz/train.jsonl"))
+    labels = task.ask.labels(Reader(task).read(shared / "drdz/train.jsonl"))
     case = Example(1, "甲。", names=("甲",))
     for hidden in labels.names("charges"):
         counts = {charge: n for charge, n in labels.counts["charges"].items() if charge != hidden}
         others = replace(labels, counts={**labels.counts, "charges": counts})
         judged = {"name": "甲", "charges": [hidden], "articles": ["264"], "penalty": PENALTIES[13]}
-        decoded = task.decode(dump({"judgments": [judged]}), case, others)
+        decoded = task.ask.decode(dump({"judgments": [judged]}), case, others)
         told = f"甲: charges {flatten_forms(hidden)[:40]!r} unknown, dropped"
         assert told in decoded.repairs, hidden
         assert decoded.answer["judgments"][0]["charges"] == [others.commonest("charges")]
@@ -142,7 +143,7 @@ def test_a_real_charge_that_is_unknown_is_dropped_and_no_part_of_it_taken(shared
 
 def test_joined_charges_are_read_each(shared: Path) -> None:
     task = load_task("judgment")
-    labels = task.labels(task.read(shared / "drdz/train.jsonl"))
+    labels = task.ask.labels(Reader(task).read(shared / "drdz/train.jsonl"))
     case = Example(1, "甲。", names=("甲",))
     for written, meant in (
         ("盗窃罪、诈骗罪", ["盗窃罪", "诈骗罪"]),
@@ -153,7 +154,7 @@ def test_joined_charges_are_read_each(shared: Path) -> None:
         ("抢夺、窃取国有档案罪", [labels.commonest("charges")]),
     ):
         judged = {"name": "甲", "charges": [written], "articles": ["264"], "penalty": PENALTIES[13]}
-        decoded = task.decode(dump({"judgments": [judged]}), case, labels)
+        decoded = task.ask.decode(dump({"judgments": [judged]}), case, labels)
         assert decoded.answer["judgments"][0]["charges"] == meant, written
 
 

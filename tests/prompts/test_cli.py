@@ -9,6 +9,7 @@ import pytest
 from panjue.prompts import cli
 from panjue.prompts.cli import main
 from panjue.prompts.plumbing.files import dump, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -26,7 +27,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with invented cases and the gold answers as a hand-in."""
     assert typed(monkeypatch, "demo", tmp_path, "--train", 8, "--test", 4, "--base", 2) == 0
-    rows = [TASK.submission(e, e.answer) for e in TASK.read(tmp_path / "test.jsonl") if e.answer]
+    rows = [
+        TASK.data.write(e, e.answer) for e in Reader(TASK).read(tmp_path / "test.jsonl") if e.answer
+    ]
     (tmp_path / "submission.jsonl").write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
     return tmp_path
 
@@ -75,7 +78,7 @@ def test_check_says_by_its_exit_code_whether_the_file_is_clean(
 def test_check_refuses_labels_that_training_never_saw(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    TASK.labels(list(TASK.read(folder / "test.jsonl"))[:1]).save(folder)
+    TASK.ask.labels(list(Reader(TASK).read(folder / "test.jsonl"))[:1]).save(folder)
     words = ("check", folder / "submission.jsonl", "--cases", folder / "test.jsonl")
     assert typed(monkeypatch, *words, "--labels", folder / "labels.json") == 1
     assert "has the unknown label" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from panjue.prompts.plumbing.config import Config, check_known, check_ours, load_config, scrubbed
+from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_config, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 
 
@@ -177,9 +177,9 @@ def test_library_settings_are_checked_against_the_library() -> None:
 
 
 def test_settings_that_panjue_makes_itself_are_refused_with_the_one_to_use() -> None:
-    check_ours("trainer", {"max_steps": 8}, {"seed": "seed"})
+    check_managed("trainer", {"max_steps": 8}, {"seed": "seed"})
     with pytest.raises(UserError) as caught:
-        check_ours("trainer", {"max_steps": 8, "seed": 1}, {"seed": "seed"})
+        check_managed("trainer", {"max_steps": 8, "seed": 1}, {"seed": "seed"})
     assert str(caught.value) == "trainer: 'seed' is panjue's to set; use seed"
 
 

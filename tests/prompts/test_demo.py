@@ -8,6 +8,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.fit import leaving_order, split_sentences
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment import demo as demo_module
 from panjue.prompts.tasks.judgment.demo import CRIMES, write_demo
@@ -26,7 +27,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cases(demo: Path) -> dict[str, list[Example]]:
     """Return the cases of each file, as the task reads them."""
-    read = load_task("judgment").read
+    read = Reader(load_task("judgment")).read
     return {name: list(read(demo / f"{name}.jsonl")) for name in SIZES}
 
 
@@ -79,7 +80,7 @@ def test_how_many_defendants(cases: dict[str, list[Example]]) -> None:
 
 
 def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example]]) -> None:
-    labels = load_task("judgment").labels(cases["train"])
+    labels = load_task("judgment").ask.labels(cases["train"])
     assert len(labels.counts["charges"]) >= 12
     assert len(labels.counts["penalty"]) >= 5
     article = {crime.charge: crime.article for crime in CRIMES}
@@ -87,7 +88,7 @@ def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example
         assert case.answer is not None
         for judgment in case.answer["judgments"]:
             assert judgment["articles"] == [article[charge] for charge in judgment["charges"]]
-    assert set(load_task("judgment").labels(cases["test"]).counts["charges"]) <= set(article)
+    assert set(load_task("judgment").ask.labels(cases["test"]).counts["charges"]) <= set(article)
 
 
 def test_a_fifth_of_the_cases_differ_among_their_defendants(

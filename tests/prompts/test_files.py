@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
+    atomic_write,
     difference,
     dump,
     parse_line,
@@ -14,7 +15,6 @@ from panjue.prompts.plumbing.files import (
     read_lines,
     sha256,
     stream,
-    whole_file,
     write_json,
 )
 from panjue.prompts.plumbing.rows import Rows
@@ -98,7 +98,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_whole_file_appears_at_the_end_only(tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.txt"
-    with whole_file(path) as out:
+    with atomic_write(path) as out:
         out.write("判决\n")
         assert not path.exists()
     assert path.read_bytes() == "判决\n".encode()
@@ -107,7 +107,7 @@ def test_whole_file_appears_at_the_end_only(tmp_path: Path) -> None:
 
 def test_whole_file_leaves_nothing_behind_when_the_block_fails(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
-        with whole_file(path) as out:
+        with atomic_write(path) as out:
             out.write("half")
             raise KeyError("stop")
 

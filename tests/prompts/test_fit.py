@@ -224,7 +224,7 @@ def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> 
     fitted = fit_prompt(task, long, labels, Letters(), 1000).fitted
     assert fitted.fits
     assert fitted.dropped > 300
-    content = task.prompt(fitted.example)[0]["content"]
+    content = task.ask.prompt(fitted.example)[0]["content"]
     assert "被告人张某甲、李某共同行窃。" in content
     assert "李某到案。" in content
     assert fitted.tokens == len(content)

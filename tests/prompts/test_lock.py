@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.lock import alone_in
+from panjue.prompts.plumbing.lock import exclusive_lock
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from panjue.prompts.plumbing.lock import alone_in
-with alone_in(Path(sys.argv[1])):
+from panjue.prompts.plumbing.lock import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     print("there", flush=True)
     time.sleep(60)
 """
@@ -25,12 +25,15 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "there\n"
-        with pytest.raises(UserError, match="run: another process is at work there"), alone_in(run):
+        with (
+            pytest.raises(UserError, match="run: another process is at work there"),
+            exclusive_lock(run),
+        ):
             pass
         first.kill()
     entered = 0
     for _ in range(2):
-        with alone_in(run):
+        with exclusive_lock(run):
             entered += 1
     assert entered == 2
 
@@ -38,8 +41,8 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from panjue.prompts.plumbing.lock import alone_in
-with alone_in(Path(sys.argv[1])):
+from panjue.prompts.plumbing.lock import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     if os.fork() == 0:  # it says so itself: only then has it let go of its copy
         print("there", flush=True)
     time.sleep(60)
@@ -51,9 +54,9 @@ def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path: Path) 
     with subprocess.Popen(words, stdout=subprocess.PIPE, process_group=0) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"there\n"
-        with pytest.raises(UserError), alone_in(tmp_path):
+        with pytest.raises(UserError), exclusive_lock(tmp_path):
             pass
         first.kill()
         first.wait()
-        with alone_in(tmp_path):
+        with exclusive_lock(tmp_path):
             os.killpg(first.pid, signal.SIGKILL)  # the worker was there all the time

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.names import MOST, find_defendants
 
@@ -48,7 +49,7 @@ def test_text_full_of_names_comes_to_an_end() -> None:
 
 def test_how_well_it_does_on_real_cases(shared: Path) -> None:
     both = found = wanted = 0
-    for example in load_task("judgment").read(shared / "drdz/dev.jsonl"):
+    for example in Reader(load_task("judgment")).read(shared / "drdz/dev.jsonl"):
         names = set(find_defendants(example.text))
         both += len(names & set(example.names))
         found += len(names)

@@ -9,10 +9,11 @@ import pytest
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
-read = load_task("judgment").read
+read = Reader(load_task("judgment")).read
 
 PENALTY = {
     "surveillance": 0,

@@ -25,7 +25,7 @@ ANGLED = st.text(st.sampled_from("<>|ab_｜＜ \n\u3000/判"))
 
 def test_prompt_is_the_golden_file() -> None:
     golden = (GOLDEN / "judgment.prompt.md").read_bytes().decode("utf-8")
-    assert load_task("judgment").prompt(NASTY) == [{"role": "user", "content": golden}]
+    assert load_task("judgment").ask.prompt(NASTY) == [{"role": "user", "content": golden}]
 
 
 def test_the_template_stands_in_the_prompt_byte_for_byte() -> None:

@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
-from panjue.prompts.tasks.judgment.task import decode, faults, submission, target
+from panjue.prompts.tasks.judgment.task import check, decode, target, write
 
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)
@@ -52,7 +52,7 @@ def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Ex
 def sound(decoded: Decoded, case: Example, labels: Labels) -> None:
     """Everybody is answered, in order and with labels that the contest takes."""
     assert [judgment["name"] for judgment in decoded.answer["judgments"]] == list(case.names)
-    assert list(faults(case, submission(case, decoded.answer), labels)) == []
+    assert list(check(case, write(case, decoded.answer), labels)) == []
 
 
 def gold(case: Example) -> list[dict[str, Any]]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from panjue.prompts.example import Answer, Decoded, Example, call_key, drive
+from panjue.prompts.example import Answer, Decoded, Example, call_key, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
 from panjue.prompts.tasks.dialogue.matching import KEY as JUDGE_KEY
 from panjue.prompts.tasks.dialogue.matching import make_matching
@@ -31,7 +32,7 @@ SHORT = ({"logprobs": 2, "max_tokens": 200},)
 
 def dialogue(turns: int, key: str = "1") -> Example:
     chat = [{"Holder": "甲乙"[i % 2], "sentence": f"好{i}。"} for i in range(1, turns + 1)]
-    return TASK.from_row({"id": key, "chat": chat})
+    return TASK.data.read({"id": key, "chat": chat})
 
 
 def asker_of(task: Task, merged: Path, room: int = ROOM) -> Asker:
@@ -45,9 +46,9 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
     def reply(call: int, question: Example) -> Decoded:
         row = by_key[f"{example.id} {call}"]
         assert row["question"] == question.id
-        return task.decode(row["texts"][0] if "texts" in row else "", question, Labels())
+        return task.ask.decode(row["texts"][0] if "texts" in row else "", question, Labels())
 
-    return drive(task.solving(example), reply)
+    return run_steps(task.answer.solving(example), reply)
 
 
 @pytest.mark.parametrize("way", ["whole", "retrieval", "window"])
@@ -62,7 +63,7 @@ def test_a_hundred_turns_come_through_whole(way: str, llm: Engine, merged: Path)
     assert calls.made == len(made) == {"whole": 1, "retrieval": 108, "window": 125}[way]
     answer = answer_of(task, example, made)
     assert [one["id"] for one in answer["sentences"]] == list(range(1, 101))
-    assert list(task.faults(example, task.submission(example, answer), None)) == []
+    assert list(task.data.check(example, task.data.write(example, answer), None)) == []
 
 
 def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: Engine, merged: Path) -> None:
@@ -100,7 +101,7 @@ def test_any_openai_endpoint_does_as_well(
 ) -> None:
     """Our own server, which answers as vLLM does: replies obey their schemas, as offline."""
     monkeypatch.setenv(KEY, server.key)
-    examples = list(TASK.read(SAMPLE))
+    examples = list(Reader(TASK).read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
     with closing(Endpoint(f"{server.url}/v1#panjue")) as vllm:
         made = list(rows(vllm, Calls(asker, iter(examples)), in_flight=16))
@@ -115,16 +116,16 @@ def test_any_openai_endpoint_does_as_well(
 
     def reply(_: int, question: Example) -> Decoded:
         row = replies[str(question.id)]
-        decoded = TASK.decode(row["texts"][0], question, Labels())
+        decoded = TASK.ask.decode(row["texts"][0], question, Labels())
         if row["finish"] == ["stop"]:
-            schema = TASK.schema(question, Labels())
+            schema = TASK.ask.schema(question, Labels())
             Draft202012Validator(schema).validate(json.loads(row["texts"][0]))
             assert decoded.repairs == ()
             valid.append(str(question.id))
         return decoded
 
     for example in examples:
-        drive(TASK.solving(example), reply)
+        run_steps(TASK.answer.solving(example), reply)
     assert len(valid) > len(made) / 2  # the others were cut by length
 
 
@@ -133,7 +134,7 @@ def test_our_own_server_answers_without_a_schema(
 ) -> None:
     monkeypatch.setenv(KEY, server.key)
     plain = PlainAsker(TASK, Labels(), 40, constrained=False)
-    example = list(TASK.read(SAMPLE))[1]
+    example = list(Reader(TASK).read(SAMPLE))[1]
     with closing(Endpoint(f"{server.url}/v1#panjue")) as endpoint:
         made = list(rows(endpoint, Calls(plain, iter([example])), in_flight=4))
     assert [row["finish"] for row in made] == [["length"]] * len(made)

@@ -98,7 +98,7 @@ def server(serving: Callable[[ThreadingHTTPServer], None]) -> Server:
 
 def dialogue(turns: int) -> Example:
     chat = [{"Holder": "甲乙"[i % 2], "sentence": f"第{i}句。"} for i in range(1, turns + 1)]
-    return TASK.from_row({"id": "1", "chat": chat})
+    return TASK.data.read({"id": "1", "chat": chat})
 
 
 def ask(

@@ -15,11 +15,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.example import Example
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.serve.alternatives import ALTERNATIVES, UNFINISHED
 from panjue.serve.ask import Asker
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput, text_of
-from panjue.serve.forks import UNFINISHED, WAYS
 from panjue.serve.rows import Calls, row, rows
 from panjue.serve.source import Refusal, Request, complete, requests
 
@@ -28,7 +29,7 @@ TASK = load_task("judgment")
 
 @pytest.fixture(scope="module")
 def examples(workshop: Path) -> list[Example]:
-    return list(TASK.read(workshop / "demo/test.jsonl"))
+    return list(Reader(TASK).read(workshop / "demo/test.jsonl"))
 
 
 def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
@@ -55,8 +56,8 @@ def test_every_reply_is_valid_against_its_own_schema(
     for example in examples:
         row = by_id[example.id]
         assert row["finish"] == ["stop"]
-        jsonschema.validate(json.loads(row["texts"][0]), TASK.schema(example, asker.labels))
-        assert TASK.decode(row["texts"][0], example, asker.labels).readable
+        jsonschema.validate(json.loads(row["texts"][0]), TASK.ask.schema(example, asker.labels))
+        assert TASK.ask.decode(row["texts"][0], example, asker.labels).readable
 
 
 def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
@@ -110,7 +111,7 @@ def test_several_samples_come_back_together(
 @pytest.fixture(scope="module")
 def sampled(llm: Engine, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
     """Return rows of a few examples with four samples each behind the greedy reply."""
-    turns: list[dict[str, Any]] = [{"logprobs": WAYS}]
+    turns: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
     turns.append({**turns[0], "n": 4, "temperature": 1.0})
     return list(rows(llm, Calls(asker, iter(examples[:4]), turns), in_flight=3))
 
@@ -123,11 +124,11 @@ def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
 ) -> None:
     greedy = {row["id"]: row["texts"][0] for row in finished}
     assert {row["id"] for row in sampled} == {example.id for example in examples[:4]}
-    assert any(row["forks"][0] for row in sampled)
+    assert any(row["alternatives"][0] for row in sampled)
     for one in sampled:
-        assert len(one["texts"]) == len(one["forks"]) == 5
+        assert len(one["texts"]) == len(one["alternatives"]) == 5
         assert one["texts"][0] == greedy[one["id"]]
-        for text, of_text in zip(one["texts"], one["forks"], strict=True):
+        for text, of_text in zip(one["texts"], one["alternatives"], strict=True):
             for place, ways in of_text:
                 assert (text + asker.tokenizer.eos_token)[place:].startswith(ways[0][0])
                 assert len(ways) > 1
@@ -142,7 +143,7 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
     key, before, value, ways = next(
         (row["id"], row["texts"][0][:place], value, ways)
         for row in sampled
-        for place, ways in row["forks"][0]
+        for place, ways in row["alternatives"][0]
         for value in [row["texts"][0][:place].rpartition('"penalty":"')[2]]
         if any(penalty.startswith(value) for penalty in PENALTIES)
     )
@@ -315,7 +316,12 @@ def test_a_long_case_is_shortened_and_says_so(
 def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
     asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
-    bad = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
+    bad = replace(
+        TASK,
+        ask=replace(
+            TASK.ask, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True}
+        ),
+    )
     sick = Asker(bad, asker.labels, merged, asker.max_tokens)
     with pytest.raises(Refusal, match="grammar library"):
         sick.question(examples[0])

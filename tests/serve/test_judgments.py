@@ -13,6 +13,7 @@ import pytest
 from panjue.finetune.data import Report
 from panjue.finetune.data import rows as training_rows
 from panjue.prompts.example import Example
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.serve.ask import Asker
@@ -40,7 +41,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def examples(workshop: Path) -> list[Example]:
-    return list(TASK.read(workshop / "demo/test.jsonl"))
+    return list(Reader(TASK).read(workshop / "demo/test.jsonl"))
 
 
 def body_of(example: Example, **more: Any) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def events(response: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
 def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
     http: httpx.Client, server: Running, llm: Engine, asker: Asker, shared: Path
 ) -> None:
-    cases = [e for e in TASK.read(shared / "drdz/dev.jsonl") if len(e.text) < 500][:50]
+    cases = [e for e in Reader(TASK).read(shared / "drdz/dev.jsonl") if len(e.text) < 500][:50]
     assert len(cases) == 50
     offline = {row["id"]: row for row in rows(llm, Calls(asker, iter(cases)), in_flight=16)}
     ties, asked = [], 0
@@ -71,8 +72,8 @@ def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
             assert answered.status_code == 400
             continue
         asked += 1
-        row = TASK.submission(
-            example, TASK.decode(offline[example.id]["texts"][0], example, asker.labels).answer
+        row = TASK.data.write(
+            example, TASK.ask.decode(offline[example.id]["texts"][0], example, asker.labels).answer
         )
         assert answered.json()["usage"]["prompt_tokens"] == offline[example.id]["prompt_tokens"]
         if answered.json()["judgments"] != row["judgments"]:
@@ -85,7 +86,7 @@ def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
 def test_the_prompt_ids_of_training_and_chat_completions_are_equal(
     server: Running, http: httpx.Client, asker: Asker, shared: Path
 ) -> None:
-    cases = [e for e in TASK.read(shared / "drdz/dev.jsonl") if len(e.text) < 400][:50]
+    cases = [e for e in Reader(TASK).read(shared / "drdz/dev.jsonl") if len(e.text) < 400][:50]
     compared = 0
     for example in cases:
         report = Report()
@@ -96,7 +97,7 @@ def test_the_prompt_ids_of_training_and_chat_completions_are_equal(
         if prompt.dropped:
             continue
         chat = {
-            "messages": TASK.prompt(example),
+            "messages": TASK.ask.prompt(example),
             "max_tokens": 1,
             "return_token_ids": True,
         }

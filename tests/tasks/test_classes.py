@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.classes import accuracy, macro_f1
 
@@ -22,13 +23,13 @@ LABELS = Labels({"label": {"一年以下": 3, "没有刑期": 1}})
 
 def test_severity() -> None:
     row = {"id": 7, "fact": "某案", "label": 5, "gender": "female", "region": None, "year": 2018}
-    example = SEVERITY.from_row(row)
+    example = SEVERITY.data.read(row)
     assert (example.text, example.answer) == ("某案", {"label": "十年以上"})
     assert example.groups == {"gender": "female"}, "what nobody knows is no group"
     assert SEVERITY.gold(example) == {"id": 7, "label": 5}
-    assert "判断被告人的刑期" in SEVERITY.prompt(example)[0]["content"]
-    about = SEVERITY.from_row({**row, "defendant": "李某A"})
-    assert "判断被告人李某A的刑期" in SEVERITY.prompt(about)[0]["content"]
+    assert "判断被告人的刑期" in SEVERITY.ask.prompt(example)[0]["content"]
+    about = SEVERITY.data.read({**row, "defendant": "李某A"})
+    assert "判断被告人李某A的刑期" in SEVERITY.ask.prompt(about)[0]["content"]
     assert about.names == ("李某A",), "the sentences that introduce them stay"
 
 
@@ -37,36 +38,36 @@ def test_ecthr() -> None:
         "id": 1, "text": "…", "labels": [9, 1], "defendant_state": 0, "applicant_gender": 0,
         "applicant_age": 3,
     }  # fmt: skip
-    example = ECTHR.from_row(row)
+    example = ECTHR.data.read(row)
     assert example.answer == {"labels": ["Article 3", "Article P1-1"]}
     assert example.groups == {"defendant_state": "C.E. European", "applicant_age": ">65"}
-    assert ECTHR.from_row({**row, "labels": []}).answer == {"labels": []}
+    assert ECTHR.data.read({**row, "labels": []}).answer == {"labels": []}
     assert ECTHR.gold(example) == {"id": 1, "labels": [1, 9]}
 
 
 def test_scotus_and_fscs_take_numbers_or_names() -> None:
     row: dict[str, Any] = {"id": "x", "text": "…", "label": "Economic Activity"}
     row["attributes"] = {"decision_direction": 1, "respondent_type": "person"}
-    assert SCOTUS.from_row(row).answer == {"label": "Economic Activity"}
-    assert SCOTUS.gold(SCOTUS.from_row(row)) == {"id": "x", "label": "Economic Activity"}
+    assert SCOTUS.data.read(row).answer == {"label": "Economic Activity"}
+    assert SCOTUS.gold(SCOTUS.data.read(row)) == {"id": "x", "label": "Economic Activity"}
     with pytest.raises(UserError, match="one of the names of classes"):
-        SCOTUS.from_row({**row, "label": 10})
-    assert SCOTUS.from_row(row).groups == {
+        SCOTUS.data.read({**row, "label": 10})
+    assert SCOTUS.data.read(row).groups == {
         "decision_direction": "liberal", "respondent_type": "person",
     }  # fmt: skip
     row = {"id": 1, "text": "…", "label": 1, "decision_language": 2, "court_region": 0}
-    assert FSCS.from_row(row).groups == {"decision_language": "it"}
-    assert FSCS.from_row({**row, "label": "approval"}) == FSCS.from_row(row)
-    assert FSCS.from_row({**row, "legal_area": -1}) == FSCS.from_row(row), "a missing ClassLabel"
+    assert FSCS.data.read(row).groups == {"decision_language": "it"}
+    assert FSCS.data.read({**row, "label": "approval"}) == FSCS.data.read(row)
+    assert FSCS.data.read({**row, "legal_area": -1}) == FSCS.data.read(row), "a missing ClassLabel"
     with pytest.raises(UserError, match="'legal_area' must be a name or a number from 0 to 5"):
-        FSCS.from_row({**row, "legal_area": 6})
+        FSCS.data.read({**row, "legal_area": 6})
 
 
 def test_rows_as_they_were_published(tmp_path: Path) -> None:
     """Without an id, and under the published names."""
     path = tmp_path / "cail.jsonl"
     path.write_text('{"text": "某案", "label": 1, "defendant_gender": 1}\n' * 2, "utf-8")
-    one, other = SEVERITY.read(path)
+    one, other = Reader(SEVERITY).read(path)
     assert (one.id, other.id, one.groups) == (1, 2, {"gender": "female"})
 
 
@@ -82,9 +83,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "complaint"), BAD)
 def test_a_bad_line(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        SEVERITY.from_row({"id": 1, "fact": "某案", "label": 1, **fields})
+        SEVERITY.data.read({"id": 1, "fact": "某案", "label": 1, **fields})
     with pytest.raises(UserError, match="a list of numbers from 0 to 9"):
-        ECTHR.from_row({"id": 1, "text": "…", "labels": [10]})
+        ECTHR.data.read({"id": 1, "text": "…", "labels": [10]})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_bad_line(fields: dict[str, Any], complaint: str) -> None:
     ],
 )
 def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -> None:
-    decoded = SEVERITY.decode(reply, Example(1, ""), LABELS)
+    decoded = SEVERITY.ask.decode(reply, Example(1, ""), LABELS)
     assert (decoded.answer, len(decoded.repairs), decoded.readable) == (
         {"label": label}, repairs, readable,
     )  # fmt: skip
@@ -120,7 +121,7 @@ def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -
     ],
 )
 def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
-    decoded = ECTHR.decode(reply, Example(1, ""), Labels())
+    decoded = ECTHR.ask.decode(reply, Example(1, ""), Labels())
     assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
 
 
@@ -134,25 +135,25 @@ def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     ],
 )
 def test_the_outcome_in_the_words_of_the_prompt(reply: str, label: str) -> None:
-    decoded = FSCS.decode(reply, Example(1, ""), Labels())
+    decoded = FSCS.ask.decode(reply, Example(1, ""), Labels())
     assert decoded.answer == {"label": label}
     assert decoded.readable
 
 
 def test_what_was_thought_is_no_answer() -> None:
-    decoded = SEVERITY.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
+    decoded = SEVERITY.ask.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
     assert decoded.answer == {"label": "三年以上五年以下"}
-    target = SEVERITY.target(Example(1, "", answer={"label": "三年以上五年以下"}))
-    assert SEVERITY.decode(target, Example(1, ""), LABELS).repairs == ()
-    thought = SEVERITY.decode(f"<think>十年以上</think>{target}", Example(1, ""), LABELS)
+    target = SEVERITY.ask.target(Example(1, "", answer={"label": "三年以上五年以下"}))
+    assert SEVERITY.ask.decode(target, Example(1, ""), LABELS).repairs == ()
+    thought = SEVERITY.ask.decode(f"<think>十年以上</think>{target}", Example(1, ""), LABELS)
     assert (thought.answer, thought.repairs) == (decoded.answer, ("what was thought is left out",))
 
 
 def test_a_marker_inside_an_answer_is_no_end_of_thoughts() -> None:
-    cloze = load_task("cloze")
-    example = Example(1, "…")
-    reply = '{"answers":["甲</think>乙"]}'
-    assert cloze.decode(reply, example, Labels()).answer["answers"][0] == "甲</think>乙"
+    reading = load_task("reading")
+    example = Example(1, "甲</think>乙")
+    reply = '{"type":"span","answer":"甲</think>乙"}'
+    assert reading.ask.decode(reply, example, Labels()).answer["answer"] == "甲</think>乙"
 
 
 THREE = macro_f1(3)

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from panjue.eval.rank import ranked
 from panjue.eval.score import score
-from panjue.prompts.example import Example
+from panjue.prompts.example import Example, Rank
 from panjue.prompts.fit import fit
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.cloze.metric import f1, token_f1, tokens
 from panjue.prompts.tasks.cloze.task import contest_form
@@ -28,7 +29,7 @@ LABELS = Labels({"answers": {"france": 5, "japan": 3}})
 
 
 def asked(**fields: Any) -> Example:
-    return TASK.from_row({"qid": "q", "query": "born in [MASK].", **fields})
+    return TASK.data.read({"qid": "q", "query": "born in [MASK].", **fields})
 
 
 def test_a_question_by_hand() -> None:
@@ -119,14 +120,14 @@ OTHER = "not the JSON that was asked for"
     ],
 )
 def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> None:
-    decoded = TASK.decode(reply, EXAMPLE, LABELS)
+    decoded = TASK.ask.decode(reply, EXAMPLE, LABELS)
     assert (decoded.answer["answers"], list(decoded.repairs)) == (answers, repairs)
     assert decoded.readable
 
 
 @pytest.mark.parametrize("reply", ["", "{}", '{"answers":[]}', '{"answers":[""]}', "\n\n"])
 def test_what_says_nothing_is_answered_by_the_commonest(reply: str) -> None:
-    decoded = TASK.decode(reply, EXAMPLE, LABELS)
+    decoded = TASK.ask.decode(reply, EXAMPLE, LABELS)
     assert (decoded.answer["answers"], decoded.readable) == (["france", "japan"], False)
 
 
@@ -143,14 +144,14 @@ def test_what_says_nothing_is_answered_by_the_commonest(reply: str) -> None:
     ],
 )
 def test_faults(ret: Any, complaint: str | None) -> None:
-    found = list(TASK.faults(EXAMPLE, {"id": "q", "ret": ret}, None))
+    found = list(TASK.data.check(EXAMPLE, {"id": "q", "ret": ret}, None))
     assert len(found) == (complaint is not None)
     assert complaint is None or complaint in found[0]
 
 
 def test_labels_are_the_training_answers_commonest_first(tmp_path: Path) -> None:
     examples = [asked(answer=["Peru"]), asked(answer=["chile", "peru"]), asked()]
-    assert list(TASK.labels(examples).counts["answers"].items()) == [("peru", 2), ("chile", 1)]
+    assert list(TASK.ask.labels(examples).counts["answers"].items()) == [("peru", 2), ("chile", 1)]
 
 
 COUNTED = Labels({"answers": {"france": 5, "japan": 3, "italy": 2, "spain": 2, "peru": 1}})
@@ -199,10 +200,13 @@ def test_what_no_contest_would_take_is_not_scored(ret: object) -> None:
         f1({"references": (("peru",),)}, {"ret": ret})
 
 
+RANKS = Rank("answers", 5)
+
+
 def test_filled_places_are_counted() -> None:
-    assert ranked(TASK, EXAMPLE, [reply("cuba", "peru")], COUNTED)[1] == 3
-    assert ranked(TASK, EXAMPLE, [""], COUNTED)[1] == 5
-    assert ranked(TASK, EXAMPLE, [reply(*"abcde"), reply("f")], COUNTED)[1] == 0
+    assert ranked(TASK, RANKS, EXAMPLE, [reply("cuba", "peru")], COUNTED)[1] == 3
+    assert ranked(TASK, RANKS, EXAMPLE, [""], COUNTED)[1] == 5
+    assert ranked(TASK, RANKS, EXAMPLE, [reply(*"abcde"), reply("f")], COUNTED)[1] == 0
 
 
 def reply(*answers: str) -> str:
@@ -210,7 +214,7 @@ def reply(*answers: str) -> str:
 
 
 def answers(*replies: str, labels: Labels = COUNTED) -> list[str]:
-    found: list[str] = ranked(TASK, EXAMPLE, replies, labels)[0]["answers"]
+    found: list[str] = ranked(TASK, RANKS, EXAMPLE, replies, labels)[0]["answers"]
     return found
 
 
@@ -243,20 +247,20 @@ def test_groups_and_the_fallback(tmp_path: Path) -> None:
     gold.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
     COUNTED.save(tmp_path)
     (tmp_path / "submission.csv").write_text('id,ret\n1,"[""chile""]"\n2,"[""cuba""]"\n', "utf-8")
-    found = score(TASK, gold, tmp_path).to_json()
-    assert (found["f1"], found["peers"]) == (0.5, {"commonest answers": {"f1": 0.5}})
+    found = score(Reader(TASK), gold, tmp_path).to_json()
+    assert (found["f1"], found["baselines"]) == (0.5, {"commonest answers": {"f1": 0.5}})
     assert found["groups"]["domain"]["Facts"]["f1"] == 0
     assert found["groups"]["NeedReasoning"]["True"]["f1"] == 1
     assert found["unknown_gold_labels"] is None, "its answers are no closed set"
 
 
 def test_the_commonest_real_answers_as_measured_before(shared: Path, tmp_path: Path) -> None:
-    labels = TASK.labels(TASK.read(shared / "kct/train.jsonl"))
+    labels = TASK.ask.labels(Reader(TASK).read(shared / "kct/train.jsonl"))
     labels.save(tmp_path)
-    with TASK.handin.writing(tmp_path / "submission.csv") as write:
-        for example in TASK.read(shared / "kct/dev.jsonl"):
+    with TASK.data.submission.writing(tmp_path / "submission.csv") as write:
+        for example in Reader(TASK).read(shared / "kct/dev.jsonl"):
             assert example.answer is not None
-            write(TASK.submission(example, example.answer))
-    found = score(TASK, shared / "kct/dev.jsonl", tmp_path).to_json()
+            write(TASK.data.write(example, example.answer))
+    found = score(Reader(TASK), shared / "kct/dev.jsonl", tmp_path).to_json()
     assert found["f1"] == 1
-    assert found["peers"]["commonest answers"]["f1"] == pytest.approx(0.186, abs=5e-4)
+    assert found["baselines"]["commonest answers"]["f1"] == pytest.approx(0.186, abs=5e-4)

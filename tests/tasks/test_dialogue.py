@@ -22,12 +22,12 @@ from panjue.eval.check import check
 from panjue.eval.fairness import report
 from panjue.eval.fairness_page import page
 from panjue.eval.score import score
-from panjue.prompts.example import Decoded, Example, Turn, drive
+from panjue.prompts.example import Decoded, Example, Turn, run_steps
 from panjue.prompts.fit import GAP
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.errors import BadRow, UserError
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import LARGEST_LINE
-from panjue.prompts.reader import beside
+from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
 from panjue.prompts.tasks.dialogue.bucket import NOTE, OTHER, Bucket, windows
 from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, verdict
@@ -66,7 +66,7 @@ def dialogue(sentences: int, holders: str = "甲乙丙") -> Example:
         {"Holder": holders[i % len(holders)], "sentence": f"这是第{i}句。"}
         for i in range(1, sentences + 1)
     ]
-    return TASK.from_row({"id": "1", "chat": chat})
+    return TASK.data.read({"id": "1", "chat": chat})
 
 
 def topic(number: int) -> str:
@@ -85,7 +85,7 @@ def told(question: Example) -> Decoded:
         case "sextuple":
             number = question.turns[0].number
             return Decoded({field: f"{field}{number}" for field in FIELDS})
-    return TASK.decode("", question, NONE)
+    return TASK.ask.decode("", question, NONE)
 
 
 def asked(task: Task, example: Example) -> tuple[list[Example], Any]:
@@ -95,7 +95,7 @@ def asked(task: Task, example: Example) -> tuple[list[Example], Any]:
         questions.append(question)
         return told(question)
 
-    return questions, drive(task.solving(example), reply)
+    return questions, run_steps(task.answer.solving(example), reply)
 
 
 @given(st.integers(1, 300), sizes)
@@ -183,13 +183,13 @@ def test_a_sentence_is_read_without_what_comes_after_it(way: dict[str, Any]) -> 
     sextuples = [q for q in questions if q.inputs["step"] == "sextuple"]
     assert [q.turns[0].number for q in sextuples] == list(range(1, 31))
     for i, question in enumerate(sextuples, start=1):
-        content = task.prompt(question)[0]["content"]
+        content = task.ask.prompt(question)[0]["content"]
         assert f"第{i}句" in content
         assert not any(f"第{later}句" in content for later in range(i + 1, 31))
         shorter, _ = asked(task, dialogue(i))
         same = [q for q in shorter if q.inputs["step"] == "sextuple"][-1]
         if way["way"] == "retrieval":  # what comes later cannot matter at all
-            assert task.prompt(same)[0] == task.prompt(question)[0]
+            assert task.ask.prompt(same)[0] == task.ask.prompt(question)[0]
 
 
 def test_what_each_step_is_shown() -> None:
@@ -198,7 +198,9 @@ def test_what_each_step_is_shown() -> None:
         TASK, {"window": 3, "step": 2, "emotion_window": 3, "emotion_step": 2, "same_event": 1}
     )
     questions, _ = asked(task, dialogue(5, "甲乙"))
-    shown = {q.id: task.prompt(q)[0]["content"].split("\n\n", 1)[1].rstrip("\n") for q in questions}
+    shown = {
+        q.id: task.ask.prompt(q)[0]["content"].split("\n\n", 1)[1].rstrip("\n") for q in questions
+    }
     assert [key for key in shown if "sextuple" not in str(key)] == [
         "1/window 0", "1/window 1", "1/emotions 0", "1/emotions 1",
     ]  # fmt: skip
@@ -255,7 +257,7 @@ def test_retrieval_shows_the_nearest_in_their_order() -> None:
     said = ["苹果很甜", "天气不错", "苹果很贵", "他走了", "苹果很甜很贵"]
     chat = [{"Holder": "甲", "sentence": sentence} for sentence in said]
     task = configured(TASK, {"way": "retrieval", "nearest": 2})
-    questions, _ = asked(task, TASK.from_row({"id": "1", "chat": chat}))
+    questions, _ = asked(task, TASK.data.read({"id": "1", "chat": chat}))
     last = next(q for q in questions if q.id == "1/sextuple 5")
     assert last.text == "[1] 甲：苹果很甜\n[3] 甲：苹果很贵\n"
 
@@ -267,20 +269,20 @@ def test_the_same_replies_lead_to_the_same_questions(way: dict[str, Any]) -> Non
     assert asked(task, example) == (first, answer)
     ids = [question.id for question in first]
     assert len(set(ids)) == len(ids)
-    row = task.submission(example, answer)
-    assert not [f for f in task.faults(example, row, None) if "sentiment" not in f]
+    row = task.data.write(example, answer)
+    assert not [f for f in task.data.check(example, row, None) if "sentiment" not in f]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
     task = configured(TASK, {**way, "merge": False})
-    for example in task.read(SAMPLE):
-        taught = list(task.taught(example))
+    for example in Reader(task).read(SAMPLE):
+        taught = list(task.answer.training_examples(example))
         for question in taught:
-            Draft202012Validator(task.schema(question, NONE)).validate(
-                json.loads(task.target(question))
+            Draft202012Validator(task.ask.schema(question, NONE)).validate(
+                json.loads(task.ask.target(question))
             )
-            assert task.decode(task.target(question), question, NONE) == Decoded(
+            assert task.ask.decode(task.ask.target(question), question, NONE) == Decoded(
                 question.answer or {}
             )
         number = iter(range(len(taught)))
@@ -292,7 +294,7 @@ def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
             assert replace(taught[call], answer=question.answer) == question
             return Decoded(taught[call].answer or {})
 
-        answer = drive(task.solving(example), reply)
+        answer = run_steps(task.answer.solving(example), reply)
         told = [{field: one[field] for field in FIELDS} for one in answer["sentences"]]
         gold = example.answer or {}
         assert told == [{field: one[field] for field in FIELDS} for one in gold["sentences"]]
@@ -328,9 +330,14 @@ def test_a_merged_chain_has_no_equal_neighbours_and_loses_nothing(chain: list[An
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_every_way_merges_if_it_is_to(merge: bool) -> None:
-    task, example = configured(TASK, {"way": "whole", "merge": merge}), next(TASK.read(SAMPLE))
-    reply = TASK.target(example)  # 甲 is negative twice about 饮酒之争
-    answer = drive(task.solving(example), lambda _, question: task.decode(reply, question, NONE))
+    task, example = (
+        configured(TASK, {"way": "whole", "merge": merge}),
+        next(Reader(TASK).read(SAMPLE)),
+    )
+    reply = TASK.ask.target(example)  # 甲 is negative twice about 饮酒之争
+    answer = run_steps(
+        task.answer.solving(example), lambda _, question: task.ask.decode(reply, question, NONE)
+    )
     chains = [len(event["emotions"]) for event in answer["holders"][0]["events"]]
     assert chains == ([1, 1] if merge else [2, 1])
 
@@ -369,15 +376,19 @@ def test_merging_by_hand() -> None:
 def test_whatever_a_step_is_answered_with_the_answer_is_complete(
     way: dict[str, Any], reply: str
 ) -> None:
-    task, example = configured(TASK, way), next(TASK.read(SAMPLE))
-    answer = drive(task.solving(example), lambda _, question: task.decode(reply, question, NONE))
-    assert list(task.faults(example, task.submission(example, answer), None)) == []
+    task, example = configured(TASK, way), next(Reader(TASK).read(SAMPLE))
+    answer = run_steps(
+        task.answer.solving(example), lambda _, question: task.ask.decode(reply, question, NONE)
+    )
+    assert list(task.data.check(example, task.data.write(example, answer), None)) == []
 
 
 def test_what_can_be_read_of_a_cut_reply_is_read() -> None:
-    example = next(TASK.read(SAMPLE))
-    reply = TASK.target(example)
-    decoded = TASK.decode(reply[: reply.index('{"id":3')] + '{"id":3,"target":"乙', example, NONE)
+    example = next(Reader(TASK).read(SAMPLE))
+    reply = TASK.ask.target(example)
+    decoded = TASK.ask.decode(
+        reply[: reply.index('{"id":3')] + '{"id":3,"target":"乙', example, NONE
+    )
     assert decoded.readable
     gold = example.answer or {}
     assert decoded.answer["sentences"][:2] == gold["sentences"][:2]
@@ -393,23 +404,27 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
     ]  # fmt: skip
     emo = {"1": {"events": [{"event": "评价", "emotions": [
         {"state": "defensive", "reason": "用过", "source_id": "1"}]}]}}  # fmt: skip
-    example = TASK.from_row({"id": "9", "chat": chat, "emo": emo})
+    example = TASK.data.read({"id": "9", "chat": chat, "emo": emo})
     assert example.notes == (
         "sentence 2: the sentiment 'Neutral' is none of the five",
         "holder 1: the state 'defensive' is none of them",
     )
     bad = [
         question.id
-        for question in TASK.taught(example)
-        if TASK.decode(TASK.target(question), question, NONE).repairs
+        for question in TASK.answer.training_examples(example)
+        if TASK.ask.decode(TASK.ask.target(question), question, NONE).repairs
     ]
     assert bad == ["9/sextuple 2", "9/emotions 0"]
-    broken = TASK.from_row(
+    broken = TASK.data.read(
         {"id": "9", "chat": chat, "emo": None, "emo_problem": "emo/emo_9.json: torn"}
     )
     assert broken.notes[0] == "emo/emo_9.json: torn"
     assert TASK.gold(broken)["emo"] is None
-    refused = [q.id for q in TASK.taught(broken) if TASK.decode(TASK.target(q), q, NONE).repairs]
+    refused = [
+        q.id
+        for q in TASK.answer.training_examples(broken)
+        if TASK.ask.decode(TASK.ask.target(q), q, NONE).repairs
+    ]
     assert refused == ["9/sextuple 2", "9/emotions 0"]
 
 
@@ -445,7 +460,7 @@ def test_broken_chats_are_named(change: Callable[[Any], None], told: str) -> Non
     row = {"id": "1", "chat": json.loads((SAMPLE / "chat/chat_1.json").read_text("utf-8"))}
     change(row)
     with pytest.raises(UserError, match=told):
-        TASK.from_row(row)
+        TASK.data.read(row)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +474,7 @@ def test_broken_chats_are_named(change: Callable[[Any], None], told: str) -> Non
 )
 def test_broken_emotions_are_told_and_no_row_is_lost(emo: Any) -> None:
     row = {"id": "1", "chat": json.loads((SAMPLE / "chat/chat_1.json").read_text("utf-8"))}
-    example = TASK.from_row({**row, "emo": emo})
+    example = TASK.data.read({**row, "emo": emo})
     assert example.answer is not None
     assert example.answer["holders"] is None
     assert example.notes[0].startswith("emo/emo_1.json: ")
@@ -469,7 +484,7 @@ def test_broken_emotions_are_told_and_no_row_is_lost(emo: Any) -> None:
 def test_a_folder_without_dialogues_is_named(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "absent"):
         with pytest.raises(UserError, match="no folder with dialogues"):
-            list(TASK.read(place))
+            list(Reader(TASK).read(place))
 
 
 def test_what_is_no_file_is_a_bad_row(tmp_path: Path) -> None:
@@ -482,36 +497,38 @@ def test_what_is_no_file_is_a_bad_row(tmp_path: Path) -> None:
     (tmp_path / "chat/chat_11.json").write_bytes(b"[" + b" " * (LARGEST_LINE + 1) + b"]")
     (tmp_path / "emo/emo_2.json").unlink()
     (tmp_path / "emo/emo_2.json").mkdir()
-    bad: list[BadRow] = []
-    read = list(replace(TASK, bad=bad.append).read(tmp_path))
+    reader = Reader(TASK, on_bad_row="skip")
+    read = list(reader.read(tmp_path))
     assert [example.id for example in read] == ["1", "2"]
     assert read[1].notes == ("emo/emo_2.json: Is a directory",)
-    reasons = {str(one.place): one.reason for one in bad}
+    reasons = {str(place): reason for (_, place), reason in reader.skipped.rows.items()}
     assert reasons["chat/chat_8.json"] == "Is a directory"
     assert "No such file" in reasons["chat/chat_9.json"]
     assert "escape stands alone" in reasons["chat/chat_10.json"]
     assert "larger than 16 MiB" in reasons["chat/chat_11.json"]
     assert len(reasons) == 5
-    for one in bad:
-        str(one).encode("utf-8")
+    for place, reason in reasons.items():
+        f"{place}: {reason}".encode()
 
 
 def test_texts_are_cut_to_what_the_schema_allows() -> None:
-    example = next(TASK.read(SAMPLE))
-    question = next(q for q in TASK.taught(example) if q.inputs["step"] == "sextuple")
+    example = next(Reader(TASK).read(SAMPLE))
+    question = next(
+        q for q in TASK.answer.training_examples(example) if q.inputs["step"] == "sextuple"
+    )
     long = json.dumps(dict.fromkeys(FIELDS, "长" * 500))
-    decoded = TASK.decode(long, question, NONE)
+    decoded = TASK.ask.decode(long, question, NONE)
     assert {field: len(decoded.answer[field]) for field in FIELDS} == {
         "target": 60, "aspect": 60, "opinion": 80, "sentiment": 0, "rationale": 120,
     }  # fmt: skip
     events = [{"event": f"事{i}", "emotions": []} for i in range(MOST_EVENTS + 3)]
     reply = json.dumps({"holders": [{"holder": "甲", "events": events}]})
-    assert len(TASK.decode(reply, example, NONE).answer["holders"][0]["events"]) == MOST_EVENTS
+    assert len(TASK.ask.decode(reply, example, NONE).answer["holders"][0]["events"]) == MOST_EVENTS
 
 
 def test_all_real_dialogues_are_read(shared: Path) -> None:
     folder = shared / "emocaustics"
-    examples = list(TASK.read(folder))
+    examples = list(Reader(TASK).read(folder))
     assert len(examples) == 700
     assert [int(example.id) for example in examples] == sorted(int(e.id) for e in examples)
     broken = [e.id for e in examples if e.answer and e.answer["holders"] is None]
@@ -532,8 +549,8 @@ def test_real_dialogues_come_through_without_a_lost_or_doubled_sentence(
     way: dict[str, Any], shared: Path
 ) -> None:
     task = configured(TASK, way)
-    for example in list(task.read(shared / "emocaustics"))[::20]:
-        taught = list(task.taught(example))
+    for example in list(Reader(task).read(shared / "emocaustics"))[::20]:
+        taught = list(task.answer.training_examples(example))
         for step in {"window": ("window", "sextuple"), "retrieval": ("sextuple",)}[way["way"]]:
             numbers = [t.number for q in taught if q.inputs["step"] == step for t in q.turns]
             assert numbers == list(range(1, len(example.turns) + 1))
@@ -671,8 +688,8 @@ def test_an_empty_gold_list_wants_an_empty_answer() -> None:
 
 
 def folder_of(tmp_path: Path, name: str = "told") -> Path:
-    with TASK.handin.writing(tmp_path / name) as write:
-        for example in TASK.read(SAMPLE):
+    with TASK.data.submission.writing(tmp_path / name) as write:
+        for example in Reader(TASK).read(SAMPLE):
             write(TASK.gold(example))
     return tmp_path / name
 
@@ -685,22 +702,27 @@ def damaged(folder: Path, place: str, change: Any) -> Path:
 
 
 def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> None:
-    assert score(TASK, SAMPLE, folder_of(tmp_path)).total.mean == {"sextuple": 1.0, "event": 1.0}
+    assert score(Reader(TASK), SAMPLE, folder_of(tmp_path)).total.mean == {
+        "sextuple": 1.0,
+        "event": 1.0,
+    }
     # A holder that gold does not have counts for nothing; one that is not answered, as no events.
     told = damaged(folder_of(tmp_path), "emo/emo_1.json", lambda emo: emo.update(丙={"events": []}))
-    assert score(TASK, SAMPLE, told).total.mean["event"] == 1.0
+    assert score(Reader(TASK), SAMPLE, told).total.mean["event"] == 1.0
     told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("2"))
-    assert score(TASK, SAMPLE, told).total.mean["event"] == 1.0
+    assert score(Reader(TASK), SAMPLE, told).total.mean["event"] == 1.0
     told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("1"))
-    assert score(TASK, SAMPLE, told).total.mean["event"] == pytest.approx((1 + 0.5) / 2)
+    assert score(Reader(TASK), SAMPLE, told).total.mean["event"] == pytest.approx((1 + 0.5) / 2)
     told = damaged(
         folder_of(tmp_path),
         "chat/chat_2.json",
         lambda chat: chat[0].update(final_model_response=[]),
     )
-    assert score(TASK, SAMPLE, told).total.mean["sextuple"] == pytest.approx((1 + 2 / 3) / 2)
+    assert score(Reader(TASK), SAMPLE, told).total.mean["sextuple"] == pytest.approx(
+        (1 + 2 / 3) / 2
+    )
     (told / "chat/chat_1.json").unlink()
-    scores = score(TASK, SAMPLE, told)
+    scores = score(Reader(TASK), SAMPLE, told)
     assert scores.missing == 1
     assert scores.total.mean == {"sextuple": pytest.approx(1 / 3), "event": 0.5}
 
@@ -719,13 +741,13 @@ def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> 
 def test_what_is_not_in_the_form_is_no_score(place: str, change: Any, tmp_path: Path) -> None:
     told = damaged(folder_of(tmp_path), place, change)
     with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
-        score(TASK, SAMPLE, told)
-    assert list(check(TASK, told, SAMPLE))
+        score(Reader(TASK), SAMPLE, told)
+    assert list(check(Reader(TASK), told, SAMPLE))
 
 
 def test_the_check_wants_every_speaker_and_known_states(tmp_path: Path) -> None:
     told = damaged(folder_of(tmp_path), "emo/emo_1.json", lambda emo: emo.pop("乙"))
-    assert [fault.split(": ", 2)[2] for fault in check(TASK, told, SAMPLE)] == [
+    assert [fault.split(": ", 2)[2] for fault in check(Reader(TASK), told, SAMPLE)] == [
         "holder '乙' is not answered"
     ]
     told = damaged(
@@ -733,19 +755,19 @@ def test_the_check_wants_every_speaker_and_known_states(tmp_path: Path) -> None:
         "emo/emo_1.json",
         lambda emo: emo["乙"]["events"][0]["emotions"][0].update(state="XX"),
     )
-    [fault] = check(TASK, told, SAMPLE)
+    [fault] = check(Reader(TASK), told, SAMPLE)
     assert "the state 'XX' is none of positive" in fault
 
 
 def test_without_any_events_to_score_there_is_no_event_score(tmp_path: Path) -> None:
     gold = shutil.copytree(SAMPLE, tmp_path / "gold")
     (gold / "emo/emo_1.json").unlink()
-    scores = score(TASK, gold, folder_of(tmp_path))
+    scores = score(Reader(TASK), gold, folder_of(tmp_path))
     assert scores.total.mean["event"] == 1.0
     assert scores.total.interval["event"] == (1.0, 1.0)  # draws without the other do not count
     assert scores.notes == ["1: emo/emo_1.json is missing: no events are scored"]
     (gold / "emo/emo_2.json").write_text("{}", "utf-8")  # nobody to score
-    found = score(TASK, gold, folder_of(tmp_path)).to_json()
+    found = score(Reader(TASK), gold, folder_of(tmp_path)).to_json()
     assert found["event"] is None
     assert found["interval"]["event"] == [None, None]
     assert found["sextuple"] == 1.0
@@ -755,7 +777,7 @@ def test_emotions_that_cannot_be_read_leave_the_mean(tmp_path: Path) -> None:
     gold = shutil.copytree(SAMPLE, tmp_path / "gold")
     (gold / "emo/emo_1.json").write_text("{", "utf-8")
     told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("1"))
-    scores = score(TASK, gold, told)
+    scores = score(Reader(TASK), gold, told)
     assert scores.total.mean == {"sextuple": 1.0, "event": 0.5}
     assert [note.split(":")[0] for note in scores.notes] == ["1"]
     assert "emo/emo_1.json: not JSON" in scores.notes[0]
@@ -810,8 +832,8 @@ def test_metrics_compare_by_what_they_are_given() -> None:
         comparing(load_task("judgment"), "ngrams", "http://127.0.0.1:9/v1#m")
     assert comparing(TASK, *BUILT_IN) is TASK
     other = comparing(TASK, "ngrams", "http://127.0.0.1:9/v1#m")
-    assert other.scores == TASK.scores
-    assert other.compared_by != TASK.compared_by
+    assert other.score.names == TASK.score.names
+    assert other.score.compared_by != TASK.score.compared_by
 
 
 def test_real_gold_against_itself_is_perfect_and_the_same_twice(
@@ -824,10 +846,10 @@ def test_real_gold_against_itself_is_perfect_and_the_same_twice(
             source = shared / "emocaustics" / kind / f"{kind}_{number}.json"
             if source.exists():
                 shutil.copy(source, gold / kind)
-    with TASK.handin.writing(tmp_path / "told") as write:
-        for example in TASK.read(gold):
+    with TASK.data.submission.writing(tmp_path / "told") as write:
+        for example in Reader(TASK).read(gold):
             write({**TASK.gold(example), "emo": TASK.gold(example)["emo"] or {}})
-    first, again = (score(TASK, gold, tmp_path / "told") for _ in range(2))
+    first, again = (score(Reader(TASK), gold, tmp_path / "told") for _ in range(2))
     assert first.total.mean == {"sextuple": 1.0, "event": 1.0}
     assert first.to_json() == again.to_json()
     assert len([note for note in first.notes if "not JSON" in note]) == 3
@@ -838,8 +860,8 @@ def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(tmp_path: Pat
     (gold / "emo/emo_1.json").write_text("{", "utf-8")
     told = folder_of(tmp_path)
     (tmp_path / "groups.jsonl").write_text('{"id":"1","g":"a"}\n{"id":"2","g":"b"}\n', "utf-8")
-    task = beside(TASK, tmp_path / "groups.jsonl")
-    found = report("dialogue", task, gold, told, ["g"], metric="event", min_n=1)
+    reader = Reader(TASK, side_groups(tmp_path / "groups.jsonl"))
+    found = report("dialogue", reader, gold, told, ["g"], metric="event", min_n=1)
     numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
     assert numbers["groups"]["a"]["value"] is None
     assert numbers["groups"]["b"]["value"] == 1.0

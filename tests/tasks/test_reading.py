@@ -15,7 +15,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import reading
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.reading.metric import character_f1, characters, em, f1
 from panjue.prompts.tasks.reading.task import closest
@@ -34,7 +34,7 @@ EXAMPLE = Example("1", TEXT, inputs={"question": "因何离婚？", "casename": 
 
 def asked(**fields: Any) -> Example:
     row = {"id": "1", "context": TEXT, "question": "因何离婚？", **fields}
-    return TASK.from_row(row)
+    return TASK.data.read(row)
 
 
 def answers(*texts: str) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def answers(*texts: str) -> list[dict[str, Any]]:
 
 
 def test_the_invented_file() -> None:
-    examples = {example.id: example for example in TASK.read(SAMPLE)}
+    examples = {example.id: example for example in Reader(TASK).read(SAMPLE)}
     assert list(examples) == [
         "a1_1", "a1_2", "a1_3", "a1_4", "a1_5", "b2_1", "b2_2", "b2_3", "b2_4",
     ]  # fmt: skip
@@ -113,10 +113,10 @@ def test_bad_questions_are_named_and_may_be_skipped(tmp_path: Path) -> None:
         ("1/paragraphs", 3),
     )
     with pytest.raises(UserError, match=r"train.json:data\[0\].paragraphs\[0\].qas\[1\]: 'quest"):
-        list(TASK.read(path))
-    tolerant, skipped = reading(TASK, "skip")
-    assert [example.id for example in tolerant.read(path)] == ["a1_1", "a1_5"]
-    assert [(place, reason[:12]) for (_, place), reason in skipped.rows.items()] == [
+        list(Reader(TASK).read(path))
+    reader = Reader(TASK, on_bad_row="skip")
+    assert [example.id for example in reader.read(path)] == ["a1_1", "a1_5"]
+    assert [(place, reason[:12]) for (_, place), reason in reader.skipped.rows.items()] == [
         ("data[0].paragraphs[0].qas[1]", "'question' m"),
         ("data[0].paragraphs[0].qas[2]", "id a1_1 stan"),
         ("data[0].paragraphs[0].qas[3]", "a \\ud800-\\ud"),
@@ -141,21 +141,21 @@ def test_a_part_of_another_form_is_a_bad_question(
     place: str, value: Any, complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=complaint):
-        list(TASK.read(changed(tmp_path, (place, value))))
+        list(Reader(TASK).read(changed(tmp_path, (place, value))))
 
 
 def test_one_bad_paragraph_costs_no_other(tmp_path: Path) -> None:
     data = json.loads(SAMPLE.read_text("utf-8"))["data"]
     path = changed(tmp_path, ("0/paragraphs", [{}, *data[0]["paragraphs"]]))
-    tolerant, skipped = reading(TASK, "skip")
-    assert len(list(tolerant.read(path))) == 9
-    assert [place for _, place in skipped.rows] == ["data[0].paragraphs[0]"]
+    reader = Reader(TASK, on_bad_row="skip")
+    assert len(list(reader.read(path))) == 9
+    assert [place for _, place in reader.skipped.rows] == ["data[0].paragraphs[0]"]
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     path.write_bytes(b"\xef\xbb\xbf" + SAMPLE.read_bytes())
-    assert len(list(TASK.read(path))) == 9
+    assert len(list(Reader(TASK).read(path))) == 9
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
     ],
 )
 def test_the_schema(reply: dict[str, str], valid: bool) -> None:
-    assert Draft202012Validator(TASK.schema(EXAMPLE, Labels())).is_valid(reply) == valid
+    assert Draft202012Validator(TASK.ask.schema(EXAMPLE, Labels())).is_valid(reply) == valid
 
 
 MENDED = "a span that is not in the text, mended"
@@ -202,7 +202,7 @@ OTHER = "not the JSON that was asked for"
     ],
 )
 def test_replies_by_hand(reply: str, kind: str, span: str, repairs: list[str]) -> None:
-    decoded = TASK.decode(reply, EXAMPLE, Labels())
+    decoded = TASK.ask.decode(reply, EXAMPLE, Labels())
     assert decoded.answer == {"type": kind, "answer": span}
     assert len(decoded.repairs) == len(repairs)
     assert all(part in text for part, text in zip(repairs, decoded.repairs, strict=True))
@@ -211,7 +211,7 @@ def test_replies_by_hand(reply: str, kind: str, span: str, repairs: list[str]) -
 
 @pytest.mark.parametrize("reply", ["", "   ", "```", "长" * 5000])
 def test_what_says_nothing_is_unreadable_and_answered_by_unknown(reply: str) -> None:
-    decoded = TASK.decode(reply, EXAMPLE, Labels())
+    decoded = TASK.ask.decode(reply, EXAMPLE, Labels())
     assert (decoded.answer["type"], decoded.readable) == ("unknown", False)
 
 
@@ -240,8 +240,8 @@ def test_markup_in_a_span_is_that_of_the_text() -> None:
     text = "借条写明<b>三月前还清</b>。"
     for span in ("<b>三月前", "三月前还清</b>", "b>三月"):
         example = Example("1", text, answer={"type": "span", "answer": span})
-        assert "<b>" not in TASK.target(example)
-        decoded = TASK.decode(TASK.target(example), example, Labels())
+        assert "<b>" not in TASK.ask.target(example)
+        decoded = TASK.ask.decode(TASK.ask.target(example), example, Labels())
         assert (decoded.answer["answer"], decoded.repairs) == (span, ())
 
 
@@ -259,7 +259,7 @@ def test_markup_in_a_span_is_that_of_the_text() -> None:
     ],
 )
 def test_faults(row: dict[str, Any], complaint: str | None) -> None:
-    found = list(TASK.faults(EXAMPLE, row, None))
+    found = list(TASK.data.check(EXAMPLE, row, None))
     assert bool(found) == (complaint is not None)
     assert complaint is None or complaint in found[0]
 
@@ -283,7 +283,7 @@ def scored(folder: Path, documents: list[Any], answers: dict[str, str]) -> Score
     gold = gold_file(folder / "gold.json", *documents)
     rows = [{"id": key, "answer": answer} for key, answer in answers.items()]
     (folder / "submission.json").write_text(dump(rows), "utf-8")
-    return score(TASK, gold, folder)
+    return score(Reader(TASK), gold, folder)
 
 
 @given(st.text(), st.text())
@@ -336,17 +336,17 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     # The last civil question has no row and scores 0, though nothing was the right answer.
     assert scores.total.mean == pytest.approx({"em": (1 + 2 / 3) / 4, "f1": (1 + 8 / 9) / 4})
     found = scores.to_json()
-    assert (found["missing"], found["foreign"], found["examples"]) == (1, 1, 4)
+    assert (found["missing"], found["extra_rows"], found["examples"]) == (1, 1, 4)
     assert found["civil_f1"] == pytest.approx(1 / 3)
     assert found["criminal_f1"] == pytest.approx(8 / 9)
     # 甲乙 against 甲 and 丙: 2/3; 甲 against 甲乙 and 丙: 2/3; 丙 against the others: 0.
     assert found["human_f1"] == pytest.approx(4 / 9)
     assert found["groups"]["type"]["unknown"] == {"examples": 1, "em": 0.0, "f1": 0.0}
-    unknown = found["peers"]["always unknown"]["f1"]
+    unknown = found["baselines"]["always unknown"]["f1"]
     assert unknown == pytest.approx(1 / 4)
     # 原告甲欠款 against 甲: 2/6; against the sets of 甲乙, 甲, 丙 原告甲 gives 2/4, 2/5, 2/4.
     expected = (2 / 6 + 0 + 0 + (2 / 4 + 2 / 5 + 2 / 4) / 3) / 4
-    assert found["peers"]["first sentence"]["f1"] == pytest.approx(expected)
+    assert found["baselines"]["first sentence"]["f1"] == pytest.approx(expected)
 
 
 def test_without_references_in_plural_or_a_domain_there_is_no_such_number(tmp_path: Path) -> None:
@@ -369,18 +369,18 @@ def real(shared: Path) -> Path:
 
 
 def test_real_questions_as_measured_before(real: Path, tmp_path: Path) -> None:
-    with TASK.handin.writing(tmp_path / "submission.json") as write:
-        for example in TASK.read(real):
+    with TASK.data.submission.writing(tmp_path / "submission.json") as write:
+        for example in Reader(TASK).read(real):
             assert example.answer is not None
-            write(TASK.submission(example, example.answer))
-    found = score(TASK, real, tmp_path).to_json()
+            write(TASK.data.write(example, example.answer))
+    found = score(Reader(TASK), real, tmp_path).to_json()
     assert found["examples"] == 6000
     assert found["human_f1"] == pytest.approx(0.922, abs=5e-4)
-    assert found["peers"]["first sentence"]["f1"] == pytest.approx(0.076, abs=5e-4)
-    assert found["peers"]["always unknown"]["f1"] == pytest.approx(0.221, abs=5e-4)
+    assert found["baselines"]["first sentence"]["f1"] == pytest.approx(0.076, abs=5e-4)
+    assert found["baselines"]["always unknown"]["f1"] == pytest.approx(0.221, abs=5e-4)
     # One of three references is not always as the others are.
     assert found["f1"] == pytest.approx(0.988, abs=5e-4)
-    assert list(check(TASK, tmp_path, real)) == []
+    assert list(check(Reader(TASK), tmp_path, real)) == []
 
 
 def test_real_gold_with_one_reference_scores_one(real: Path, tmp_path: Path) -> None:
@@ -392,4 +392,4 @@ def test_real_gold_with_one_reference_scores_one(real: Path, tmp_path: Path) -> 
             rows.append({"id": question["id"], "answer": question["answers"][0]["text"]})
     gold = gold_file(tmp_path / "gold.json", *documents)
     (tmp_path / "submission.json").write_text(dump(rows), "utf-8")
-    assert score(TASK, gold, tmp_path).total.mean == {"em": 1.0, "f1": 1.0}
+    assert score(Reader(TASK), gold, tmp_path).total.mean == {"em": 1.0, "f1": 1.0}

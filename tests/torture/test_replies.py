@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -43,13 +44,13 @@ PIECES = [
 
 @pytest.fixture(scope="module")
 def cases(workshop: Path) -> tuple[list[Example], Labels]:
-    examples = list(TASK.read(workshop / "demo/train.jsonl"))
-    return examples, TASK.labels(examples)
+    examples = list(Reader(TASK).read(workshop / "demo/train.jsonl"))
+    return examples, TASK.ask.labels(examples)
 
 
 def check(reply: str, example: Example, labels: Labels) -> None:
-    row = TASK.submission(example, TASK.decode(reply, example, labels).answer)
-    faults = list(TASK.faults(example, row, labels))
+    row = TASK.data.write(example, TASK.ask.decode(reply, example, labels).answer)
+    faults = list(TASK.data.check(example, row, labels))
     assert not faults, (reply, faults)
     json.dumps(row, ensure_ascii=False).encode("utf-8")
 
@@ -78,7 +79,7 @@ def test_mutated_replies(cases: Any, promise: Any, full: bool) -> None:
     draw, seconds = random.Random(0), []
     for _ in range(120_000 if full else 2_000):
         example = draw.choice(examples)
-        reply = mutated(TASK.target(example), draw)
+        reply = mutated(TASK.ask.target(example), draw)
         began = time.perf_counter()
         with promise.attempt():
             check(reply, example, labels)
@@ -122,7 +123,7 @@ def test_time_grows_with_the_length_and_not_with_its_square(
     short, long = 0.0, 0.0
     slowest = 0.0
     for piece in PIECES if full else PIECES[:6]:
-        start = TASK.target(example)[: draw.randrange(200)]
+        start = TASK.ask.target(example)[: draw.randrange(200)]
         with promise.attempt():
             short += processor_s(start + piece * (250_000 // len(piece)), example, labels)
             of_piece = processor_s(start + piece * (1_000_000 // len(piece)), example, labels)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from panjue.finetune.sft import main as sft
-from panjue.prompts.plumbing.errors import BadRow
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import reading
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -74,19 +74,18 @@ def write(tmp_path: Path) -> Callable[[bytes], Path]:
 def test_bad_rows(write: Callable[[bytes], Path], what: str, promise: Any, tmp_path: Path) -> None:
     line, reason = BAD[what]
     path = write(line)
-    with promise.attempt(), pytest.raises(BadRow, match=reason) as told:
-        list(TASK.read(path))
-    assert (told.value.path, told.value.place) == (path, 2)
+    with promise.attempt(), pytest.raises(UserError, match=reason) as told:
+        list(Reader(TASK).read(path))
     with promise.attempt():
-        tolerant, skipped = reading(TASK, "skip")
-        assert [example.id for example in tolerant.read(path)] == [0, 2]
-        assert [example.id for example in tolerant.read(path)] == [0, 2], "and listed once"
-        skipped.write(tmp_path / "skipped.jsonl")
+        reader = Reader(TASK, on_bad_row="skip")
+        assert [example.id for example in reader.read(path)] == [0, 2]
+        assert [example.id for example in reader.read(path)] == [0, 2], "and listed once"
+        reader.skipped.write(tmp_path / "skipped.jsonl")
         [listed] = (tmp_path / "skipped.jsonl").read_text("utf-8").splitlines()
         found = json.loads(listed)
         assert (found["file"], found["place"]) == (str(path), 2)
-        assert found["reason"] == told.value.reason
-        assert str(skipped).startswith(f"bad rows skipped: 1; the first: {path}:2: ")
+        assert str(told.value) == f"{path}:2: {found['reason']}"
+        assert str(reader.skipped).startswith(f"bad rows skipped: 1; the first: {path}:2: ")
 
 
 @pytest.mark.promise("bad rows don't stop good ones unless asked")
@@ -95,7 +94,7 @@ def test_odd_rows(tmp_path: Path, what: str, promise: Any) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_bytes(GOOD[what])
     with promise.attempt():
-        assert [example.id for example in TASK.read(path)] == [1]
+        assert [example.id for example in Reader(TASK).read(path)] == [1]
 
 
 @pytest.mark.promise("bad rows don't stop good ones unless asked")
@@ -113,7 +112,7 @@ def test_every_stage_stops_or_skips(
     run = tmp_path / "run"
     short = ["trainer.max_steps=1", "trainer.save_strategy='no'", "trainer.eval_strategy='no'"]
     words = [f"run={run}", f"train={train}", *short]
-    with promise.attempt(), pytest.raises(BadRow, match=r"train.jsonl:121: not UTF-8"):
+    with promise.attempt(), pytest.raises(UserError, match=r"train.jsonl:121: not UTF-8"):
         sft(workshop / "sft.yaml", words)
     with promise.attempt():
         sft(workshop / "sft.yaml", [*words, "on_bad_row=skip"])
@@ -121,8 +120,8 @@ def test_every_stage_stops_or_skips(
         [listed] = (run / "skipped-train.jsonl").read_text("utf-8").splitlines()
         assert json.loads(listed)["place"] == 121
     submission = tmp_path / "submission.jsonl"
-    examples = TASK.read(workshop / "demo/test.jsonl")
-    answers = [dump(TASK.submission(e, e.answer)) for e in examples if e.answer]
+    examples = Reader(TASK).read(workshop / "demo/test.jsonl")
+    answers = [dump(TASK.data.write(e, e.answer)) for e in examples if e.answer]
     submission.write_text("".join(f"{line}\n" for line in answers), "utf-8")
     for command in (
         ["score", str(gold), str(submission)],

@@ -11,6 +11,7 @@ import pytest
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker, loosened
 from panjue.serve.rows import Calls, rows
@@ -37,7 +38,7 @@ def resident() -> float:
 def test_memory_is_flat_over_distinct_schemas(
     llm: Any, asker: Asker, workshop: Path, promise: Any, full: bool
 ) -> None:
-    examples = list(TASK.read(workshop / "demo/test.jsonl"))
+    examples = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     source, wanted = distinct(examples), 1000 if full else 30
     warm = sum(1 for _ in rows(llm, Calls(asker, islice(source, wanted // 5)), in_flight=32))
     before = resident()
@@ -59,21 +60,28 @@ def test_a_schema_that_is_refused_falls_back(
     llm: Any, asker: Asker, merged: Path, workshop: Path, promise: Any
 ) -> None:
     def sick(example: Example, labels: Labels) -> dict[str, Any]:
-        made = TASK.schema(example, labels)
+        made = TASK.ask.schema(example, labels)
         for item in made["properties"]["judgments"]["prefixItems"]:
             item["properties"]["name"]["format"] = "no such format"
         return made
 
-    example = next(TASK.read(workshop / "demo/test.jsonl"))
-    odd = Asker(replace(TASK, schema=sick), asker.labels, merged, asker.max_tokens)
+    example = next(Reader(TASK).read(workshop / "demo/test.jsonl"))
+    odd = Asker(
+        replace(TASK, ask=replace(TASK.ask, schema=sick)), asker.labels, merged, asker.max_tokens
+    )
     with promise.attempt():
         question = odd.question(example)
         assert question.loosened
-        assert question.schema == loosened(TASK.schema(example, asker.labels))
+        assert question.schema == loosened(TASK.ask.schema(example, asker.labels))
         [row] = rows(llm, Calls(odd, iter([example])), in_flight=1)
         assert row["loosened_schema"]
-        answer = TASK.decode(row["texts"][0], example, asker.labels).answer
+        answer = TASK.ask.decode(row["texts"][0], example, asker.labels).answer
         assert [judged["name"] for judged in answer["judgments"]] == list(example.names)
-    worse = replace(TASK, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
+    worse = replace(
+        TASK,
+        ask=replace(
+            TASK.ask, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True}
+        ),
+    )
     with promise.attempt(), pytest.raises(Refusal, match="grammar library"):
         Asker(worse, asker.labels, merged, asker.max_tokens).question(example)

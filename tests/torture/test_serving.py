@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
@@ -41,7 +42,7 @@ def test_two_engines(
     llm: Engine, asker: Asker, merged: Path, workshop: Path, small: dict[str, Any], promise: Any
 ) -> None:
     """`engine.data_parallel_size`, for the GPUs of one machine, here with two engines on a CPU."""
-    cases = list(load_task("judgment").read(workshop / "demo/test.jsonl"))
+    cases = list(Reader(load_task("judgment")).read(workshop / "demo/test.jsonl"))
     one = {row["id"]: row for row in rows(llm, Calls(asker, iter(cases)), in_flight=32)}
     settings = {**small["engine"], "data_parallel_size": 2}
     with promise.attempt():

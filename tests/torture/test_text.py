@@ -9,6 +9,7 @@ import pytest
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.task import by_hand
 from panjue.serve.rows import Calls, rows
@@ -40,12 +41,12 @@ def special(asker: Any, prompt: list[int]) -> Counter[int]:
 
 @pytest.mark.promise("case text is data")
 def test_hostile_text(llm: Any, asker: Any, workshop: Any, promise: Any, full: bool) -> None:
-    cases = list(TASK.read(workshop / "demo/test.jsonl"))
+    cases = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     names = ["张某甲", "李某乙"]
     plain = by_hand(PLAIN, names)
     bones = special(asker, asker.question(plain).prompt)
     # Another case's answer stands for all that a model may have seen in training.
-    hostile = {**HOSTILE, "another case's answer": TASK.target(cases[0])}
+    hostile = {**HOSTILE, "another case's answer": TASK.ask.target(cases[0])}
     places = (0, len(PLAIN) // 2, len(PLAIN)) if full else (len(PLAIN) // 2,)
     asked = {}
     for what, text in hostile.items():
@@ -63,7 +64,7 @@ def test_hostile_text(llm: Any, asker: Any, workshop: Any, promise: Any, full: b
 
 def check_answer(example: Example, row: dict[str, Any], labels: Labels) -> None:
     [reply] = row["texts"]
-    decoded = TASK.decode(reply, example, labels)
+    decoded = TASK.ask.decode(reply, example, labels)
     assert list(json.loads(reply)) == ["judgments"], "the schema held"
-    faults = list(TASK.faults(example, TASK.submission(example, decoded.answer), labels))
+    faults = list(TASK.data.check(example, TASK.data.write(example, decoded.answer), labels))
     assert not faults, faults

@@ -10,7 +10,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
-MOST = 5
+MAX_ANSWERS = 5
 """Answers that count; K of the contest."""
 
 
@@ -21,7 +21,7 @@ def f1(gold: Row, predicted: Row | None) -> float:
         TypeError: The answers are no list of at most five texts: more would be no contest.
     """
     answers = [] if predicted is None else predicted["ret"]
-    if not isinstance(answers, list) or len(answers) > MOST:
+    if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
         raise TypeError
     pairs = ((text, answer) for texts in gold["references"] for text in texts for answer in answers)
     return max((token_f1(text, answer) for text, answer in pairs), default=0.0)

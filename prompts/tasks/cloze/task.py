@@ -5,15 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.example import Answer, Decoded, Example, Rank
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, strings_in
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.handin import csv_table
+from panjue.prompts.plumbing.submissions import csv_table
 from panjue.prompts.render import render
-from panjue.prompts.task import Messages, Ranks, Schema, Task
-from panjue.prompts.tasks.cloze.metric import MOST, f1, shown
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
+from panjue.prompts.tasks.cloze.metric import MAX_ANSWERS, f1, shown
 from panjue.prompts.tasks.metrics import Row
 
 MASK = "[MASK]"
@@ -37,7 +36,7 @@ WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
 BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
 
 
-def from_row(row: Mapping[str, Any]) -> Example:
+def read(row: Mapping[str, Any]) -> Example:
     """Read one question.
 
     Raises:
@@ -49,7 +48,7 @@ def from_row(row: Mapping[str, Any]) -> Example:
     if not isinstance(query, str) or query.count(MASK) != 1:
         raise UserError(f"'query' must be a text with one {MASK}")
     gold = _gold(row["answer"]) if "answer" in row else ()
-    answers = list(dict.fromkeys(map(contest_form, gold)))[:MOST]
+    answers = list(dict.fromkeys(map(contest_form, gold)))[:MAX_ANSWERS]
     return Example(
         id=row["qid"],
         text=query,
@@ -75,19 +74,13 @@ def prompt(example: Example) -> Messages:
 def schema(_example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of a reply: one to five answers."""
     text = {"type": "string", "minLength": 1, "maxLength": LONGEST}
-    answers = {"type": "array", "items": text, "minItems": 1, "maxItems": MOST}
+    answers = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_ANSWERS}
     return {
         "type": "object",
         "properties": {"answers": answers},
         "required": ["answers"],
         "additionalProperties": False,
     }
-
-
-def target(example: Example) -> str:
-    """Return the gold reply."""
-    assert example.answer is not None, "a test question has no target"
-    return dump(example.answer)
 
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
@@ -104,12 +97,12 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
             repairs.append("an answer repeated or empty")
             continue
         answers[answer] = None
-    if len(answers) > MOST:
-        repairs.append(f"cut to {MOST} answers")
+    if len(answers) > MAX_ANSWERS:
+        repairs.append(f"cut to {MAX_ANSWERS} answers")
     if not answers:
-        commonest = list(islice(labels.counts.get("answers", ()), MOST))
+        commonest = list(islice(labels.counts.get("answers", ()), MAX_ANSWERS))
         return Decoded({"answers": commonest}, ("no answer",), readable=False)
-    return Decoded({"answers": list(answers)[:MOST]}, tuple(repairs))
+    return Decoded({"answers": list(answers)[:MAX_ANSWERS]}, tuple(repairs))
 
 
 def _read_strictly(found: Any) -> list[str] | None:
@@ -117,14 +110,14 @@ def _read_strictly(found: Any) -> list[str] | None:
     if not (isinstance(found, dict) and list(found) == ["answers"]):
         return None
     answers = found["answers"]
-    if not (isinstance(answers, list) and 1 <= len(answers) <= MOST):
+    if not (isinstance(answers, list) and 1 <= len(answers) <= MAX_ANSWERS):
         return None
     return answers if all(isinstance(a, str) and 0 < len(a) <= LONGEST for a in answers) else None
 
 
 def _texts(value: Any) -> list[str]:
     listed = value if isinstance(value, list) else [value]
-    return [str(text) for text in listed[: 4 * MOST] if isinstance(text, str | int | float)]
+    return [str(text) for text in listed[: 4 * MAX_ANSWERS] if isinstance(text, str | int | float)]
 
 
 def _listed(reply: str) -> list[str]:
@@ -136,9 +129,9 @@ def _listed(reply: str) -> list[str]:
         return _texts(found)
     text = field_text(reply, "answers?|ret")
     if text is not None:
-        return strings_in(text)[: 4 * MOST]
+        return strings_in(text)[: 4 * MAX_ANSWERS]
     lines = [BULLET.sub("", line).strip(" `\"'") for line in reply[:4096].splitlines()]
-    return [line for line in lines if line and len(line) <= LONGEST][:MOST]
+    return [line for line in lines if line and len(line) <= LONGEST][:MAX_ANSWERS]
 
 
 def contest_form(answer: str) -> str:
@@ -190,35 +183,27 @@ def label_sets(examples: Iterable[Example]) -> Labels:
     return collect({"answers": map(contest_form, *e.references)} for e in examples if e.references)
 
 
-def submission(example: Example, answer: Answer) -> dict[str, Any]:
+def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official hand-in row."""
     return {"id": example.id, "ret": answer["answers"]}
 
 
-def faults(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     """Yield what a submission row has wrong."""
     ret = row.get("ret")
     if not isinstance(ret, list) or not all(isinstance(text, str) and text for text in ret):
         yield "'ret' must be a list of texts"
-    elif not 1 <= len(ret) <= MOST:
-        yield f"'ret' has {len(ret)} answers instead of 1 to {MOST}"
+    elif not 1 <= len(ret) <= MAX_ANSWERS:
+        yield f"'ret' has {len(ret)} answers instead of 1 to {MAX_ANSWERS}"
     elif len(set(ret)) < len(ret):
         yield "'ret' has an answer twice"
 
 
 TASK = Task(
-    from_row=from_row,
-    prompt=prompt,
-    schema=schema,
-    target=target,
-    decode=decode,
-    submission=submission,
-    handin=csv_table("id", "ret"),
-    labels=label_sets,
-    faults=faults,
-    ranks=Ranks("answers", MOST),
-    fallback="commonest answers",
-    languages=("en",),
-    shown=shown,
-    metrics=(f1,),
+    data=Data(
+        read=read, write=write, submission=csv_table("id", "ret"), check=check, languages=("en",)
+    ),
+    ask=Ask(prompt=prompt, schema=schema, decode=decode, labels=label_sets),
+    score=Score(metrics=(f1,), fallback="commonest answers", shown=shown),
+    answer=Rank("answers", MAX_ANSWERS),
 )

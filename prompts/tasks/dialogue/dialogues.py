@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import BOM, LARGEST_LINE, Record, check_text, parse, whole_folder
-from panjue.prompts.plumbing.handin import HandIn, Write, indexed
+from panjue.prompts.plumbing.files import (
+    BOM,
+    LARGEST_LINE,
+    Record,
+    check_text,
+    parse,
+    replace_folder,
+)
+from panjue.prompts.plumbing.submissions import SubmissionFormat, Write, indexed
 
 
 def dialogues(folder: Path) -> Iterator[Record]:
@@ -78,20 +85,20 @@ def _whole(load: Any) -> dict[str, Any]:
 
 @contextmanager
 def _writing(place: Path) -> Iterator[Write]:
-    aside = place.with_name(f".{place.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    temporary = place.with_name(f".{place.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
     for name in ("chat", "emo"):
-        (aside / name).mkdir(parents=True)
+        (temporary / name).mkdir(parents=True)
 
     def write(row: Mapping[str, Any]) -> None:
         for name in ("chat", "emo"):
             text = json.dumps(row[name], ensure_ascii=False, indent=2)
-            (aside / name / f"{name}_{row['id']}.json").write_text(text + "\n", "utf-8")
+            (temporary / name / f"{name}_{row['id']}.json").write_text(text + "\n", "utf-8")
 
     yield write
-    whole_folder(aside, place)
+    replace_folder(temporary, place)
 
 
-DIALOGUES = HandIn(
+DIALOGUES = SubmissionFormat(
     "submission", _handed_in, _writing, partial(indexed, _handed_in), is_folder_of_dialogues
 )

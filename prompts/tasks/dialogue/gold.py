@@ -19,7 +19,7 @@ from panjue.prompts.tasks.metrics import Row
 # What a perfect model would answer.
 
 
-def right(dialogue: Example) -> Callable[[Example], Example]:
+def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
     """Return what answers every question about a dialogue as its gold says.
 
     Gold names events by holder and says of no sentence to which it belongs: a holder's sentence

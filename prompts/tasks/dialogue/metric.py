@@ -9,7 +9,16 @@ import numpy as np
 from panjue.prompts.tasks.dialogue.matching import Matching
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS, emotion_faults, is_texts
 from panjue.prompts.tasks.dialogue.similarity import best_pairs
-from panjue.prompts.tasks.metrics import Field, Item, Metric, Numbers, Pooled, Row, same, texts
+from panjue.prompts.tasks.metrics import (
+    CorpusMetric,
+    Field,
+    Item,
+    Metric,
+    Numbers,
+    Row,
+    same,
+    texts,
+)
 
 ALIKE = ("opinion", "rationale", "aspect")
 """Fields that are right where they are alike enough."""
@@ -37,7 +46,7 @@ def metrics(matching: Matching) -> tuple[Metric, ...]:
     def sextuple(gold: Row, row: Row | None) -> float:
         return sextuple_points(gold, row, matching)
 
-    return Pooled("event", 2, partial(_event_counts, matching), _mean), sextuple
+    return CorpusMetric("event", 2, partial(_event_counts, matching), _mean), sextuple
 
 
 def sextuple_points(gold: Row, row: Row | None, matching: Matching) -> float:

@@ -213,7 +213,7 @@ def _read_emotions(event: Mapping[str, Any]) -> list[dict[str, str]]:
     return [one for one in read if one["state"]]
 
 
-def slack(example: Example) -> int:
+def reserve(example: Example) -> int:
     """Return tokens beyond one and a half times an empty reply, by what replies usually hold."""
     sentences, holders = len(example.turns), len(speakers(example.turns))
     match example.inputs.get("step"):
@@ -226,7 +226,7 @@ def slack(example: Example) -> int:
     return 64 + 40 * sentences + 192 * holders
 
 
-def faults(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     """Yield what a submission has wrong: sentences by their position, then the emotions."""
     chat = row.get("chat")
     if not isinstance(chat, list) or len(chat) != len(example.turns):

@@ -7,22 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from panjue.prompts.example import Answer, Example, Turn
+from panjue.prompts.example import Answer, Example, Solve, Turn
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
-from panjue.prompts.task import Messages, Task
+from panjue.prompts.task import Ask, Data, Messages, Score, Task
 from panjue.prompts.tasks.dialogue import metric
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
-from panjue.prompts.tasks.dialogue.gold import right
+from panjue.prompts.tasks.dialogue.gold import gold_oracle
 from panjue.prompts.tasks.dialogue.matching import AGREE, make_matching
 from panjue.prompts.tasks.dialogue.sextuples import (
     FIELDS,
     SENTIMENTS,
+    check,
     decode,
     emotion_faults,
-    faults,
+    reserve,
     schema,
-    slack,
     target,
 )
 from panjue.prompts.tasks.dialogue.similarity import (
@@ -32,7 +32,7 @@ from panjue.prompts.tasks.dialogue.solve import Settings, head, solve, transcrip
 from panjue.prompts.tasks.metrics import Row
 
 
-def from_row(row: Mapping[str, Any]) -> Example:
+def read(row: Mapping[str, Any]) -> Example:
     """Read one dialogue.
 
     Raises:
@@ -117,7 +117,7 @@ def prompt(example: Example) -> Messages:
 # What is handed in.
 
 
-def submission(example: Example, answer: Answer) -> dict[str, Any]:
+def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the row that becomes `chat_<id>.json` and `emo_<id>.json`."""
     holders = answer["holders"]
     return {
@@ -150,20 +150,8 @@ def by_meaning(embeddings: str = BUILT_IN, judge: str = AGREE) -> dict[str, Any]
 
 
 TASK = Task(
-    from_row=from_row,
-    prompt=prompt,
-    schema=schema,
-    target=target,
-    decode=decode,
-    submission=submission,
-    rows=dialogues,
-    handin=DIALOGUES,
-    faults=faults,
-    fallback="no opinions",
-    slack=slack,
-    solve=solve,
-    right=right,
-    settings=Settings.model_validate({}),
-    by_meaning=by_meaning,
-    **by_meaning(),
+    data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
+    ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, reserve=reserve),
+    score=Score(**by_meaning(), fallback="no opinions", by_meaning=by_meaning),
+    answer=Solve(solve, gold_oracle, Settings.model_validate({})),
 )

@@ -28,4 +28,4 @@ TASK = Classes(
             "Federation",
         ),
     },
-).task(languages=("de", "fr", "it"))
+).task("de", "fr", "it")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_lines, whole_file
+from panjue.prompts.plumbing.files import atomic_write, dump, read_lines
 
 SURNAMES = "张王李赵陈杨黄周吴徐孙马朱胡郭何高林罗郑梁谢宋唐许韩冯邓曹彭曾萧田董袁潘蒋蔡余杜"
 GIVEN = ("某", "某某", "某甲", "某乙", "某A", "某B", "某1", "某2")
@@ -219,7 +219,7 @@ def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
     seen: set[str] = set()
     for name, size in sizes.items():
         fresh = _unseen(_stream(name, seed), seen)
-        with whole_file(folder / f"{name}.jsonl") as out:
+        with atomic_write(folder / f"{name}.jsonl") as out:
             for number, case in enumerate(islice(fresh, size)):
                 out.write(dump({"id": number, **case}) + "\n")
 

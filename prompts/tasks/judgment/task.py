@@ -7,13 +7,13 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.example import Answer, Decide, Decoded, Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import Decides, Messages, Schema, Task, id_of, text_of
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.tasks.judgment.metric import (
     article_f1,
     article_precision,
@@ -57,7 +57,7 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
     return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
 
 
-def from_row(row: Mapping[str, Any]) -> Example:
+def read(row: Mapping[str, Any]) -> Example:
     """Read one case.
 
     Raises:
@@ -89,7 +89,7 @@ def by_hand(fact: str, names: Sequence[str]) -> Example:
     Raises:
         UserError: There are no facts, or no names.
     """
-    return from_row({"id": 0, "fact": fact, "defendants": list(names)})
+    return read({"id": 0, "fact": fact, "defendants": list(names)})
 
 
 def _is_names(names: Any) -> bool:
@@ -237,7 +237,7 @@ def label_sets(examples: Iterable[Example]) -> Labels:
     )
 
 
-def submission(example: Example, answer: Answer) -> dict[str, Any]:
+def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official hand-in line, which has the penalty as its class 0-14."""
     judgments = [{**j, "penalty": PENALTIES.index(j["penalty"])} for j in answer["judgments"]]
     return {"id": example.id, "judgments": judgments}
@@ -270,7 +270,7 @@ ROW_SHAPE = Draft202012Validator(
 )
 
 
-def faults(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
+def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
     """Yield everything that a submission line has wrong: shape, defendants, labels."""
     wrong = [f"{error.json_path}: {error.message}" for error in ROW_SHAPE.iter_errors(row)]
     if wrong:
@@ -316,27 +316,22 @@ BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
 numbers have detention (拘役) and surveillance (管制) before imprisonment."""
 
 TASK = Task(
-    from_row=from_row,
-    prompt=prompt,
-    schema=schema,
-    target=target,
-    decode=decode,
-    submission=submission,
-    labels=label_sets,
-    faults=faults,
-    weight=weight,
-    decides=Decides("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
-    by_hand=by_hand,
-    classes=classes,
-    order={"penalty": BY_SEVERITY},
-    metrics=(
-        charge_precision,
-        charge_recall,
-        charge_f1,
-        article_precision,
-        article_recall,
-        article_f1,
-        penalty_accuracy,
-        final,
+    data=Data(read=read, write=write, check=check, by_hand=by_hand),
+    ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
+    score=Score(
+        metrics=(
+            charge_precision,
+            charge_recall,
+            charge_f1,
+            article_precision,
+            article_recall,
+            article_f1,
+            penalty_accuracy,
+            final,
+        ),
+        weight=weight,
+        classes=classes,
+        order={"penalty": BY_SEVERITY},
     ),
+    answer=Decide("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
 )

@@ -15,9 +15,9 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Record, check_text, dump
-from panjue.prompts.plumbing.handin import JSON_LIST, list_items
+from panjue.prompts.plumbing.submissions import JSON_LIST, list_items
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import Messages, Schema, Task, id_of, text_of
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.tasks.metrics import Row
 from panjue.prompts.tasks.reading.metric import em, f1, shown
 
@@ -72,7 +72,7 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     return row
 
 
-def from_row(row: Mapping[str, Any]) -> Example:
+def read(row: Mapping[str, Any]) -> Example:
     """Read one question.
 
     The gold answer is, of several references, one that most of them agree with in type, then in
@@ -251,12 +251,12 @@ def edit_distances(span: str, text: str, row: NDArray[np.int64]) -> NDArray[np.i
     return row
 
 
-def submission(example: Example, answer: Answer) -> dict[str, Any]:
+def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official hand-in row: the span, YES, NO or nothing."""
     return {"id": example.id, "answer": WRITTEN.get(answer["type"], answer["answer"])}
 
 
-def faults(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     """Yield what a submission row has wrong: its shape, an answer that is not in the text."""
     if row.keys() != {"id", "answer"}:
         yield "the fields must be id and answer"
@@ -269,7 +269,7 @@ def faults(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
         yield f"{answer[:40]!r} is not in the text"
 
 
-def peers(example: Example) -> Iterator[tuple[str, Row, Row]]:
+def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
     """Yield people, each reference against the others, and the first sentence."""
     sets = example.references
     # The text that is left out of the first set is the first of the second.
@@ -281,23 +281,23 @@ def peers(example: Example) -> Iterator[tuple[str, Row, Row]]:
 
 
 TASK = Task(
-    from_row=from_row,
-    rows=rows,
-    prompt=prompt,
-    schema=schema,
-    target=target,
-    decode=decode,
-    submission=submission,
-    handin=JSON_LIST,
-    faults=faults,
-    fallback="always unknown",
-    slack=128,  # the longest but twelve of 6,000 real answers
-    peers=peers,
-    reported={
-        "human_f1": ("peers", "human", "f1"),
-        "civil_f1": ("domain", "civil", "f1"),
-        "criminal_f1": ("domain", "criminal", "f1"),
-    },
-    shown=shown,
-    metrics=(em, f1),
+    data=Data(read=read, write=write, rows=rows, submission=JSON_LIST, check=check),
+    ask=Ask(
+        prompt=prompt,
+        schema=schema,
+        target=target,
+        decode=decode,
+        reserve=128,  # the longest but twelve of 6,000 real answers
+    ),
+    score=Score(
+        metrics=(em, f1),
+        fallback="always unknown",
+        baselines=baselines,
+        reported={
+            "human_f1": ("baselines", "human", "f1"),
+            "civil_f1": ("domain", "civil", "f1"),
+            "criminal_f1": ("domain", "criminal", "f1"),
+        },
+        shown=shown,
+    ),
 )

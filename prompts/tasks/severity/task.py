@@ -22,4 +22,4 @@ TASK = Classes(
     groups={"gender": ("male", "female"), "region": ()},
     person="defendant",
     other={"defendant_gender": "gender", "court_region": "region"},
-).task()
+).task("zh")

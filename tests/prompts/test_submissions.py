@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.handin import JSON_LINES, JSON_LIST, HandIn, csv_table
+from panjue.prompts.plumbing.submissions import JSON_LINES, JSON_LIST, SubmissionFormat, csv_table
 
 CSV = csv_table("id", "ret")
 FORMS = {"lines": JSON_LINES, "list": JSON_LIST, "table": CSV}
@@ -16,7 +16,7 @@ TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1)
 
 
-def write(form: HandIn, path: Path, rows: list[dict[str, Any]]) -> None:
+def write(form: SubmissionFormat, path: Path, rows: list[dict[str, Any]]) -> None:
     with form.writing(path) as put:
         for row in rows:
             put(row)
@@ -25,7 +25,7 @@ def write(form: HandIn, path: Path, rows: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @given(lists=st.dictionaries(IDS, st.lists(TEXT)))
 def test_what_is_written_is_read_again(
-    form: HandIn, lists: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    form: SubmissionFormat, lists: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("form")
     rows = [{"id": key, "ret": ret} for key, ret in lists.items()]

@@ -15,11 +15,11 @@ from panjue.prompts.plumbing.files import (
     BOM,
     Record,
     at,
+    atomic_write,
     check_text,
     dump,
     open_bytes,
     parse_line,
-    whole_file,
 )
 from panjue.prompts.plumbing.rows import Rows
 
@@ -27,7 +27,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class HandIn:
+class SubmissionFormat:
     """The form of a submission: a file, or a folder of files.
 
     Attributes:
@@ -74,7 +74,7 @@ def _line(line: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _writing_lines(place: Path) -> Iterator[Write]:
-    with whole_file(place) as out:
+    with atomic_write(place) as out:
         yield lambda row: print(dump(row), file=out)
 
 
@@ -153,12 +153,12 @@ def _writing_list(place: Path) -> Iterator[Write]:
         out.write(f"{before}\n{dump(row)}")
         before = ","
 
-    with whole_file(place) as out:
+    with atomic_write(place) as out:
         yield write
         out.write("[]\n" if before == "[" else "\n]\n")
 
 
-def csv_table(*columns: str) -> HandIn:
+def csv_table(*columns: str) -> SubmissionFormat:
     """Return the form of a CSV file, UTF-8 without a byte order mark, with these columns.
 
     The first column is the id, as text; the others hold JSON.
@@ -183,12 +183,12 @@ def csv_table(*columns: str) -> HandIn:
     @contextmanager
     def writing(place: Path) -> Iterator[Write]:
         key, *others = columns
-        with whole_file(place) as out:
+        with atomic_write(place) as out:
             table = csv.writer(out, lineterminator="\n")
             table.writerow(columns)
             yield lambda row: table.writerow([row[key], *(dump(row[name]) for name in others)])
 
-    return HandIn("submission.csv", read, writing, partial(indexed, read))
+    return SubmissionFormat("submission.csv", read, writing, partial(indexed, read))
 
 
 def _row(columns: tuple[str, ...], cells: list[str]) -> dict[str, Any]:
@@ -211,5 +211,7 @@ def _indexed_lines(path: Path) -> Rows:
     return Rows(path)
 
 
-JSON_LINES = HandIn("submission.jsonl", _read_lines, _writing_lines, _indexed_lines)
-JSON_LIST = HandIn("submission.json", _read_list, _writing_list, partial(indexed, _read_list))
+JSON_LINES = SubmissionFormat("submission.jsonl", _read_lines, _writing_lines, _indexed_lines)
+JSON_LIST = SubmissionFormat(
+    "submission.json", _read_list, _writing_list, partial(indexed, _read_list)
+)

@@ -5,8 +5,8 @@ from functools import lru_cache
 from math import exp
 from typing import Any
 
-WAYS = 10
-"""Likeliest tokens that are looked at where a reply forks."""
+ALTERNATIVES = 10
+"""Likeliest tokens that are looked at where a reply alternatives."""
 
 CERTAIN = 0.999
 """A token likelier than this is no fork."""
@@ -15,10 +15,10 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer makes of the first bytes of a character."""
 
 
-def forks(
+def alternatives(
     tokens: Sequence[int], options: Sequence[Mapping[int, float]], tokenizer: Any
 ) -> list[tuple[int, list[tuple[str, float]]]]:
-    """Return where a reply might well have gone on otherwise; see `eval.beliefs.Forks`.
+    """Return where a reply might well have gone on otherwise; see `eval.beliefs.Alternatives`.
 
     Args:
         tokens: The reply's token ids.
