@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.stats import entropy
 
 from panjue.prompts.labels import Labels
 
@@ -109,7 +110,5 @@ def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Seque
 
     Both are add-one smoothed over `support`, the classes of all groups.
     """
-    p = np.array([train.get(name, 0) + 1.0 for name in support])
-    q = np.array([test.get(name, 0) + 1.0 for name in support])
-    p, q = p / p.sum(), q / q.sum()
-    return float((p * np.log(p / q)).sum())
+    counts = np.array([[of.get(name, 0) + 1.0 for name in support] for of in (train, test)])
+    return float(entropy(*counts))  # which scales them to sum to 1

@@ -1,4 +1,8 @@
-"""Tools to read replies that are nearly right. All total, all linear in the reply."""
+"""Tools to read replies that are nearly right. All total, all linear in the reply.
+
+Not json-repair (0.64 was tried): it takes the square of a reply's length where lists are torn again
+and again (56,000 characters, 18 s), and reads the 1 of a 12 that was cut as a 1: life imprisonment.
+"""
 
 import json
 import re

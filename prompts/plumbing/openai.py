@@ -1,4 +1,8 @@
-"""What asking an OpenAI-compatible server takes, whatever is asked: a name, a key, patience."""
+"""What asking an OpenAI-compatible server takes, whatever is asked: a name, a key, patience.
+
+Not OpenAI's own client: its one number of retries is for busy servers and wrong addresses alike,
+so that waiting ten minutes for a busy one would mean ten minutes for a typing error.
+"""
 
 import json
 import os

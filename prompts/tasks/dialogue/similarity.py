@@ -32,7 +32,11 @@ AT_ONCE = 64
 
 
 def ngrams(texts: Sequence[str], others: Sequence[str]) -> Numbers:
-    """Return cosines of the counts of characters and pairs of characters; needs no model."""
+    """Return cosines of the counts of characters and pairs of characters; needs no model.
+
+    Not scikit-learn's CountVectorizer: it joins white space, refuses texts without a character, and
+    nothing else here needs that package.
+    """
     columns: dict[str, int] = {}
     first, second = (_counts(side, columns) for side in (texts, others))
     for side in (first, second):
