@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.checkpoints import is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
+from panjue.finetune.group_trainer import GroupTrainer
 from panjue.finetune.journal import Journal
 from panjue.finetune.libraries import check_library_settings, check_what_training_imports
 from panjue.finetune.memory import ask_for_huge_pages
@@ -243,10 +245,10 @@ def make_trainer(
     if packs:
         check_packing(model.config)
     objective = make_objective(config, model, report.groups)
+    kind = partial(GroupTrainer, objective=objective) if objective else PartsTrainer
     try:
-        trainer = PartsTrainer(
+        trainer: PartsTrainer = kind(
             model,
-            objective=objective,
             parts=held_report.parts,  # begins with those of the rows that are trained on
             token_weights=config.token_weights,
             score=score if score.questions else None,

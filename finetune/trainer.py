@@ -15,8 +15,7 @@ from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED, PADDING, collate
-from panjue.finetune.robust import Objective, slopes
-from panjue.finetune.samplers import ByEpoch, balanced, by_length
+from panjue.finetune.samplers import ByEpoch, by_length
 
 MANAGED_SETTINGS = ("labels", "parts", "group", "skip_logits")
 """ScoreTable of a row that are not the model's, and what transformers adds for liger kernels, which
@@ -33,7 +32,6 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         token_weights: Part -> weight of its tokens in the training loss; 1 where not named.
         score: Trainer -> the task's metrics on held-out examples; None scores nothing.
         keep: Checkpoints that stay beside the best one; None keeps all.
-        objective: What is minimized instead of the tokens' mean; looks at the examples' groups.
         args, kwargs: As trl has them.
     """
 
@@ -44,19 +42,16 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         token_weights: Mapping[str, float],
         score: Score | None = None,
         keep: int | None = None,
-        objective: Objective | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer; the rows are ready, so it must leave them alone."""
         self._parts, self._score, self._keep = parts, score, keep
-        self._objective = objective
         self._sampler: ByEpoch | None = None
-        self._batches = 1
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # so that `num_items_in_batch` is counted
-        self.add_callback(AfterStep(objective, self))
+        self.add_callback(EpochOfSampler(self))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "parts", "group", "length", "seq_lengths"]
@@ -68,25 +63,24 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the mean loss of the reply's tokens, each times its part's weight.
-
-        With an objective over groups, what the batch gives to that instead.
-        """
-        batch = self._forward(model, inputs)
+        """Return the loss of a batch: what is minimized in training, the tokens' mean else."""
+        batch = self.forward_pass(model, inputs)
         self._note(batch)
-        losses = batch.losses
-        if not self.model.training:  # held-out losses stay comparable between weights
-            return (losses.mean(), batch.outputs) if return_outputs else losses.mean()
-        if self._objective:
-            loss = self._for_groups(self._objective, batch)
-            return (loss, batch.outputs) if return_outputs else loss
-        loss = (losses * batch.weights).sum()
-        loss = loss / (len(losses) if num_items_in_batch is None else num_items_in_batch)
-        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes  # DDP divides by it
+        if self.model.training:
+            loss = self.training_loss(batch, num_items_in_batch)
+        else:  # held-out losses stay comparable between weights
+            loss = batch.losses.mean()
         return (loss, batch.outputs) if return_outputs else loss
 
-    def _forward(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
+    def training_loss(self, batch: "Batch", num_items_in_batch: Tensor | int | None) -> Tensor:
+        """Return the mean loss of the step's reply tokens, each times its part's weight."""
+        loss: Tensor = (batch.losses * batch.weights).sum()
+        loss = loss / (len(batch.losses) if num_items_in_batch is None else num_items_in_batch)
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # DDP divides by it
+        return loss
+
+    def forward_pass(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
         """Return the losses of the reply's tokens, and what else they are made of."""
         fields = {name: value for name, value in inputs.items() if name not in MANAGED_SETTINGS}
         labels, parts = inputs["labels"], inputs["parts"]
@@ -103,62 +97,17 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             asked=asked,
             groups=inputs.get("group"),
             tokens=(parts != PADDING).sum(),
-            slopes=slopes(logits, wanted)
-            if self._objective and self._objective.wants_slopes
-            else None,
-            states=pooled(hidden[0], (labels == IGNORED) & (parts != PADDING))
-            if self._objective and self._objective.adversary
-            else None,
+            logits=logits,
+            labels=wanted,
+            hidden=hidden[0],
+            prompts=(labels == IGNORED) & (parts != PADDING),
             outputs=outputs,
         )
 
-    def _for_groups(self, objective: Objective, batch: "Batch") -> Tensor:
-        """Return what a batch gives to its step's objective over groups."""
-        assert batch.groups is not None, "rows of finetune.data have their groups"
-        losses, of_slopes = batch.per_example()
-        if self._batches == 1:  # else `get_batch_samples` has looked at all of them
-            self._begin(objective, objective.sums(losses, batch.groups, of_slopes))
-        world = self.accelerator.num_processes
-        loss = objective(
-            losses,
-            batch.groups,
-            slopes=of_slopes,
-            states=batch.states,
-            batches=self._batches * world,
-        )
-        whole: Tensor = loss * world  # DDP divides by it
-        return whole
-
-    def _begin(self, objective: Objective, sums: Tensor) -> None:
-        whole = self.accelerator.reduce(sums.to(self.args.device), "sum")
-        objective.begin(whole, self.state.global_step)
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a step's batches. Where there are several, an objective over groups sees them all.
-
-        That is a forward pass more: how groups are weighed depends on the losses of the whole step.
-        """
-        batches, items = super().get_batch_samples(*args, **kwargs)
-        self._batches = len(batches)
-        if self._objective and len(batches) > 1:
-            sums = []
-            self.model.eval()  # no dropout: the random state stays as it is
-            with torch.no_grad(), self.compute_loss_context_manager():
-                for inputs in batches:
-                    batch = self._forward(self.model, self._prepare_inputs(dict(inputs)))
-                    assert batch.groups is not None, "rows of finetune.data have their groups"
-                    losses, of_slopes = batch.per_example()
-                    sums.append(self._objective.sums(losses, batch.groups, of_slopes))
-            self.model.train()
-            self._begin(self._objective, torch.stack(sums).sum(0))
-        return batches, items
-
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Draw every group equally often where the objective wants it, or like lengths together."""
+        """Draw examples of like length together where that is wanted."""
         rows = self.train_dataset if train_dataset is None else train_dataset
-        if self._objective and self._objective.is_balanced:
-            self._sampler = balanced(rows["group"][:], self.args.seed)
-        elif self.args.train_sampling_strategy == "group_by_length":
+        if self.args.train_sampling_strategy == "group_by_length":
             step = self.args.train_batch_size * self.args.gradient_accumulation_steps
             self._sampler = by_length(_lengths(rows), step, self.args.seed)
         else:
@@ -190,8 +139,6 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if count:
                 logs[f"{prefix}loss_{part}"] = total / count
         self._sums[mode].zero_()
-        if self._objective and mode == "train":
-            logs.update(self._objective.log())
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -206,17 +153,16 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():
-            if self._objective:
-                self._objective.save(checkpoint)
+            self.save_further_state(checkpoint)
             mark_complete(checkpoint)
             if self._keep:
                 drop_old(folder, self._keep, self.state.best_model_checkpoint)
 
+    def save_further_state(self, checkpoint: Path) -> None:
+        """Write what a training like this one needs beside what the library saves: nothing."""
+
     def resume_from(self, checkpoint: Path) -> None:
         """Go on with the training that left a checkpoint."""
-        # Here, since with DeepSpeed the trainer calls no hook of ours when it loads the weights.
-        if self._objective:
-            self._objective.load(checkpoint)
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def take(self, checkpoint: Path) -> None:
@@ -242,11 +188,12 @@ class Batch:
     """One forward pass. Tokens are those of replies; a row is an example.
 
     Attributes:
-        losses, weights, parts: Of every token, [tokens]; `slopes` too, where they are wanted.
+        losses, weights, parts, labels: Of every token, [tokens].
+        logits: [tokens, vocabulary].
         asked: Which position's next token is one, [batch, positions - 1].
         groups: Of every row, [batch].
         tokens: How many the rows have, prompts included.
-        states: Mean hidden state of each prompt, [batch, hidden], where they are wanted.
+        hidden: Hidden states, [batch, positions, hidden]; `prompts` says which are of the prompt.
         outputs: The model's own.
     """
 
@@ -256,29 +203,23 @@ class Batch:
     asked: Tensor
     groups: Tensor | None
     tokens: Tensor
-    slopes: Tensor | None
-    states: Tensor | None
+    logits: Tensor
+    labels: Tensor
+    hidden: Tensor
+    prompts: Tensor
     outputs: Any
 
-    def per_example(self) -> tuple[Tensor, Tensor | None]:
-        """Return the mean loss and the mean slope of every row."""
-        losses = per_example(self.losses, self.weights, self.asked)
-        if self.slopes is None:
-            return losses, None
-        return losses, per_example(self.slopes, self.weights, self.asked)
+    def per_example(self, values: Tensor) -> Tensor:
+        """Return the weighted mean of every row's values: [tokens] -> [batch]."""
+        return per_example(values, self.weights, self.asked)
 
 
-class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Tells the objective when the weights have moved, the sampler when an epoch begins."""
+class EpochOfSampler(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Tells the sampler when an epoch begins."""
 
-    def __init__(self, objective: Objective | None, trainer: PartsTrainer) -> None:
-        """Tell them of the steps of `trainer`."""
-        self._objective, self._trainer = objective, trainer
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Pass it on."""
-        if self._objective:
-            self._objective.after_step(self._trainer.accelerator)
+    def __init__(self, trainer: PartsTrainer) -> None:
+        """Tell the sampler of `trainer`."""
+        self._trainer = trainer
 
     def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Let the sampler know the epoch, also where a resumed one begins in the middle."""
@@ -298,13 +239,6 @@ def per_example(values: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
     sums = torch.zeros(2, len(asked), dtype=values.dtype, device=values.device)
     sums = sums.index_add(1, rows, torch.stack([values * weights, weights.to(values.dtype)]))
     return sums[0] / sums[1].clamp(min=1e-9)
-
-
-def pooled(states: Tensor, here: Tensor) -> Tensor:
-    """Return the mean of the states where `here` is true: [batch, places, n] -> [batch, n]."""
-    kept = here[:, :, None].to(states.dtype)
-    mean: Tensor = (states * kept).sum(1) / kept.sum(1).clamp(min=1)
-    return mean
 
 
 @contextmanager

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from panjue.finetune.group_trainer import pooled
 from panjue.finetune.robust import Objective, reverse, slopes
 from panjue.finetune.samplers import balanced
 from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
-from panjue.finetune.trainer import PartsTrainer, per_example, pooled
+from panjue.finetune.trainer import PartsTrainer, per_example
 from panjue.prompts.plumbing.errors import UserError
 
 from .conftest import ROBUST_STEPS, Trained, robust_words
