@@ -40,7 +40,10 @@ CODE = {".py", ".md", ".html", ".css", ".js", ".svg"}
 HERE = Path(__file__).parent / "bundled"
 """What goes into every bundle as it is: the command and the manual."""
 
-SUMS = "sums.json"
+SUMS = "SHA256SUMS"
+"""The hash of every other file, as `sha256sum --check` reads it."""
+
+EXPECTED = "expected.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every file, so that equal bundles are equal byte for byte."""
 
@@ -102,8 +105,9 @@ def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = N
             "submission_sha256": sha256(submission),
             "rows": row_hashes(made["task"], submission),
         }
-        files = {name: sha256(folder / name) for name in names_in(folder)}
-        write_json(folder / SUMS, {"expected": expected, "files": files})
+        write_json(folder / EXPECTED, expected)
+        lines = [f"{sha256(folder / name)}  {name}\n" for name in names_in(folder)]
+        (folder / SUMS).write_text("".join(lines), "utf-8")
         _zip(folder, out)
 
 

@@ -96,21 +96,21 @@ def test_what_a_user_can_mend_is_one_line_and_exit_code_two(
 def test_a_file_that_is_none_of_the_tasks_is_told_with_the_task(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("score", folder / "test.jsonl", folder / "submission.jsonl", "--task", "cloze")
+    words = ("score", folder / "test.jsonl", folder / "submission.jsonl", "--task", "scotus")
     assert typed(monkeypatch, *words) == 2
-    assert "(read as task 'cloze': is that right?)" in capsys.readouterr().err
+    assert "(read as task 'scotus': is that right?)" in capsys.readouterr().err
 
 
 def test_a_run_folder_says_of_which_task_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_json(folder / "manifest.json", {"generate": {"task": "cloze"}})
+    write_json(folder / "manifest.json", {"generate": {"task": "scotus"}})
     words = ("check", folder / "submission.jsonl", "--cases", folder / "test.jsonl")
     assert typed(monkeypatch, *words, "--task", "judgment") == 2
-    told = f"panjue: {folder}: is a run of the task 'cloze', not 'judgment'\n"
+    told = f"panjue: {folder}: is a run of the task 'scotus', not 'judgment'\n"
     assert capsys.readouterr().err == told
-    assert typed(monkeypatch, *words) == 2  # read as cloze
-    assert "qid" in capsys.readouterr().err
+    assert typed(monkeypatch, *words) == 2  # read as scotus
+    assert "'text' must be a text" in capsys.readouterr().err
     write_json(folder / "manifest.json", {"generate": {"task": "judgment"}})
     assert typed(monkeypatch, *words) == 0
 

@@ -37,7 +37,8 @@ def test_it_has_everything_and_no_data(packed: Path, run: Path, workshop: Path) 
         "generate.yaml",
         "requirements.txt",
         "sft.yaml",
-        "sums.json",
+        "SHA256SUMS",
+        "expected.json",
         "manifest.json",
     }
     assert wanted <= names
@@ -53,6 +54,13 @@ def test_it_has_everything_and_no_data(packed: Path, run: Path, workshop: Path) 
         for path in (workshop, run, Path(__file__).parents[2], Path.home() / "x"):
             assert str(path).removesuffix("x").encode() not in content, (name, path)
     assert "python answer.py TEST OUT" in contents["MANUAL.md"].decode()
+
+
+def test_the_sums_are_those_of_sha256sum(packed: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    words = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    subprocess.run(words, cwd=tmp_path, check=True)
 
 
 def test_equal_bundles_are_equal_byte_for_byte(run: Path, packed: Path, tmp_path: Path) -> None:
@@ -82,7 +90,7 @@ def test_what_was_changed_is_named(packed: Path, workshop: Path, tmp_path: Path)
         ("code/panjue/extra.py", b"", "code/panjue/extra.py was not packed"),
         ("requirements.txt", None, "requirements.txt is missing"),
         ("requirements.txt", b"torch>=2\n\n", "requirements.txt is not what was packed"),
-        ("sums.json", b"{}", "its sums.json is broken"),
+        ("SHA256SUMS", b"{}", "MANUAL.md was not packed"),
     ):
         with pytest.raises(UserError, match=told):
             verify(tampered(packed, tmp_path / "other.zip", name, change), cases)

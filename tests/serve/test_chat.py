@@ -194,7 +194,7 @@ def test_a_server_that_refuses_the_schema(
         (("--url", "{url}"), FACT, "another", "set PANJUE_API_KEY"),
         (("--url", "{url}"), " ", None, "give the facts of a case"),
         (("--url", "{url}"), "某日天气晴朗。", None, "list them in 'defendants'"),
-        (("--url", "{url}", "--task", "cloze"), FACT, None, "say --task judgment"),
+        (("--url", "{url}", "--task", "reading"), FACT, None, "say --task judgment"),
         (("--url", "{url}", "--file", "nowhere.txt"), None, None, "nowhere.txt: No such file"),
         (("--url", "{url}", "--law", "nowhere.json"), FACT, None, "nowhere.json"),
     ],

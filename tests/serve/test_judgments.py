@@ -179,7 +179,7 @@ BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "somebody twice": ({"defendants": ["甲", "甲"]}, "'defendants' must list"),
     "an empty name": ({"defendants": ["甲", " "]}, "'defendants' must list"),
     "names as text": ({"defendants": "张某甲"}, "defendants"),
-    "another task": ({"task": "cloze"}, "this server answers 'judgment' only"),
+    "another task": ({"task": "reading"}, "this server answers 'judgment' only"),
     "too many samples": ({"samples": 1000}, "samples"),
     "negative samples": ({"samples": -1}, "samples"),
     "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is not taken here"),
