@@ -52,6 +52,18 @@ def test_without_words_the_demo_is_scored() -> None:
     assert "test=data/demo/train.jsonl held_out=true" in planned("tune")[1]
 
 
+KNOWN = "CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("MODLE=x", "; did you mean MODEL?"), ("train=x", "; did you mean TRAIN?"), ("ZZZ=x", "")],
+)
+def test_a_variable_that_is_misspelt_is_refused(word: str, hint: str) -> None:
+    name = word.partition("=")[0]
+    assert f"no variable {name}{hint} (there are {KNOWN})" in refused("score", word)
+
+
 @pytest.mark.parametrize("goal", ["generate", "score", "check-submission", "tune"])
 def test_invented_cases_stand_in_for_nobody_s_own(goal: str) -> None:
     every = chain.from_iterable(combinations(OWN, n) for n in range(1, len(OWN) + 1))
