@@ -25,7 +25,7 @@ KNOWN    := CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE S
 UNKNOWN  := $(firstword $(filter-out $(KNOWN),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))))
 nearest   = $(shell $(PYTHON) -c "import difflib, sys; print(*difflib.get_close_matches('$(1)'.upper(), sys.argv[1:], 1, 0.5))" $(KNOWN))
 $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(call nearest,$(UNKNOWN))) (there are $(KNOWN))))
-.PHONY: install lock check test torture demo base sft tune generate score check-submission serve chat
+.PHONY: help install lock check test torture demo base sft tune generate score check-submission serve chat
 .NOTPARALLEL:
 $(foreach name,TRAIN TEST DEV MIX MODEL RUN,$(if $(word 2,$($(name))),$(error \
   $(name)=$($(name)): make takes no path with spaces; rename it, or give a link to it)))
@@ -36,37 +36,40 @@ $(if $(filter demo,$(CONFIG)),$(call want,TRAIN,sft generate tune score serve))
 $(if $(DEV),,$(call want,TRAIN,tune))
 endif
 $(if $(GOLD),,$(call want,TEST,generate score check-submission))
-install: .venv/installed
+help:  # this list
+	@sed -n "/^# /{s/^# //p;b};/^export/q" Makefile; echo; sed -n "s/^\([a-z-]*\):[^#]*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
+install: .venv/installed  # .venv with every package, by its exact version
 .venv/installed: pyproject.toml $(addprefix .ci/,install uv cpu.lock cpu.never gpu.lock gpu.never)
 	.ci/install $(PYTHON)
-lock:  # the newest versions of all packages, for `make install`; then check, test and torture
+lock:  # the newest versions of all packages for `make install`; then check, test and torture
 	PYTHON=$(PYTHON) .ci/lock
-check: install build/typing/panjue
+check: install build/typing/panjue  # ruff and mypy, a minute
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 build/typing/panjue:  # a view of the four folders that mypy and editors can follow
 	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
-test: install  # two processes: most of the time goes into imports, which use one core
+# Two processes: most of the time goes into imports, which use one core.
+test: install  # the test suite, 12 to 15 minutes
 	.venv/bin/pytest -n 2 --dist loadfile
 torture: install  # what "Nothing lost" says in serve/README.md, and every command of the READMEs, tried for real
 	.venv/bin/pytest -n 2 --dist loadfile tests/torture --torture
-demo: install
+demo: install  # write invented cases
 	$(PANJUE) demo data/demo
-base: demo
+base: demo  # train the tiny base model from nothing
 	$(PANJUE) base finetune/configs/base.yaml
-sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)
+sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)  # fine-tune: cases in, adapter out
 	$(PANJUE) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT)
-generate: sft
+generate: sft  # answer every test case
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) $(BAD) $(GENERATE)
-tune: sft
+tune: sft  # fit how answers are decided to answers of held-out cases
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN)/tune $(call given,TASK) \
 	  trained=$(if $(filter method=full,$(SFT)),$(RUN)/model,$(RUN)/adapter) samples=8 \
 	  $(if $(DEV),test=$(DEV),test=$(CASES) held_out=true) $(BAD) $(GENERATE)
 	$(PANJUE) tune $(RUN)/tune
-serve: sft
+serve: sft  # answer over HTTP, with a page to ask from
 	$(PANJUE) serve serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) $(SERVE)
-chat: install
+chat: install  # ask a running server from the terminal
 	@$(PANJUE) chat $(CHAT)
-score: generate
+score: generate  # the official metric with intervals
 	$(PANJUE) score $(GOLD) $(RUN) $(OF_TASK) --json $(RUN)/scores.json $(BAD_ROW)
-check-submission: install
+check-submission: install  # every fault of a submission, with its place
 	$(PANJUE) check $(RUN) --cases $(GOLD) --labels $(RUN)/labels.json $(OF_TASK) $(BAD_ROW)

@@ -107,3 +107,13 @@ def test_the_slash_behind_a_folder_is_nothing() -> None:
     stages = planned("tune", "score", *words)
     assert planned("tune", "score", *(f"{word}/" for word in words[:2]), words[2]) == stages
     assert "run=runs/qwen2.5-0.5b-cpu-Qwen3-8B-train " in stages[0]
+
+
+def test_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text("utf-8")
+    [targets] = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    words = ["make", "help"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "make sft generate score MODEL=" in listed
+    for target in targets.split():
+        assert re.search(rf"^{target} +\S", listed, re.MULTILINE), target
