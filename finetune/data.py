@@ -35,7 +35,6 @@ FEATURES = Features(
     }
 )
 
-
 Row = dict[str, Any]
 """`input_ids`, `labels` and `parts`, one number per token, their `length`, and the `group`."""
 
@@ -50,7 +49,7 @@ class Report:
         shortened: (id, tokens before, tokens after) of each prompt that `fit` shortened.
         parts: Fields of a reply; the rows' column `parts` has indices into this list.
         groups: Names of groups; the rows' column `group` has indices into this list.
-        notes: `id: warning` about examples that are used all the same.
+        notes: `id: warning` about examples that are still used.
     """
 
     tokens: list[int] = field(default_factory=list)

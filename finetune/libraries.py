@@ -114,7 +114,6 @@ BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """LoRA initializations that also change the base's weights. vLLM and `merge` use the original base;
 with it, the adapter would be a different model from the trained one."""
 
-
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,

@@ -41,7 +41,7 @@ def data_plan(report: Report, held_out: Report, mixed: int) -> Iterator[tuple[st
     if max(len(report.refused), len(report.notes)) > MAX_SHOWN_EXAMPLES:
         yield "", "… all in the run's rows/*/report.json"
     if report.notes:
-        yield "notes", f"{len(report.notes)}; these examples are used all the same"
+        yield "notes", f"{len(report.notes)}; these examples are still used"
         yield from (("", f"id {line}") for line in report.notes[:MAX_SHOWN_EXAMPLES])
     lost = sum(before - after for _, before, after in report.shortened)
     yield "shortened", f"{len(report.shortened)} ({lost:,} tokens left out)"

@@ -29,6 +29,7 @@ from panjue.prompts.task import Task
 
 def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
     """Return the manifest of this training; runs with equal manifests give equal adapters."""
+    attention = config.attn_implementation
     return {
         "task": config.task,
         "base": config.model,
@@ -55,11 +56,7 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "trainer": config.trainer,
         "lora": config.lora,
         "quantization": config.quantization,
-        **(
-            {"attn_implementation": config.attn_implementation}
-            if config.attn_implementation != "sdpa"
-            else {}
-        ),
+        **({"attn_implementation": attention} if attention != "sdpa" else {}),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     }
 
@@ -147,8 +144,7 @@ def save(
     (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
     _point_to_base(temporary, manifest["base"])
     labels.save(temporary)
-    manifest = {**manifest, "examples": examples}
-    manifest["labels_sha256"] = sha256(temporary / "labels.json")
-    write_json(temporary / "manifest.json", manifest)
+    results = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
+    write_json(temporary / "manifest.json", {**manifest, **results})
     write_card(temporary)
     replace_folder(temporary, folder)

@@ -1,8 +1,8 @@
 """Objectives over groups of examples, not only over all examples (after FairLex and WILDS).
 
 Each example has one loss, the mean over its reply tokens. Each objective is a weighted sum of these
-losses; only the weights differ. They are computed from the groups of a whole optimizer step, over
-all its batches and processes. They are constants for the gradient, which is exact.
+losses; only the weights differ. The weights are computed from the groups of a whole optimizer step,
+over all its batches and processes, and are constants for the gradient, which is exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,14 +61,14 @@ class Objective:
 
     @property
     def wants_slopes(self) -> bool:
-        """Say whether it needs the slopes: derivatives of losses by a factor of the logits."""
+        """Say whether it needs the `slopes` of the losses."""
         return self._settings.method == "irm"
 
     def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor | None = None) -> Sums:
         """Return one batch's sums over its examples by group."""
-        rows = [torch.ones_like(losses), losses, torch.zeros_like(losses)]
-        if slopes is not None:
-            rows[2] = slopes
+        if slopes is None:
+            slopes = torch.zeros_like(losses)
+        rows = [torch.ones_like(losses), losses, slopes]
         totals = torch.zeros(3, len(self._groups), dtype=torch.float64, device=losses.device)
         return totals.index_add_(1, groups, torch.stack(rows).detach().double())
 
@@ -157,9 +157,8 @@ class Objective:
                 yield f"group_loss_{name}", total / count
         if self._settings.method == "group_dro":
             weights = self.log_weights.softmax(0).tolist()
-            yield from (
-                (f"group_weight_{n}", w) for n, w in zip(self._groups, weights, strict=True)
-            )
+            for name, weight in zip(self._groups, weights, strict=True):
+                yield f"group_weight_{name}", weight
         if self._penalties:
             yield "penalty", sum(self._penalties) / len(self._penalties)
         self._seen.zero_()
@@ -172,9 +171,8 @@ class Objective:
             tensors |= {f"adversary.{k}": v.cpu() for k, v in self.adversary.state_dict().items()}
             for i, state in self._optimizer.state_dict()["state"].items():
                 tensors |= {f"adam.{i}.{k}": v.cpu() for k, v in state.items()}
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, checkpoint / STATE_FILE
-        )
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, checkpoint / STATE_FILE)
 
     def load(self, checkpoint: Path) -> None:
         """Read the state from a checkpoint."""

@@ -97,10 +97,8 @@ class HeldOutScore:
                 eos_token_id=pad,
                 use_cache=True,
             )
-        replies: list[str] = self._tokenizer.batch_decode(
-            output[:, width:], skip_special_tokens=True
-        )
-        return replies
+        texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+        return texts
 
 
 def batches(questions: Sequence[Question]) -> Iterator[list[Question]]:

@@ -87,9 +87,7 @@ def train(config: SftConfig) -> None:
     folder = model_folder(config.model)
     manifest = on_main_process(processes, lambda: provenance(config, folder, task))
     if not config.dry_run and is_finished(config.run, manifest):
-        console.print(
-            f"{trained_folder(config)}: already trained with these settings, nothing to do"
-        )
+        console.print(f"{trained_folder(config)}: already trained with these settings")
         return
     check_side(reader, [path for path in (config.train, config.dev, config.mix) if path])
     writes = processes.is_main_process and not config.dry_run
@@ -220,14 +218,7 @@ def make_trainer(
     with PartialState().main_process_first():
         train_rows, report = token_rows(config, reader, tokenizer, labels, manifest)
         held_rows, held_report = token_rows(config, reader, tokenizer, labels, manifest, report)
-    if not len(train_rows):
-        reason = report.refused[0] if report.refused else "all skipped or held out; set dev=FILE"
-        raise UserError(f"{config.train}: no example is left to train on; {reason}")
-    unknown = next((part for part in config.token_weights if part not in report.parts), None)
-    if unknown is not None:
-        hint = did_you_mean(unknown, report.parts)
-        raise UserError(f"token_weights: a reply has no part {unknown!r}{hint}")
-
+    check_report(config, report)
     args = trainer_config(config, reader.task, evaluates=len(held_rows) > 0)
     packing = config.trainer.get("packing", False)
     score = HeldOutScore(
@@ -269,6 +260,21 @@ def make_trainer(
             "score_examples: sharded weights (FSDP, DeepSpeed) cannot answer; set score_examples=0"
         )
     return trainer, report, held_report
+
+
+def check_report(config: SftConfig, report: Report) -> None:
+    """Refuse an empty training set, and a token weight for a part that no reply has.
+
+    Raises:
+        UserError: The message names the training file or the unknown part.
+    """
+    if not report.tokens:
+        reason = report.refused[0] if report.refused else "all skipped or held out; set dev=FILE"
+        raise UserError(f"{config.train}: no example is left to train on; {reason}")
+    for part in config.token_weights:
+        if part not in report.parts:
+            hint = did_you_mean(part, report.parts)
+            raise UserError(f"token_weights: a reply has no part {part!r}{hint}")
 
 
 def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:

@@ -48,10 +48,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             if PartialState().is_local_main_process:
                 # The step may take minutes. Not `print`: the signal may have interrupted one.
                 with suppress(OSError):
-                    os.write(
-                        2,
-                        b"stopping: this step is finished and saved first; a second signal stops at once\n",
-                    )
+                    os.write(2, b"stopping after this step is saved; a second signal stops now\n")
         elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
             self._release()
             signal.raise_signal(number)

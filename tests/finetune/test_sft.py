@@ -230,7 +230,7 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
     (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
     told = training.errors
     assert training.code == 128 + number, told
-    assert told.count("stopping: this step is finished and saved first") == 1
+    assert told.count("stopping after this step is saved") == 1
     assert "which is saved; run the same command to resume" in told.splitlines()[-1]
     assert "Traceback" not in told
     assert not (training.run / "adapter").exists()
