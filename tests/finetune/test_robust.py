@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from panjue.finetune.group_trainer import pooled
+from panjue.finetune.group_trainer import GroupTrainer, pooled
 from panjue.finetune.robust import Objective, reverse, slopes
 from panjue.finetune.samplers import balanced
 from panjue.finetune.settings import RobustConfig
@@ -255,7 +255,7 @@ def test_going_on_takes_up_what_was_learnt_whatever_engine_loads_the_weights(
         "train",
         lambda _, resume_from_checkpoint: taken.append(resume_from_checkpoint),
     )
-    trainer = PartsTrainer.__new__(PartsTrainer)
+    trainer = GroupTrainer.__new__(GroupTrainer)
     trainer._objective = after
     trainer.resume_from(tmp_path)
     assert taken == [str(tmp_path)]
