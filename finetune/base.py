@@ -1,7 +1,7 @@
-"""A tiny base model from nothing, for machines that reach no hub: `make base`.
+"""A tiny base model trained from scratch, for machines without access to the hub: `make base`.
 
-A byte-level tokenizer and a Qwen3-architecture model, both trained on invented cases of one
-or two defendants. It can do nothing else; it stands where a real Qwen would.
+A byte-level tokenizer and a model of the Qwen3 architecture, both trained on invented cases with
+one or two defendants. It can do nothing else; it takes the place of a real Qwen.
 """
 
 import shutil
@@ -19,11 +19,11 @@ from panjue.prompts.plumbing.files import read_json, replace_folder, sha256, wri
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-"""Qwen's pre-tokenizer without English contractions: every digit is a token of its own."""
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPLIT_PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+"""Qwen's pre-tokenizer without English contractions; each digit is its own token."""
 
-COMMON = """
+COMMON_CHARACTERS = """
 的一是了我不人在他有这个上们来到时大地为子中你说生国年着就那和要她出也得里后自以会家可下而过天去能对小多然于心学
 么之都好看起发当没成只如事把还用第样道想作种开美总从无情己面最女但现前些所同日手又行意动方期它头经长儿回位分爱老因很
 给名法间斯知世什两次使身者被高已亲其进此话常与活正感见明问力理尔点文几定本公特做外孩相西果走将月十实向声车全信重三机
@@ -35,7 +35,7 @@ COMMON = """
 共官待究跟穿室程号居考突费倒价图具商专黄块脚改据破引食仍存众注某血备校务须试料调广查密议底列座参八除设线停际致阳李验
 助严证支罪犯刑盗窃抢劫诈骗毒赌伙窜抓获供述缴案款购售贩卖携刀鉴害嫌疑侦押逃骑驶撬锁殴租赃赔偿谅鉴县镇村街银
 """
-"""Frequent characters: with a token each, real cases are half as long as in bytes."""
+"""Frequent characters. With one token each, real cases are half as long as in bytes."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -48,25 +48,25 @@ CHAT_TEMPLATE = (
     "{%- endif -%}"
     "{%- endif -%}"
 )
-"""As Qwen3's hybrid models have it, the empty think block included."""
+"""The chat template of Qwen3's hybrid models, with the empty think block."""
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
-    """Make the tiny base as the config at `path` says."""
+    """Make the tiny base with the config at `path`."""
     make_base(base_settings(path, overrides))
 
 
 def make_base(config: BaseConfig) -> None:
-    """Make `model`, the untrained start, then train all its weights into RUN/model."""
-    ours = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
-    check_managed("shape", config.shape, ours)
+    """Write an untrained model to `model`, then train all its weights and save RUN/model."""
+    managed = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
+    check_managed("shape", config.shape, managed)
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
     start = {"shape": config.shape, "vocab_size": config.vocab_size, "seed": config.seed}
     start["train_sha256"] = sha256(config.train)
-    stamp = Path(config.model) / "start.json"
-    if not stamp.exists() or read_json(stamp) != start:
+    start_file = Path(config.model) / "start.json"
+    if not start_file.exists() or read_json(start_file) != start:
         make_untrained(config, Path(config.model))
-        write_json(stamp, start)
+        write_json(start_file, start)
     train(config)
 
 
@@ -92,13 +92,13 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
 
 
 def texts(reader: Reader, cases: Path) -> Iterator[str]:
-    """Yield what the tokenizer learns from: prompts and replies, names cut into characters.
+    """Yield the tokenizer's training texts: prompts and replies, with names cut into characters.
 
-    A name must be the same tokens wherever it stands, or so small a model never learns to follow
-    a person through the text; without this, BPE joins names with the words around them. The
-    common characters come often enough to become tokens.
+    A name must have the same tokens everywhere, otherwise so small a model never learns to follow
+    a person through the text; without the cut, BPE joins names with the words around them. The
+    common characters are repeated often enough to become tokens.
     """
-    yield from COMMON.strip() * 50
+    yield from COMMON_CHARACTERS.strip() * 50
     task = reader.task
     for example in reader.read(cases):
         for text in (
@@ -111,18 +111,18 @@ def texts(reader: Reader, cases: Path) -> Iterator[str]:
 
 
 def train_tokenizer(lines: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer: any text passes through it, digits stay apart."""
+    """Return a byte-level BPE tokenizer, which encodes any text; each digit is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL),
+        special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

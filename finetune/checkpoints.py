@@ -1,35 +1,35 @@
-"""Checkpoints that are complete or ignored, whenever the power goes."""
+"""Checkpoints that are marked when complete and ignored otherwise, even after a power cut."""
 
 import shutil
 from pathlib import Path
 
 from panjue.prompts.plumbing.files import read_json, sync, sync_names
 
-COMPLETE = "complete"
-"""The file that marks a checkpoint as whole: written last, when everything else is on the disk."""
+COMPLETE_MARK = "complete"
+"""File that marks a checkpoint as complete; written last, when all other files are on disk."""
 
 TRAINER_STATE = "trainer_state.json"
 
 
 def is_over(checkpoint: Path, patience: int) -> bool:
-    """Say whether the training of a checkpoint had come to its end: trainers would go on."""
+    """Say whether the training had ended at this checkpoint; transformers would train further."""
     state = read_json(checkpoint / TRAINER_STATE)
     stopping = state["stateful_callbacks"].get("EarlyStoppingCallback", {}).get("attributes", {})
-    spent = stopping.get("early_stopping_patience_counter", 0) >= patience
-    return bool(state["global_step"] >= state["max_steps"] or spent)
+    stopped_early = stopping.get("early_stopping_patience_counter", 0) >= patience
+    return bool(state["global_step"] >= state["max_steps"] or stopped_early)
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Mark a checkpoint when all of it has reached the disk."""
+    """Flush a checkpoint to disk, then mark it as complete."""
     sync(checkpoint)
-    (checkpoint / COMPLETE).touch()
+    (checkpoint / COMPLETE_MARK).touch()
     sync_names(checkpoint)
     sync_names(checkpoint.parent)
 
 
 def drop(checkpoint: Path) -> None:
-    """Delete a checkpoint; the mark goes first, so that none is half deleted and counts."""
-    (checkpoint / COMPLETE).unlink(missing_ok=True)
+    """Delete a checkpoint, its mark first, so that a partly deleted one is not used."""
+    (checkpoint / COMPLETE_MARK).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
 
@@ -43,12 +43,12 @@ def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
 
 
 def newest_complete(checkpoints: Path) -> Path | None:
-    """Return the newest checkpoint that bears the mark of completeness."""
+    """Return the newest complete checkpoint."""
     return max(_complete(checkpoints), key=_step, default=None)
 
 
 def _complete(checkpoints: Path) -> list[Path]:
-    return [mark.parent for mark in checkpoints.glob(f"checkpoint-*/{COMPLETE}")]
+    return [mark.parent for mark in checkpoints.glob(f"checkpoint-*/{COMPLETE_MARK}")]
 
 
 def _step(checkpoint: Path) -> int:

@@ -1,4 +1,4 @@
-"""Examples -> token rows on disk: made once, memory-mapped ever after."""
+"""Examples -> token rows: made once, cached on disk and memory-mapped."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from panjue.prompts.render import reply_ids, reply_parts
 from panjue.prompts.task import Task
 
 IGNORED = -100
-"""The label where there is no loss: the whole prompt."""
+"""Label of a token without loss: the whole prompt."""
 
 FEATURES = Features(
     {
@@ -35,22 +35,21 @@ FEATURES = Features(
     }
 )
 
-
 Row = dict[str, Any]
 """`input_ids`, `labels` and `parts`, one number per token, their `length`, and the `group`."""
 
 
 @dataclass
 class Report:
-    """What became of the examples of one file.
+    """What happened to the examples of one file.
 
     Attributes:
-        tokens: Prompt plus reply, per row kept.
-        refused: `id: why` of every example left out.
-        shortened: (id, tokens before, tokens after) of every prompt that `fit` shortened.
-        parts: The fields of a reply; column `parts` of the rows counts through them.
-        groups: The groups by the attribute asked for; column `group` counts through them.
-        notes: `id: what` somebody should know of examples that are good all the same.
+        tokens: Length of each row, prompt plus reply.
+        refused: `id: reason` of each refused example.
+        shortened: (id, tokens before, tokens after) of each prompt that `fit` shortened.
+        parts: Fields of a reply; the rows' column `parts` has indices into this list.
+        groups: Names of groups; the rows' column `group` has indices into this list.
+        notes: `id: warning` about examples that are still used.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -62,44 +61,44 @@ class Report:
 
 
 def questions(task: Task, examples: Iterator[Example], report: Report) -> Iterator[Example]:
-    """Yield the questions of the examples with their answers: one each, or those of its calls."""
+    """Yield each example's training questions with answers: one per model call."""
     for example in examples:
         report.notes += [f"{example.id}: {note}" for note in example.notes]
         yield from task.answer.training_examples(example)
 
 
-def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
+def rows(  # noqa: PLR0913, PLR0917  # no two belong together
     task: Task,
     examples: Iterator[Example],
     tokenizer: Any,
     labels: Labels,
     max_tokens: int,
     report: Report,
-    by: str | None = None,
+    attribute: str | None = None,
 ) -> Iterator[Row]:
-    """Yield token rows with loss on the reply only, noting in `report` what was done.
+    """Yield token rows with loss on the reply only, and record the examples in `report`.
 
-    Groups are those by the attribute `by`; an example without it is in a group of its own.
+    Groups are the values of `attribute`; examples without one are in the group `UNKNOWN`.
 
-    No reply is ever cut: an example whose prompt cannot be shortened enough, or whose reply does
-    not fit or is not valid (a label set is empty, say), is refused by its id.
+    No reply is ever cut. An example is refused, by its id, if its prompt cannot be shortened
+    enough, or if its reply does not fit or is invalid (for example, an empty label set).
     """
     for example in examples:
         reply = task.ask.target(example)
         if repairs := task.ask.decode(reply, example, labels).repairs:
-            report.refused.append(f"{example.id}: its gold answer is no valid reply: {repairs[0]}")
+            report.refused.append(f"{example.id}: its gold answer is invalid: {repairs[0]}")
             continue
         fitted, _, prompt, room = fit_prompt(task, example, labels, tokenizer, max_tokens)
         completion = reply_ids(tokenizer, reply)
         if not fitted.fits or len(prompt) + len(completion) > max_tokens:
             report.refused.append(
-                f"{example.id}: {len(prompt)} tokens of prompt and {len(completion)} of reply "
-                f"({room} are kept free for one) exceed max_tokens={max_tokens}"
+                f"{example.id}: {len(prompt)} prompt tokens and {len(completion)} reply tokens "
+                f"({room} are reserved for a reply) exceed max_tokens={max_tokens}"
             )
             continue
         if fitted.dropped and task.ask.decode(reply, fitted.example, labels).repairs:
             report.refused.append(
-                f"{example.id}: its gold answer is not in the text that fits; raise max_tokens"
+                f"{example.id}: its gold answer is not in the shortened text; raise max_tokens"
             )
             continue
         if fitted.dropped:
@@ -107,7 +106,7 @@ def rows(  # noqa: PLR0913, PLR0917  # each is used by somebody
         report.tokens.append(len(prompt) + len(completion))
         parts = reply_parts(tokenizer, reply)
         report.parts.extend(part for part in dict.fromkeys(parts) if part not in report.parts)
-        group = example.groups.get(by, UNKNOWN) if by else UNKNOWN
+        group = example.groups.get(attribute, UNKNOWN) if attribute else UNKNOWN
         if group not in report.groups:
             report.groups.append(group)
         yield {
@@ -126,44 +125,44 @@ def cached(
     parts: Sequence[str] = (SYNTAX,),
     groups: Sequence[str] = (),
 ) -> tuple[Dataset, Report]:
-    """Return the rows that `make` yields, from `folder` where it ran under the same key before.
+    """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
-    Their columns `parts` and `group` count through these and what is found beyond them.
+    New parts and groups are appended to `parts` and `groups`, so that their indices stay the same.
     """
     key = {**key, "parts": list(parts), "groups": list(groups)}
-    place = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
-    if not (place / "report.json").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+    entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
+    if not (entry / "report.json").exists():
+        shutil.rmtree(entry, ignore_errors=True)
+        entry.mkdir(parents=True)
         report = Report(parts=list(parts), groups=list(groups))
-        writer = ArrowWriter(path=str(place / "rows.arrow"), features=FEATURES)
+        writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
         for row in make(report):
             writer.write(row)
         writer.finalize()
-        sync(place)
-        write_json(place / "report.json", asdict(report))  # last: its presence says all is there
-    report = Report(**json.loads((place / "report.json").read_text("utf-8")))
-    return Dataset.from_file(str(place / "rows.arrow")), report
+        sync(entry)
+        write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
+    report = Report(**json.loads((entry / "report.json").read_text("utf-8")))
+    return Dataset.from_file(str(entry / "rows.arrow")), report
 
 
 def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of whole rows, best fit first, each of at most `size` tokens.
+    """Return packs of whole rows, each of at most `size` tokens, by best-fit decreasing.
 
-    Column `seq_lengths` says where one example ends and the next begins.
+    Column `seq_lengths` has the length of each example in the pack.
     """
     return pack_dataset(rows.select_columns(["input_ids", "labels", "parts"]), size, "bfd")
 
 
 PADDING = -1
-"""The part of a token that is none."""
+"""Part index of a padding token."""
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """Return a batch padded on the right.
 
-    There is no attention mask: attention is causal, so no real token ever sees the padding, and
-    the kernels are fastest without one. Packed rows carry positions that start again at every
-    example, from which transformers makes a mask that keeps the examples apart.
+    There is no attention mask: attention is causal, so no real token sees the padding, and kernels
+    are fastest without a mask. In packed rows the positions restart at each example; from them
+    transformers builds a mask, so that no example sees another.
     """
     width = max(len(row["input_ids"]) for row in rows)
     batch = {
@@ -178,6 +177,5 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def positions(lengths: Sequence[int], width: int) -> Tensor:
-    """Return 0, 1, … for each of `lengths`, and for the padding up to `width` behind them."""
-    parts = [*lengths, width - sum(lengths)]
-    return torch.cat([torch.arange(length) for length in parts])
+    """Return 0, 1, … for each of `lengths`, and again for the padding up to `width`."""
+    return torch.cat([torch.arange(length) for length in (*lengths, width - sum(lengths))])

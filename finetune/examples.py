@@ -1,4 +1,4 @@
-"""Which examples are trained on, and which are held out to choose by."""
+"""The choice of training examples and held-out examples."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from panjue.prompts.reader import Reader, is_held_out, text_hash
 
 
 def train_examples(reader: Reader, train: Path, dev: Path | None) -> Iterator[Example]:
-    """Yield those of `train` that are trained on: all, less the held-out tenth without a `dev`."""
+    """Yield the training examples of `train`: all if `dev` is given, else without a tenth."""
     for example in _answered(reader, train):
         if dev is not None or not is_held_out(example):
             yield example
@@ -19,13 +19,13 @@ def train_examples(reader: Reader, train: Path, dev: Path | None) -> Iterator[Ex
 def mixed_examples(
     reader: Reader, train: Path, dev: Path | None, mix: Path, ratio: float
 ) -> Iterator[Example]:
-    """Yield examples of `mix`, `ratio` times as many as are trained on of `train`, or all it has.
+    """Yield examples of `mix`: `ratio` per training example of `train`, or all if it has fewer.
 
-    None whose text is held out: the same facts may stand in several files.
+    Examples with a held-out text are left out: several files may have the same facts.
     """
-    wanted = round(ratio * sum(1 for _ in train_examples(reader, train, dev)))
-    # Hashes start evenly, so the lowest are a fair choice; only they are kept, not the texts.
-    lowest = heapq.nsmallest(wanted, map(text_hash, _mixable(reader, dev, mix)))
+    count = round(ratio * sum(1 for _ in train_examples(reader, train, dev)))
+    # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
+    lowest = heapq.nsmallest(count, map(text_hash, _mixable(reader, dev, mix)))
     for example in _mixable(reader, dev, mix):
         if lowest and text_hash(example) <= lowest[-1]:
             yield example
@@ -39,25 +39,25 @@ def _mixable(reader: Reader, dev: Path | None, mix: Path) -> Iterator[Example]:
 
 
 def held_out_examples(reader: Reader, train: Path, dev: Path | None) -> Iterator[Example]:
-    """Yield what losses and scores are measured on: `dev`, else the held-out tenth of `train`."""
+    """Yield the held-out examples: `dev` if it is given, else a tenth of `train`."""
     for example in _answered(reader, train if dev is None else dev):
         if dev is not None or is_held_out(example):
             yield example
 
 
 def check_side(reader: Reader, files: Sequence[Path]) -> None:
-    """Refuse a side file of groups that may mean examples of several files.
+    """Refuse a side file of groups if one of its ids is ambiguous.
 
     Raises:
-        UserError: An id that it has stands in two of them.
+        UserError: Two of `files` have the same id, and the side file has it too.
     """
-    found: dict[str, Path] = {}
+    file_of_id: dict[str, Path] = {}
     for path in files if reader.side and len(files) > 1 else ():
         for key in (str(example.id) for example in reader.read(path)):
-            if key in reader.side and found.setdefault(key, path) != path:
+            if key in reader.side and file_of_id.setdefault(key, path) != path:
                 raise UserError(
-                    f"groups: id {key} stands in {found[key]} and in {path}, which of them is "
-                    "meant? Write `groups` into the lines, or give other ids"
+                    f"groups: id {key} is in {file_of_id[key]} and in {path}, so its groups are "
+                    "ambiguous; write `groups` into the lines, or change the ids"
                 )
 
 
@@ -65,6 +65,6 @@ def _answered(reader: Reader, path: Path) -> Iterator[Example]:
     for example in reader.read(path):
         if example.answer is None:
             raise UserError(
-                f"{path}: id {example.id} has no answer to learn from; this is a test file"
+                f"{path}: id {example.id} has no answer to learn from; use a training file"
             )
         yield example

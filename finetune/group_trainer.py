@@ -1,4 +1,4 @@
-"""The trainer of an objective that looks at groups of examples: `finetune.robust` in a training."""
+"""The trainer for the objectives over groups of `finetune.robust`."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from panjue.finetune.trainer import Batch, PartsTrainer
 
 
 class GroupTrainer(PartsTrainer):
-    """Minimizes an objective over groups in place of the tokens' mean.
+    """Minimizes an objective over groups instead of the mean over tokens.
 
     Args:
         objective: What is minimized.
-        args, kwargs: As `PartsTrainer` has them.
+        args, kwargs: As in `PartsTrainer`.
     """
 
     def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
@@ -27,38 +27,38 @@ class GroupTrainer(PartsTrainer):
         self.add_callback(AfterStep(self))
 
     def training_loss(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Return what a batch gives to its step's objective."""
-        losses, groups, of_slopes = self._by_example(batch)
-        if self._batches == 1:  # else `get_batch_samples` has looked at all of them
-            self._begin(self._objective.sums(losses, groups, of_slopes))
+        """Return the batch's share of its step's objective."""
+        losses, groups, mean_slopes = self._by_example(batch)
+        if self._batches == 1:  # otherwise `get_batch_samples` has begun the step
+            self._begin(self._objective.sums(losses, groups, mean_slopes))
         world = self.accelerator.num_processes
         adversarial = self._objective.adversary is not None
         loss = self._objective(
             losses,
             groups,
-            slopes=of_slopes,
-            states=pooled(batch.hidden, batch.prompts) if adversarial else None,
+            slopes=mean_slopes,
+            states=pooled(batch.hidden, batch.prompt_mask) if adversarial else None,
             batches=self._batches * world,
         )
-        whole: Tensor = loss * world  # DDP divides by it
-        return whole
+        scaled: Tensor = loss * world  # DDP divides by it
+        return scaled
 
     def _by_example(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return every row's mean loss, its group, and its mean slope where that is wanted."""
-        assert batch.groups is not None, "rows of finetune.data have their groups"
-        of_slopes = None
+        """Return each example's mean loss and group, and its mean slope if needed."""
+        assert batch.groups is not None, "rows of finetune.data have a group"
+        mean_slopes = None
         if self._objective.wants_slopes:
-            of_slopes = batch.per_example(slopes(batch.logits, batch.labels))
-        return batch.per_example(batch.losses), batch.groups, of_slopes
+            mean_slopes = batch.per_example(slopes(batch.logits, batch.labels))
+        return batch.per_example(batch.losses), batch.groups, mean_slopes
 
     def _begin(self, sums: Tensor) -> None:
-        whole = self.accelerator.reduce(sums.to(self.args.device), "sum")
-        self._objective.begin(whole, self.state.global_step)
+        totals = self.accelerator.reduce(sums.to(self.args.device), "sum")
+        self._objective.begin(totals, self.state.global_step)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a step's batches. Where there are several, the objective sees them all before.
+        """Return a step's batches. If there are several, compute all their losses first.
 
-        That is a forward pass more: how groups are weighed depends on the losses of the whole step.
+        This costs one more forward pass: group weights depend on the losses of the whole step.
         """
         batches, items = super().get_batch_samples(*args, **kwargs)
         self._batches = len(batches)
@@ -74,7 +74,7 @@ class GroupTrainer(PartsTrainer):
         return batches, items
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Draw every group equally often where the objective wants it."""
+        """Sample groups equally often if the objective needs it."""
         if not self._objective.is_balanced:
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
@@ -82,36 +82,36 @@ class GroupTrainer(PartsTrainer):
         return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what the objective has to say."""
+        """Add the objective's values."""
         if self.model.training:
             logs.update(self._objective.log())
         super().log(logs, start_time)
 
-    def save_further_state(self, checkpoint: Path) -> None:
-        """Write what the objective has learnt of the groups."""
+    def save_extra_state(self, checkpoint: Path) -> None:
+        """Write the objective's state."""
         self._objective.save(checkpoint)
 
     def resume_from(self, checkpoint: Path) -> None:
-        """Go on with the training that left a checkpoint."""
-        # Here, since with DeepSpeed the trainer calls no hook of ours when it loads the weights.
+        """Resume training from a checkpoint."""
+        # Here, because with DeepSpeed transformers calls none of our hooks on loading weights.
         self._objective.load(checkpoint)
         super().resume_from(checkpoint)
 
 
 class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Tells the objective when the weights have moved."""
+    """Updates the objective after each optimizer step."""
 
     def __init__(self, trainer: GroupTrainer) -> None:
-        """Tell the objective of `trainer`."""
+        """Keep the trainer that has the objective."""
         self._trainer = trainer
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Pass it on."""
+        """Update the objective."""
         self._trainer._objective.after_step(self._trainer.accelerator)
 
 
-def pooled(states: Tensor, here: Tensor) -> Tensor:
-    """Return the mean of the states where `here` is true: [batch, places, n] -> [batch, n]."""
-    kept = here[:, :, None].to(states.dtype)
-    mean: Tensor = (states * kept).sum(1) / kept.sum(1).clamp(min=1)
+def pooled(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the states where `mask` is true: [batch, positions, n] -> [batch, n]."""
+    weights = mask[:, :, None].to(states.dtype)
+    mean: Tensor = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
     return mean

@@ -1,4 +1,4 @@
-"""Which settings of trl, peft and bitsandbytes a training may carry, and what values they take."""
+"""Checks of the settings for trl, peft and bitsandbytes: their names and values."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -32,49 +32,49 @@ MANAGED_SETTINGS = {
     "dataset_text_field": "task",
     "chat_template_path": "model",
     "trust_remote_code": "nothing: a model's code is never run",
-    "hub_token": "the environment variable HF_TOKEN: what is set here is written down",
+    "hub_token": "the environment variable HF_TOKEN: settings are saved to disk",
     "seed": "seed",
     "data_seed": "seed",
-    "use_cpu": "nothing: a GPU is used where there is one",
+    "use_cpu": "nothing: a GPU is used if there is one",
     "disable_tqdm": "nothing: panjue shows its own progress",
     "packing_strategy": "nothing: packs hold whole examples",
-    "eval_packing": "nothing: held-out examples stand alone",
+    "eval_packing": "nothing: held-out examples are not packed",
     "padding_free": "packing",
     "completion_only_loss": "nothing: the loss is on the reply",
     "assistant_only_loss": "nothing: the loss is on the reply",
     "loss_type": "token_weights",
-    "label_smoothing_factor": "nothing: the loss is the likelihood of the reply",
-    "pad_to_multiple_of": "nothing: rows are padded to the longest",
-    "router_aux_loss_coef": "nothing: experts are not balanced anew",
+    "label_smoothing_factor": "nothing: the loss is the negative log-likelihood of the reply",
+    "pad_to_multiple_of": "nothing: rows are padded to the longest in the batch",
+    "router_aux_loss_coef": "nothing: training has no router loss",
     "dataset_kwargs": "nothing: rows are made by panjue",
     "dataset_num_proc": "nothing: rows are made by panjue",
-    "shuffle_dataset": "nothing: the order is that of trainer.train_sampling_strategy",
+    "shuffle_dataset": "nothing: trainer.train_sampling_strategy sets the order",
     "model_init_kwargs": "model, dtype, quantization and attn_implementation",
-    "pad_token": "nothing: what is padded counts for nothing",
-    "eos_token": "nothing: rows are made before, and end as the model's replies do",
-    "save_only_model": "nothing: without its optimizer a training cannot be gone on with",
-    "ignore_data_skip": "nothing: a training that goes on takes the examples that are left",
-    "restore_callback_states_from_checkpoint": "nothing: patience goes on where it was",
+    "pad_token": "nothing: padding has no effect",
+    "eos_token": "nothing: rows end with the model's own end token",
+    "save_only_model": "nothing: without the optimizer state a training cannot resume",
+    "ignore_data_skip": "nothing: a resumed training takes the remaining examples",
+    "restore_callback_states_from_checkpoint": "nothing: resuming keeps the patience count",
     "resume_from_checkpoint": "resume",
-    "ddp_backend": "nothing: processes meet over what their devices have",
-    "auto_find_batch_size": "trainer.per_device_train_batch_size: it would begin again midway",
-    "enable_jit_checkpoint": "nothing: SIGTERM saves a checkpoint, a second one ends at once",
+    "ddp_backend": "nothing: it follows from the device",
+    "auto_find_batch_size": "trainer.per_device_train_batch_size: it would restart midway",
+    "enable_jit_checkpoint": "nothing: SIGTERM saves a checkpoint, a second one stops at once",
     "save_on_each_node": "nothing: all processes share one run folder",
-    "eval_on_start": "nothing: on going on it would count against patience once more",
+    "eval_on_start": "nothing: after resuming it would count against patience again",
     "include_num_input_tokens_seen": "nothing: num_tokens in log.jsonl counts them",
-    "dataloader_in_order": "nothing: a training that goes on must know the order",
+    "dataloader_in_order": "nothing: resuming needs a fixed order",
 }
-"""trl settings that panjue makes itself -> the setting to use instead."""
+"""trl settings that panjue sets itself -> the setting to use instead."""
 
 MANAGED_LORA_SETTINGS = {
-    "layer_replication": "nothing: vLLM has no model of more layers than its base",
-    "task_type": "nothing: it is a causal model",
+    "layer_replication": "nothing: vLLM cannot add layers to the base",
+    "task_type": "nothing: the model is causal",
     "inference_mode": "nothing: the adapter is trained",
 }
-"""The same of peft."""
+"""The same for peft."""
 
 POSITIVE, NOT_NEGATIVE = Field(gt=0), Field(ge=0)
-LIMITS = {
+VALUE_LIMITS = {
     "num_train_epochs": POSITIVE,
     "gradient_accumulation_steps": POSITIVE,
     "per_device_train_batch_size": POSITIVE,
@@ -95,53 +95,53 @@ LIMITS = {
     "lora_alpha": POSITIVE,
     "lora_dropout": Field(ge=0, le=1),
 }
-"""Limits that trl and peft do not check themselves, or only in the midst of things."""
+"""Limits that trl and peft do not check, or check only during training."""
 
-UNTYPED = {"init_lora_weights", "lora_alpha", "fsdp", "debug"}
-"""Settings whose annotation does not tell all that they may be: `pissa_niter_4`, 22.6, true."""
+UNCHECKED_SETTINGS = {"init_lora_weights", "lora_alpha", "fsdp", "debug"}
+"""Settings that take more values than their annotation says: `pissa_niter_4`, 22.6, true."""
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """Return the types of a library's settings; none where a new version hides them from us."""
+    """Return the types of a library's settings; empty if they cannot be resolved."""
     try:
-        return {key: hint for key, hint in get_type_hints(cls).items() if key not in UNTYPED}
-    except NameError:  # imported for type checkers alone
+        hints = get_type_hints(cls)
+    except NameError:  # a type that the library imports for type checkers only
         return {}
+    return {key: hint for key, hint in hints.items() if key not in UNCHECKED_SETTINGS}
 
 
-CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin a LoRA that also change the base's weights. The adapter beside the base as it was
-would be another model than the trained one, and vLLM and merging know only that base."""
-
+BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""LoRA initializations that also change the base's weights. vLLM and `merge` use the original base;
+with it, the adapter would be a different model from the trained one."""
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
 }
-"""Attention of a package -> whether transformers can use it here."""
+"""Attention that needs a package -> function that says whether transformers can use it here."""
 
 
 def check_attention(name: str) -> None:
-    """Refuse an attention of a package that is not there.
+    """Refuse an attention whose package is missing.
 
-    Transformers would take a kernel of the hub in its place, which is code from elsewhere.
+    Transformers would instead download a kernel, which is foreign code, from the hub.
 
     Raises:
-        UserError: The package is not there.
+        UserError: The package is missing.
     """
-    is_there = FLASH_ATTENTION.get(name)
-    if is_there and not is_there():
+    is_available = FLASH_ATTENTION.get(name)
+    if is_available and not is_available():
         raise UserError(
-            f"attn_implementation: {name} wants its package, which is not installed or does not "
-            "work here; install it, or leave this at sdpa"
+            f"attn_implementation: {name} needs its package, which is not installed or does not "
+            "work here; install it, or set attn_implementation=sdpa"
         )
 
 
 def check_library_settings(config: SftConfig) -> None:
-    """Refuse settings that trl, peft or bitsandbytes do not have or take, and those of panjue.
+    """Refuse settings that trl, peft or bitsandbytes do not accept, or that panjue sets itself.
 
     Raises:
-        UserError: Names the section, the setting, and what to write instead.
+        UserError: A setting is refused; the message names it and what to use instead.
     """
     check_managed("trainer", config.trainer, MANAGED_SETTINGS)
     check_known("trainer", config.trainer, (f.name for f in fields(TrainerConfig) if f.init))
@@ -151,34 +151,31 @@ def check_library_settings(config: SftConfig) -> None:
     check_values("trainer", config.trainer, TrainerConfig)
     check_values("lora", config.lora, LoraConfig)
     check_attention(config.attn_implementation)
-    start = config.lora.get("init_lora_weights", True)
-    if str(start).lower().startswith(CHANGES_THE_BASE):
+    init = config.lora.get("init_lora_weights", True)
+    if str(init).lower().startswith(BASE_CHANGING_INITS):
         raise UserError(
-            f"lora.init_lora_weights: {start!r} changes the base too, and the adapter beside the "
-            "base would be another model; take true, gaussian or orthogonal"
+            f"lora.init_lora_weights: {init!r} changes the base too, and the adapter does not fit "
+            "the original base; use true, gaussian or orthogonal"
         )
-    if start == "eva":
+    if init == "eva":
         raise UserError(
-            "lora.init_lora_weights: 'eva' looks at data first, which panjue has no step for, and "
-            "would be a start like any other; take true, gaussian or orthogonal"
+            "lora.init_lora_weights: 'eva' needs a pass over the data, which panjue does not do; "
+            "use true, gaussian or orthogonal"
         )
     sampling = config.trainer.get("accelerator_config") or {}
     check_managed("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
-    rows = config.trainer.get("per_device_train_batch_size", 0)
-    if (
-        config.trainer.get("packing")
-        and config.attn_implementation in FLASH_ATTENTION
-        and rows != 1
-    ):
-        # Of several rows transformers' FlashAttention takes each as one text, packed or not.
+    packing = config.trainer.get("packing")
+    batch_size = config.trainer.get("per_device_train_batch_size", 0)
+    if packing and config.attn_implementation in FLASH_ATTENTION and batch_size != 1:
+        # In a batch of several rows, transformers' FlashAttention treats each pack as one text.
         raise UserError(
-            "trainer.packing: with FlashAttention the examples of a pack are kept apart in batches "
-            "of one pack only; set trainer.per_device_train_batch_size=1"
+            "trainer.packing: FlashAttention separates the examples of a pack only in batches of "
+            "one pack; set trainer.per_device_train_batch_size=1"
         )
-    if config.robust and config.trainer.get("packing"):
+    if config.robust and packing:
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
     if (config.method == "qlora") != bool(config.quantization):
-        raise UserError("quantization: goes with method=qlora, and method=qlora with it")
+        raise UserError("quantization: goes with method=qlora; set both or neither")
     for section, cls in (("lora", LoraConfig), ("quantization", BitsAndBytesConfig)):
         try:
             cls(**getattr(config, section))
@@ -187,39 +184,39 @@ def check_library_settings(config: SftConfig) -> None:
 
 
 def check_values(section: str, given: Mapping[str, Any], cls: type) -> None:
-    """Refuse values that the fields of a library's dataclass are not annotated for.
+    """Refuse values that do not match the annotations of a library's dataclass.
 
-    The libraries do not look themselves: a word for a number would fail in the midst of training.
+    The libraries do not check them: a word instead of a number would fail during training.
 
     Raises:
-        UserError: Names the setting and its value.
+        UserError: A value does not match; the message names the setting and the value.
     """
     hints, metadata = hints_of(cls), {field.name: field.metadata for field in fields(cls)}
     for key, value in given.items():
-        try:  # as JSON: strict about numbers, but a list may stand for a tuple
+        try:  # as JSON: strict about numbers, but a list is valid for a tuple
             hint = hints.get(key)
-            kind: Any = Annotated[hint, LIMITS.get(key, Field())] if hint else Any
-            TypeAdapter(kind).validate_json(to_json(value), strict=True)
+            checked: Any = Annotated[hint, VALUE_LIMITS.get(key, Field())] if hint else Any
+            TypeAdapter(checked).validate_json(to_json(value), strict=True)
         except ValidationError as error:
             raise UserError(f"{section}.{key}: {error.errors()[0]['msg']}, got {value!r}") from None
         except PydanticSchemaGenerationError:
-            continue  # of a type that no setting in YAML has
+            continue  # a type that YAML cannot express
         choices = metadata[key].get("choices")
         if choices and value is not None and value not in choices:
             raise UserError(f"{section}.{key}: {value!r} is none of {', '.join(choices)}")
 
 
-def check_what_training_imports(trainer: SFTTrainer) -> None:
-    """Make now what the trainer makes at its first step, so that a dry run sees what is missing.
+def check_optimizer_packages(trainer: SFTTrainer) -> None:
+    """Create the optimizer and scheduler of the first step now, so that a dry run finds errors.
 
     Raises:
-        ImportError, ValueError, TypeError: A package is not there, or the optimizer or scheduler
-            does not take its arguments.
+        ImportError, ValueError, TypeError: A package is missing, or the optimizer or scheduler
+            does not accept its arguments.
     """
     args = trainer.args
     if args.use_liger_kernel and not is_liger_kernel_available():
-        raise ImportError("use_liger_kernel wants the package liger-kernel; pip install it")
-    plain = copy(args)  # those by layer hang themselves onto the model's weights at once
+        raise ImportError("use_liger_kernel needs a package; run pip install liger-kernel")
+    plain = copy(args)  # layerwise optimizers would attach hooks to the model's weights here
     plain.optim = OptimizerNames(args.optim.removesuffix("_layerwise"))
     trainer.get_optimizer_cls_and_kwargs(plain, trainer.model)
     get_scheduler(

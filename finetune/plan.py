@@ -1,4 +1,4 @@
-"""What a run is about to do, said before the first step."""
+"""The plan of a run, printed before the first step."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -14,16 +14,16 @@ from panjue.finetune.data import IGNORED, Report
 
 GIB = 2**30
 ADAM_BYTES = 12
-"""Per trained weight: its gradient and Adam's two moments, in float32."""
+"""Bytes per trained weight: its gradient and Adam's two moments, in float32."""
 
-NAMED = 5
-"""Refused examples that are named on the screen; the report file has all."""
+MAX_SHOWN_EXAMPLES = 5
+"""Refused examples, and notes, printed to the console; the report file has all."""
 
 
 def print_plan(
     console: Console, trainer: SFTTrainer, report: Report, held_out: Report, mixed: int
 ) -> None:
-    """Print examples, token percentiles, trained weights, steps and memory."""
+    """Print the examples, token percentiles, trained weights, steps and memory."""
     for name, text in (*data_plan(report, held_out, mixed), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", highlight=False, markup=False)
 
@@ -32,21 +32,21 @@ def data_plan(report: Report, held_out: Report, mixed: int) -> Iterator[tuple[st
     """Yield (name, text) about the examples."""
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
     if mixed:
-        yield "", f"{mixed} examples were taken from the file that is mixed in"
+        yield "", f"{mixed} of the training examples come from the mix file"
     if held_out.refused or held_out.shortened:
         changed = f"{len(held_out.refused)} more refused, {len(held_out.shortened)} shortened"
-        yield "", f"held out: {changed} (a label that training has not, or too long)"
+        yield "", f"held out: {changed} (label not in the training set, or too long)"
     yield "refused", str(len(report.refused))
-    yield from (("", f"id {line}") for line in report.refused[:NAMED])
-    if max(len(report.refused), len(report.notes)) > NAMED:
+    yield from (("", f"id {line}") for line in report.refused[:MAX_SHOWN_EXAMPLES])
+    if max(len(report.refused), len(report.notes)) > MAX_SHOWN_EXAMPLES:
         yield "", "… all in the run's rows/*/report.json"
     if report.notes:
-        yield "notes", f"{len(report.notes)}; the examples are trained on as far as they are good"
-        yield from (("", f"id {line}") for line in report.notes[:NAMED])
+        yield "notes", f"{len(report.notes)}; these examples are still used"
+        yield from (("", f"id {line}") for line in report.notes[:MAX_SHOWN_EXAMPLES])
     lost = sum(before - after for _, before, after in report.shortened)
     yield "shortened", f"{len(report.shortened)} ({lost:,} tokens left out)"
-    low, median, high, most = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
-    percentiles = f"10% {low}, 50% {median}, 90% {high}, longest {most}"
+    low, median, high, longest = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
+    percentiles = f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
     yield "tokens", f"{sum(report.tokens):,} in all; {percentiles}"
 
 
@@ -54,25 +54,24 @@ def training_plan(trainer: SFTTrainer) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about weights, steps and memory."""
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    total = trainer.model.num_parameters()  # knows that four-bit weights are stored in pairs
+    total = trainer.model.num_parameters()  # counts four-bit weights, which are stored in pairs
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
     yield "steps", f"{steps(trainer)} of {batch_size(trainer)} examples or packs"
-    held = sum(weight.numel() * weight.element_size() for weight in weights) + trained * ADAM_BYTES
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
     args = trainer.args
-    kept = (
-        f"the best by {args.metric_for_best_model}"
-        if args.load_best_model_at_end
-        else "the last one; the best is kept where eval_strategy and save_strategy are alike"
-    )
-    yield "adapter", kept
-    yield "memory", f"{held / GIB:.2f} GiB for weights and optimizer; activations come on top"
+    if args.load_best_model_at_end:
+        yield "adapter", f"the best by {args.metric_for_best_model}"
+    else:
+        yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
+    memory = (weight_bytes + trained * ADAM_BYTES) / GIB
+    yield "memory", f"{memory:.2f} GiB for weights and optimizer, without activations"
     if torch.accelerator.is_available():
         _, size = torch.accelerator.get_memory_info()
         yield "", f"{size / GIB:.0f} GiB on the accelerator"
 
 
 def batch_size(trainer: SFTTrainer) -> int:
-    """Return the rows per optimizer step over all processes."""
+    """Return the number of rows per optimizer step, over all processes."""
     args = trainer.args
     return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
@@ -86,7 +85,7 @@ def steps(trainer: SFTTrainer) -> int:
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:
-    """Print one row as the model sees it: dim where there is no loss, green where there is."""
+    """Print one row as the model sees it: tokens with loss in green, tokens without in dim."""
     text = Text()
     pairs = zip(row["labels"], row["input_ids"], strict=True)
     for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):

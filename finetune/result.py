@@ -1,4 +1,4 @@
-"""What a training leaves behind: who made it of what, whether it is finished, its weights."""
+"""The result of a training: its manifest, whether it is finished, and its weights."""
 
 import shutil
 from importlib.metadata import version
@@ -28,7 +28,8 @@ from panjue.prompts.task import Task
 
 
 def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
-    """Say what this adapter is made of; two runs with equal provenance give equal adapters."""
+    """Return the manifest of this training; runs with equal manifests give equal adapters."""
+    attention = config.attn_implementation
     return {
         "task": config.task,
         "base": config.model,
@@ -55,100 +56,95 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "trainer": config.trainer,
         "lora": config.lora,
         "quantization": config.quantization,
-        **(
-            {"attn_implementation": config.attn_implementation}
-            if config.attn_implementation != "sdpa"
-            else {}
-        ),
+        **({"attn_implementation": attention} if attention != "sdpa" else {}),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     }
 
 
 def trained_folder(config: SftConfig) -> Path:
-    """Return where the result goes: `adapter/`, or `model/` where all weights were trained."""
+    """Return the folder of the result: `adapter/`, or `model/` if all weights are trained."""
     return config.run / ("model" if config.method == "full" else "adapter")
 
 
-def is_finished(run: Path, made: dict[str, Any]) -> bool:
-    """Say whether `run` holds the finished result of exactly these settings.
+def is_finished(run: Path, manifest: dict[str, Any]) -> bool:
+    """Say whether `run` holds the finished result of the training with this manifest.
 
     Raises:
-        UserError: It holds work under other settings; names what differs.
+        UserError: It holds a run with other settings; the message names the difference.
     """
-    over = any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
-    # Transformers makes `checkpoints/` before a step is taken: a dry run or a kill may leave it
-    # empty, and nobody's work is lost there.
-    if not over and not any((run / "checkpoints").glob("checkpoint-*")):
+    has_result = any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
+    # Transformers creates `checkpoints/` before the first step: after a dry run or a kill it may be
+    # empty, and then no work can be lost.
+    if not has_result and not any((run / "checkpoints").glob("checkpoint-*")):
         return False
-    place = run / "manifest.json"
-    before = read_json(place).get("sft", {}) if place.exists() else {}
-    what = manifest_diff(before, made)
-    if what:
-        what = what if before else "there is no record of how it was made"
+    path = run / "manifest.json"
+    previous = read_json(path).get("sft", {}) if path.exists() else {}
+    diff = manifest_diff(previous, manifest)
+    if diff:
+        reason = diff if previous else "there is no record of how it was made"
         raise UserError(
-            f"{run}: holds another run ({what}); choose another run=FOLDER or delete this one"
+            f"{run}: holds another run ({reason}); choose another run=FOLDER or delete this one"
         )
-    return over
+    return has_result
 
 
-def claim(config: SftConfig, made: dict[str, Any], console: Console) -> None:
-    """Make the run folder the place of this training: config.yaml and manifest.json."""
+def claim(config: SftConfig, manifest: dict[str, Any], console: Console) -> None:
+    """Write config.yaml and manifest.json, which assign the run folder to this training."""
     with atomic_write(config.run / "config.yaml") as out:
         out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
-    place = config.run / "manifest.json"
-    manifest = read_json(place) if place.exists() else {}
-    before = manifest.get("sft", {}).get("versions", {})
-    if config.resume and before and (told := difference(before, made["versions"])):
-        console.print(f"going on with other versions: {told}", highlight=False, markup=False)
-    write_json(place, {**manifest, "sft": made})
+    path = config.run / "manifest.json"
+    stages = read_json(path) if path.exists() else {}
+    versions = stages.get("sft", {}).get("versions", {})
+    if config.resume and versions and (diff := difference(versions, manifest["versions"])):
+        console.print(f"resuming with other versions: {diff}", highlight=False, markup=False)
+    write_json(path, {**stages, "sft": manifest})
     if not config.resume:
         shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
 
 
 def _point_to_base(folder: Path, base: str) -> None:
-    """Let plain peft find the base, wherever it is started."""
-    place = folder / "adapter_config.json"
-    if place.exists():
+    """Write the base's absolute path, so that plain peft finds it from any working folder."""
+    config = folder / "adapter_config.json"
+    if config.exists():
         path = str(Path(base).resolve()) if Path(base).is_dir() else base
-        write_json(place, {**read_json(place), "base_model_name_or_path": path})
+        write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse to call a result finished that has no weights.
+    """Refuse a result without weights.
 
     Raises:
-        UserError: There are none: under FSDP with SHARDED_STATE_DICT trainers write nothing.
+        UserError: There are none, as under FSDP with SHARDED_STATE_DICT.
     """
-    found = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
-            found += len(weights.keys())
-    if not found:
-        raise UserError(
-            f"{folder}: no weights were written; with FSDP set fsdp_state_dict_type to "
-            "FULL_STATE_DICT. The checkpoints are kept, and the same command goes on from them"
-        )
+            if weights.keys():
+                return
+    raise UserError(
+        f"{folder}: no weights were written; with FSDP set fsdp_state_dict_type to "
+        "FULL_STATE_DICT. The checkpoints are kept; run the same command to resume"
+    )
 
 
 def save(
-    trainer: PartsTrainer, labels: Labels, made: dict[str, Any], folder: Path, examples: int
+    trainer: PartsTrainer, labels: Labels, manifest: dict[str, Any], folder: Path, examples: int
 ) -> None:
-    """Write weights, labels, manifest and card into `folder`, which appears when all is there.
+    """Write weights, labels, manifest and card; `folder` appears only when it is complete.
 
-    `examples` is how many were trained on.
+    `examples` is the number of training examples.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     if trainer.is_world_process_zero():
         shutil.rmtree(temporary, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(temporary))  # all processes take part where weights are sharded
+    trainer.save_model(str(temporary))  # all processes take part if weights are sharded
     if not trainer.is_world_process_zero():
         return
     check_weights(temporary)
-    (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml says the same
-    _point_to_base(temporary, made["base"])
+    (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+    _point_to_base(temporary, manifest["base"])
     labels.save(temporary)
-    more = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
-    write_json(temporary / "manifest.json", {**made, **more})
+    results = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
+    write_json(temporary / "manifest.json", {**manifest, **results})
     write_card(temporary)
     replace_folder(temporary, folder)

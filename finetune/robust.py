@@ -1,8 +1,8 @@
-"""Objectives that look at groups of examples, not at their mean alone (after FairLex and WILDS).
+"""Objectives over groups of examples, not only over all examples (after FairLex and WILDS).
 
-All work on one loss per example, the mean over its reply's tokens, and are weighted sums of them:
-what differs is where the weights come from. They are computed from the groups of a whole optimizer
-step, over all its batches and all processes, and are constants to the gradient, which is exact.
+Each example has one loss, the mean over its reply tokens. Each objective is a weighted sum of these
+losses; only the weights differ. The weights are computed from the groups of a whole optimizer step,
+over all its batches and processes, and are constants for the gradient, which is exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,17 +18,17 @@ from torch.nn.functional import cross_entropy
 from panjue.finetune.settings import RobustConfig
 
 Sums = Tensor
-"""Of a step's examples by group, [3, groups]: how many, their losses, their slopes."""
+"""Per group of a step, [3, groups]: number of examples, sum of losses, sum of slopes."""
 
-STATE = "robust.safetensors"
-"""In a checkpoint: what an objective has learnt of the groups."""
+STATE_FILE = "robust.safetensors"
+"""File in a checkpoint with the objective's state."""
 
 ADVERSARY_RATE = 1e-3
-"""Learning rate of the adversary, a single linear layer under Adam."""
+"""Learning rate of the adversary, one linear layer trained with Adam."""
 
 
 class Objective:
-    """The objective of one run, with what it keeps between steps."""
+    """The objective of one run, with its state between steps."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Objective:
         hidden: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Begin with equal weights.
+        """Start with equal weights.
 
         Args:
-            settings: Which method.
-            groups: Names of the groups, by their numbers.
+            settings: The method and its parameters.
+            groups: Names of the groups, by index.
             hidden: Size of the model's hidden states, for the adversary.
-            device: Where the model is.
+            device: The model's device.
         """
         self._settings, self._groups = settings, groups
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
@@ -56,28 +56,28 @@ class Objective:
 
     @property
     def is_balanced(self) -> bool:
-        """Say whether groups are drawn equally often."""
+        """Say whether groups are sampled equally often."""
         return self._settings.method != "erm"
 
     @property
     def wants_slopes(self) -> bool:
-        """Say whether it needs the derivative of each loss by a factor of the logits."""
+        """Say whether it needs the `slopes` of the losses."""
         return self._settings.method == "irm"
 
     def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor | None = None) -> Sums:
-        """Return what one batch gives to its step: its examples' losses and slopes, by group."""
-        rows = [torch.ones_like(losses), losses, torch.zeros_like(losses)]
-        if slopes is not None:
-            rows[2] = slopes
-        found = torch.zeros(3, len(self._groups), dtype=torch.float64, device=losses.device)
-        return found.index_add_(1, groups, torch.stack(rows).detach().double())
+        """Return one batch's sums over its examples by group."""
+        if slopes is None:
+            slopes = torch.zeros_like(losses)
+        rows = [torch.ones_like(losses), losses, slopes]
+        totals = torch.zeros(3, len(self._groups), dtype=torch.float64, device=losses.device)
+        return totals.index_add_(1, groups, torch.stack(rows).detach().double())
 
     def begin(self, sums: Sums, step: int) -> None:
-        """Weigh the groups for one optimizer step.
+        """Compute the weights for one optimizer step.
 
         Args:
-            sums: Of all its batches and processes.
-            step: Optimizer steps that were done.
+            sums: Totals over all its batches and processes.
+            step: Number of optimizer steps done before.
         """
         counts, losses, slopes = sums
         divisor = counts.clamp(min=1)
@@ -86,24 +86,24 @@ class Objective:
         present = (counts > 0).double()
         uniform = present / present.sum()
         weight, method = self._settings.weight, self._settings.method
-        of_slopes = torch.zeros_like(means)
+        slope_weights = torch.zeros_like(means)
         if method == "erm":
-            chosen = counts / counts.sum()
+            loss_weights = counts / counts.sum()
         elif method == "group_dro":
             self.log_weights = self.log_weights.to(means) + self._settings.step * means
             self.log_weights = self.log_weights.log_softmax(0)
-            chosen = self.log_weights.exp()
+            loss_weights = self.log_weights.exp()
         elif method == "vrex":  # the gradient of mean + weight * population variance
             centred = (means - (uniform * means).sum()) * present
-            chosen = uniform + 2 * weight * uniform * centred
+            loss_weights = uniform + 2 * weight * uniform * centred
             self._penalties.append(float((uniform * centred**2).sum()))
         else:
-            chosen = uniform
+            loss_weights = uniform
         if method == "irm":
-            counts_now = step >= self._settings.warmup
-            self._penalties.append(float((uniform * slope**2).sum()) * counts_now)
-            of_slopes = 2 * weight * uniform * slope * counts_now
-        self._per_loss, self._per_slope = chosen / divisor, of_slopes / divisor
+            is_warm = step >= self._settings.warmup
+            self._penalties.append(float((uniform * slope**2).sum()) * is_warm)
+            slope_weights = 2 * weight * uniform * slope * is_warm
+        self._loss_weights, self._slope_weights = loss_weights / divisor, slope_weights / divisor
 
     def __call__(
         self,
@@ -114,29 +114,30 @@ class Objective:
         states: Tensor | None = None,
         batches: int = 1,
     ) -> Tensor:
-        """Return what one batch gives to the step's objective; its gradients add up to that one's.
+        """Return one batch's share of the step's objective.
 
-        The value itself is no more than a weighted loss.
+        The gradients of all shares add up to the gradient of the objective. The value is only a
+        weighted loss.
 
         Args:
-            losses: Of the examples, [batch].
-            groups: Their groups' numbers, [batch].
-            slopes: See `wants_slopes`, [batch].
+            losses: Loss per example, [batch].
+            groups: Group index per example, [batch].
+            slopes: Slope per example, [batch]; see `wants_slopes`.
             states: Mean hidden state of each prompt, [batch, hidden]; for the adversary.
-            batches: How many the step has, over all processes.
+            batches: Number of batches in the step, over all processes.
         """
-        loss: Tensor = (self._per_loss.to(losses)[groups] * losses).sum()
+        loss: Tensor = (self._loss_weights.to(losses)[groups] * losses).sum()
         if slopes is not None:
-            loss = loss + (self._per_slope.to(slopes)[groups] * slopes).sum()
+            loss = loss + (self._slope_weights.to(slopes)[groups] * slopes).sum()
         if states is not None and self.adversary is not None:
-            told = self.adversary(reverse(states.float(), self._settings.weight))
-            guess = cross_entropy(told, groups)
-            self._penalties.append(float(guess.detach()))
-            loss = loss + guess / batches
+            logits = self.adversary(reverse(states.float(), self._settings.weight))
+            adversary_loss = cross_entropy(logits, groups)
+            self._penalties.append(float(adversary_loss.detach()))
+            loss = loss + adversary_loss / batches
         return loss
 
     def after_step(self, accelerator: Accelerator) -> None:
-        """Let the adversary learn from an optimizer step's gradients, those of all processes."""
+        """Update the adversary with an optimizer step's gradients, summed over all processes."""
         if self.adversary is None:
             return
         for parameter in self.adversary.parameters():
@@ -146,55 +147,53 @@ class Objective:
         self._optimizer.zero_grad()
 
     def log(self) -> Iterator[tuple[str, float]]:
-        """Yield every group's mean loss and weight, and the mean penalty, since the last call.
+        """Yield each group's mean loss and weight, and the mean penalty, since the last call.
 
-        The penalty is the variance of vrex, the squared slope of irm once it counts, and, of the
-        examples of this process, the adversary's loss.
+        The penalty is, for vrex, the variance; for irm, the squared slope after the warm-up; for
+        adversarial, the adversary's loss on this process's examples.
         """
         for name, count, total in zip(self._groups, *self._seen.tolist(), strict=True):
             if count:
                 yield f"group_loss_{name}", total / count
         if self._settings.method == "group_dro":
             weights = self.log_weights.softmax(0).tolist()
-            yield from (
-                (f"group_weight_{n}", w) for n, w in zip(self._groups, weights, strict=True)
-            )
+            for name, weight in zip(self._groups, weights, strict=True):
+                yield f"group_weight_{name}", weight
         if self._penalties:
             yield "penalty", sum(self._penalties) / len(self._penalties)
         self._seen.zero_()
         self._penalties.clear()
 
     def save(self, checkpoint: Path) -> None:
-        """Write into a checkpoint what going on from it needs."""
+        """Write the state into a checkpoint."""
         tensors = {"log_weights": self.log_weights.cpu()}
         if self.adversary is not None:
             tensors |= {f"adversary.{k}": v.cpu() for k, v in self.adversary.state_dict().items()}
             for i, state in self._optimizer.state_dict()["state"].items():
                 tensors |= {f"adam.{i}.{k}": v.cpu() for k, v in state.items()}
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, checkpoint / STATE
-        )
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, checkpoint / STATE_FILE)
 
     def load(self, checkpoint: Path) -> None:
-        """Take up what `save` wrote."""
-        tensors = load_file(checkpoint / STATE)
+        """Read the state from a checkpoint."""
+        tensors = load_file(checkpoint / STATE_FILE)
         self.log_weights = tensors["log_weights"]
         if self.adversary is None:
             return
-        self.adversary.load_state_dict(_under("adversary.", tensors))
+        self.adversary.load_state_dict(_with_prefix("adversary.", tensors))
         moments: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in _under("adam.", tensors).items():
+        for key, tensor in _with_prefix("adam.", tensors).items():
             number, _, name = key.partition(".")
             moments.setdefault(int(number), {})[name] = tensor
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 class Reverse(torch.autograd.Function):
-    """The identity, whose gradient is turned round (Ganin and Lempitsky, ICML 2015)."""
+    """The identity with a reversed gradient (Ganin and Lempitsky, ICML 2015)."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: float) -> Tensor:
@@ -204,20 +203,20 @@ class Reverse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient times minus the weight."""
+        """Return the gradient multiplied by `-weight`."""
         return -ctx.weight * gradients[0], None
 
 
 def reverse(states: Tensor, weight: float) -> Tensor:
-    """Return `states`; on the way back their gradient is multiplied by `-weight`."""
+    """Return `states`; the backward pass multiplies their gradient by `-weight`."""
     reversed_states: Tensor = Reverse.apply(states, weight)  # type: ignore[no-untyped-call]
     return reversed_states
 
 
 def slopes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the derivative of each token's loss by a factor of its logits, at 1: [tokens].
+    """Return the derivative of each token's loss by a factor of its logits, at factor 1: [tokens].
 
-    In closed form, so that its own gradient costs no second backward pass.
+    It is in closed form, so that its own gradient needs no second backward pass.
     """
     expected = (logits.softmax(-1) * logits).sum(-1)
     return expected - logits.gather(-1, labels[:, None])[:, 0]

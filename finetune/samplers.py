@@ -1,4 +1,4 @@
-"""Orders of examples that depend on seed and epoch alone: a resumed epoch is drawn as it was."""
+"""Samplers that depend only on seed and epoch, so that a resumed epoch has the same order."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -8,16 +8,16 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 
 class ByEpoch(Sampler[int]):
-    """Draws anew in every epoch. Transformers' own draw from a state that resuming has not."""
+    """Samples anew in each epoch. Transformers' samplers use a random state lost on resuming."""
 
     def __init__(
         self, size: int, draw: Callable[[torch.Generator], Iterable[int]], seed: int
     ) -> None:
-        """Take the number of examples, and what draws as many of their places."""
+        """Keep the number of examples and the function that samples their indices."""
         self._size, self._draw, self._seed, self._epoch = size, draw, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next."""
+        """Set the next epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -25,34 +25,34 @@ class ByEpoch(Sampler[int]):
         return self._size
 
     def __iter__(self) -> Iterator[int]:
-        """Yield places of examples."""
+        """Yield indices of examples."""
         yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self._epoch))
 
 
 def balanced(groups: Sequence[int], seed: int) -> ByEpoch:
-    """Draw every group equally often: as many examples as there are, with replacement.
+    """Sample groups equally often: as many examples as there are, with replacement.
 
     Args:
-        groups: Of every example, the number of its group.
-        seed: Of all epochs.
+        groups: Group index of each example.
+        seed: The same for all epochs.
     """
     counts = torch.bincount(torch.tensor(groups)).double()
-    chances = (1 / counts)[torch.tensor(groups)]
+    weights = (1 / counts)[torch.tensor(groups)]
 
     def draw(generator: torch.Generator) -> list[int]:
-        drawn = torch.multinomial(chances, len(groups), True, generator=generator)
-        return [int(place) for place in drawn]
+        drawn = torch.multinomial(weights, len(groups), True, generator=generator)
+        return [int(index) for index in drawn]
 
     return ByEpoch(len(groups), draw, seed)
 
 
 def by_length(lengths: Sequence[int], step: int, seed: int) -> ByEpoch:
-    """Draw examples of like length together.
+    """Sample examples of similar length together.
 
     Args:
-        lengths: Of every example.
-        step: Examples that belong together.
-        seed: Of all epochs.
+        lengths: Length of each example.
+        step: Number of examples in one step.
+        seed: The same for all epochs.
     """
 
     def draw(generator: torch.Generator) -> list[int]:

@@ -1,4 +1,4 @@
-"""The task's own metrics on held-out examples, for the model as it stands."""
+"""The task's metrics on held-out examples during training."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,17 +15,17 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
-TOKENS_AT_ONCE = 2**15
-"""Prompts and replies of one batch, padding included: 5 GB of attention cache for an 8B model."""
+MAX_BATCH_TOKENS = 2**15
+"""Tokens of one batch, padding and replies included: 5 GB of attention cache for an 8B model."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out example ready to be asked.
+    """A held-out example with its prompt.
 
     Attributes:
-        prompt: Token ids; empty where the example is too long to ask, as it would be in serving.
-        room: The most tokens of a reply.
+        prompt: Token ids; empty if the example is too long, which serving refuses too.
+        room: Maximum number of reply tokens.
     """
 
     example: Example
@@ -36,9 +36,9 @@ class Question:
 class HeldOutScore:
     """Answers a fixed sample of held-out examples greedily and scores the answers.
 
-    The replies are free, not held to the schema as in serving: a model that has learnt the format
-    does not need the schema, and one that has not should not look as if it had. What is
-    unreadable is answered by the task's fallback, as everywhere.
+    Decoding is not constrained by the schema, as it is in serving: a model that knows the format
+    does not need the schema, and the score should show if it does not. The task's fallback answers
+    unreadable replies, as everywhere.
     """
 
     def __init__(
@@ -51,68 +51,65 @@ class HeldOutScore:
         size: int,
         max_tokens: int,
     ) -> None:
-        """Choose `size` of `examples` by the hash of their text and make their prompts."""
+        """Choose `size` of `examples` by the hash of their text and build their prompts."""
         self._task, self._tokenizer, self._labels = task, tokenizer, labels
         chosen = heapq.nsmallest(size, examples, key=text_hash)
         self.questions = list(self._questions(chosen, max_tokens))
 
     def _questions(self, examples: Iterable[Example], max_tokens: int) -> Iterator[Question]:
         for example in examples:
-            made = fit_prompt(self._task, example, self._labels, self._tokenizer, max_tokens)
-            yield Question(example, made.ids if made.fitted.fits else [], made.room)
+            prompt = fit_prompt(self._task, example, self._labels, self._tokenizer, max_tokens)
+            yield Question(example, prompt.ids if prompt.fitted.fits else [], prompt.room)
 
     def __call__(self, trainer: Any) -> dict[str, float]:
-        """Return the task's metrics; the processes of a run share the work."""
+        """Return the task's metrics; the questions are divided among the processes."""
         rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
-        mine = self.questions[rank::world]
-        scored = [self._values(question.example, "") for question in mine if not question.prompt]
-        for batch in batches([question for question in mine if question.prompt]):
+        share = self.questions[rank::world]
+        scored = [self._values(question.example, "") for question in share if not question.prompt]
+        for batch in batches([question for question in share if question.prompt]):
             replies = self._replies(trainer, batch)
             scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
         weights, values = zip(*gather_object(scored), strict=True)
-        columns = ScoreTable(self._task, weights=list(weights), values=list(values))
-        return summarize(columns, resamples=0).mean
+        table = ScoreTable(self._task, weights=list(weights), values=list(values))
+        return summarize(table, resamples=0).mean
 
     def _values(self, example: Example, reply: str) -> tuple[float, Any]:
         """Return the example's weight and the metrics of its reply."""
         task = self._task
-        told = task.ask.decode(reply, example, self._labels).answer
-        row = task.data.write(example, told)
+        row = task.data.write(example, task.ask.decode(reply, example, self._labels).answer)
         values = metric_values(task, task.gold(example), row, f"held out: id {example.id}")
         return task.score.weight(example), values
 
     @torch.no_grad()
     def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
-        pad = self._tokenizer.eos_token_id  # any token does, it is not attended to
+        pad = self._tokenizer.eos_token_id  # any token: the attention mask hides it
         width = max(len(question.prompt) for question in batch)
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
-        real = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
+        mask = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
         model = trainer.accelerator.unwrap_model(trainer.model)
         with trainer.compute_loss_context_manager():
-            written = model.generate(
+            output = model.generate(
                 input_ids=ids.to(model.device),
-                attention_mask=real.to(model.device),
+                attention_mask=mask.to(model.device),
                 max_new_tokens=max(question.room for question in batch),
                 do_sample=False,
                 pad_token_id=pad,
                 eos_token_id=pad,
                 use_cache=True,
             )
-        replies: list[str] = self._tokenizer.batch_decode(
-            written[:, width:], skip_special_tokens=True
-        )
-        return replies
+        texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+        return texts
 
 
 def batches(questions: Sequence[Question]) -> Iterator[list[Question]]:
-    """Yield the questions in batches of at most `TOKENS_AT_ONCE`, like replies together.
+    """Yield batches of at most `MAX_BATCH_TOKENS`, with replies of similar length together.
 
-    A batch is done when its longest reply is, and costs little more than that one alone.
+    A batch takes little longer than its longest reply alone.
     """
     batch: list[Question] = []
     for question in sorted(questions, key=lambda q: (q.room, len(q.prompt))):
         longest = max(len(q.prompt) + q.room for q in [*batch, question])
-        if batch and longest * (len(batch) + 1) > TOKENS_AT_ONCE:
+        if batch and longest * (len(batch) + 1) > MAX_BATCH_TOKENS:
             yield batch
             batch = []
         batch.append(question)

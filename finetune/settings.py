@@ -1,4 +1,4 @@
-"""Settings of a training run, and what can be said of them before the libraries are imported."""
+"""Settings of a training run, and the checks that need no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,80 +13,81 @@ from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
-"""trl settings that may be `no`: when something is logged, measured, saved."""
+"""trl settings that may be `no`: when to log, evaluate and save."""
 
 
 class RobustConfig(Config):
-    """Which objective, over which groups."""
+    """An objective over groups of examples."""
 
     method: Literal["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"] = "erm"
-    """Mean over examples; over groups; worst-case weights; variance of groups; one scale that is
-    best for all groups; no group to be told from the prompt's states."""
+    """erm: mean over examples. group_uniform: mean over groups. group_dro: more weight on groups
+    with high losses. vrex: penalty on the variance between groups. irm: penalty unless one scale of
+    the logits is best for all groups. adversarial: penalty if prompt states reveal the group."""
     by: str
-    """Attribute of the groups. Examples whose group nobody knows are a group of their own."""
+    """Attribute that defines the groups. Examples without it form a group of their own."""
     step: float = Field(0.01, gt=0)
-    """Of group_dro: how fast the weights of groups with high losses grow."""
+    """For group_dro: how fast the weights of groups with high losses grow."""
     weight: float = Field(0.5, ge=0)
-    """Of the penalty of vrex, irm and adversarial."""
+    """For vrex, irm and adversarial: weight of the penalty."""
     warmup: int = Field(500, ge=0)
-    """Of irm: optimizer steps before the penalty counts."""
+    """For irm: optimizer steps before the penalty counts."""
 
 
 class SftConfig(Config):
-    """Settings of one run; the resolved copy is saved beside the adapter."""
+    """Settings of one run; the resolved copy is saved in the run folder."""
 
     task: str = "judgment"
     """Name of a folder in prompts/tasks/."""
     run: Path
-    """Folder that everything is written to."""
+    """Folder for all output of this run."""
     model: str
     """Base model: a folder, or a name on the hub."""
     train: Path
     """Training cases."""
     dev: Path | None = None
-    """Held-out cases, for loss and score; without it a tenth of `train`, chosen by hash, serves."""
+    """Held-out cases for loss and score; without it, a tenth of `train`, chosen by hash."""
     mix: Path | None = None
-    """Further cases to train on (those of one defendant, say); never held out."""
+    """Further cases to train on (for example, with one defendant); never held out."""
     mix_ratio: float = Field(1.0, ge=0)
-    """Cases taken from `mix` per case of `train`, chosen by hash; all, where it has fewer."""
+    """Cases taken from `mix` per case of `train`, chosen by hash; all if `mix` has fewer."""
     on_bad_row: OnBadRow = "stop"
-    """What a row of these files does that is no case: stop the run, or be listed and left out."""
+    """If a row of these files is not a valid case: stop the run, or list and skip the row."""
     groups: Path | None = None
-    """Rows of `id` and further groups of the examples, beside those that stand in their files."""
+    """File of rows with an `id` and groups, added to the groups in the case files."""
     robust: RobustConfig | None = None
-    """An objective that looks at groups: `{method: group_dro, by: gender}`. All but `erm` draw
-    groups equally often, whatever `trainer.train_sampling_strategy` says."""
+    """Objective over groups, e.g. `{method: group_dro, by: gender}`. All but `erm` sample groups
+    equally often and ignore `trainer.train_sampling_strategy`."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
     max_tokens: int = Field(4096, ge=64)
-    """Prompt plus reply. Longer cases are shortened by `fit` and counted; a reply is never cut."""
+    """Prompt plus reply. Longer prompts are shortened and counted; replies are never cut."""
     dtype: str = "auto"
-    """Type of the base weights: bfloat16 where they are frozen and `trainer.bf16` is on."""
+    """Type of the base weights. auto: bfloat16 if they are frozen and `trainer.bf16` is on."""
     token_weights: dict[str, float] = Field(default_factory=dict)
-    """Field of the reply -> weight of its tokens in the loss, e.g. `{penalty: 3}`; else 1."""
+    """Field of the reply -> weight of its tokens in the loss, e.g. `{penalty: 3}`; default 1."""
     score_examples: int = Field(64, ge=0)
-    """Held-out examples answered and scored at each evaluation; the best adapter is kept. None
-    where an example takes several calls: there the held-out loss decides."""
+    """Held-out examples answered and scored at each evaluation; the best adapter is kept. Tasks
+    with several calls per example score none and use the held-out loss."""
     solve: dict[str, Any] = Field(default_factory=dict)
-    """How an example of several calls is solved: a model is trained on the calls of that way."""
+    """Settings of a task with several calls per example; training uses the same calls."""
     patience: int = Field(3, ge=1)
     """Evaluations without a better score after which training stops."""
     seed: int = 0
-    """Of the data order, the adapter's start and dropout."""
+    """Seed of the data order, the adapter's initial weights and dropout."""
     resume: bool = True
-    """Continue from the newest complete checkpoint of this run; false drops those there are."""
+    """Resume from the newest complete checkpoint of this run; false deletes its checkpoints."""
     dry_run: bool = False
-    """Stop before the first step, after showing the plan and one example as the model sees it."""
+    """Print the plan and one example as the model sees it, then stop before the first step."""
     attn_implementation: Literal[
         "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"
     ] = "sdpa"
-    """Which attention transformers computes with; those of FlashAttention want its package."""
+    """Attention of transformers; the FlashAttention ones need its package."""
     trainer: dict[str, Any] = Field(default_factory=dict)
-    """Passed to trl's SFTConfig as they are."""
+    """Passed unchanged to trl's SFTConfig."""
     lora: dict[str, Any] = Field(default_factory=dict)
-    """Passed to peft's LoraConfig as they are."""
+    """Passed unchanged to peft's LoraConfig."""
     quantization: dict[str, Any] = Field(default_factory=dict)
-    """Passed to transformers' BitsAndBytesConfig as they are; used by `method: qlora`."""
+    """Passed unchanged to transformers' BitsAndBytesConfig; used by `method: qlora`."""
 
     @field_validator("trainer")
     @classmethod
@@ -99,21 +100,21 @@ class SftConfig(Config):
 
 
 class BaseConfig(SftConfig):
-    """Settings of the tiny base: those of a full fine-tuning, and the shape it starts from."""
+    """Settings of the tiny base: those of full fine-tuning, plus its vocabulary and shape."""
 
     vocab_size: int = Field(4096, ge=512)
-    """Tokens, the 256 bytes included."""
+    """Number of tokens, the 256 bytes included."""
     shape: dict[str, Any] = Field(default_factory=dict)
-    """Passed to transformers' Qwen3Config as they are."""
+    """Passed unchanged to transformers' Qwen3Config."""
 
 
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
-    """Read the config at `path`, and refuse what is wrong with it before torch is imported.
+    """Read the config at `path` and check it before torch is imported.
 
-    What trl and peft must be asked about is checked later, by `libraries.check_library_settings`.
+    Settings of trl and peft are checked later, by `libraries.check_library_settings`.
 
     Raises:
-        UserError: A key or value is wrong, or the task, a file or the base model is not there.
+        UserError: A key or value is wrong, or the task, a file or the base model is missing.
     """
     config = load_config(SftConfig, path, overrides)
     check_data(config)
@@ -123,14 +124,14 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
-    """Do the same for the tiny base, whose model is made and need not be there."""
+    """Do the same for the tiny base, whose model need not exist yet."""
     config = load_config(BaseConfig, path, overrides)
     check_data(config)
     return config
 
 
 def check_data(config: SftConfig) -> None:
-    """Refuse a task or a data file that is not there."""
+    """Refuse a task or data file that does not exist."""
     load_task(config.task)
     for name in DATA:
         file = getattr(config, name)

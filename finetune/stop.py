@@ -1,4 +1,4 @@
-"""SIGTERM or Ctrl-C while training: the step at hand is finished and saved, then all stops."""
+"""SIGTERM or Ctrl-C during training: finish the current step, save a checkpoint, stop."""
 
 import os
 import signal
@@ -21,42 +21,41 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     """Saves a checkpoint and ends the training at the first signal; a second one ends it at once.
 
     Attributes:
-        agreed: The signal, once all processes know of it at the end of the same step.
+        agreed: The signal that all processes stop for at the end of this step; 0 if none.
     """
 
     def __init__(self, console: Console) -> None:
-        """Listen from the first step on; `console` shows the training."""
+        """Prepare; `console` shows the training."""
         self._console, self._quiet = console, console.quiet
         self.agreed = 0
-        self._received, self._since, self._saved, self._process = 0, 0.0, -1, 0
-        self._before: dict[int, Any] = {}
+        self._received, self._received_at, self._saved_step, self._process = 0, 0.0, -1, 0
+        self._old_handlers: dict[int, Any] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Take the signals."""
+        """Install the signal handlers."""
         self._process = os.getpid()
-        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        self._old_handlers = {n: signal.signal(n, self._receive) for n in SIGNALS}
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._process:
-            return  # a worker that loads data: it ends with us
+            return  # a data-loading worker, which ends with its parent
         if not self._received:
-            self._received, self._since = number, time.monotonic()
-            # A Ctrl-C ends `| tee` too, and a line that nobody reads any more would end us.
+            self._received, self._received_at = number, time.monotonic()
+            # Ctrl-C ends `| tee` too, and writing to its closed pipe would end this process.
             self._console.quiet = self._quiet or not self._console.file.isatty()
             if PartialState().is_local_main_process:
-                # It may take minutes; `print` may be at work where the signal came.
-                word = "stopping: this step is finished and saved; a second signal ends it at once"
+                # The step may take minutes. Not `print`: the signal may have interrupted one.
                 with suppress(OSError):
-                    os.write(2, f"{word}\n".encode())
-        elif time.monotonic() - self._since > SIGNAL_DEBOUNCE_S:
+                    os.write(2, b"stopping after this step is saved; a second signal stops now\n")
+        elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
             self._release()
             signal.raise_signal(number)
 
     def _release(self) -> None:
         self._console.quiet = self._quiet
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
     def on_step_end(
@@ -64,41 +63,42 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     ) -> None:
         """Ask the trainer to save and stop, in all processes at the same step."""
         self.agreed = self._received
-        if PartialState().num_processes > 1:  # what comes while they gather is for the next step
+        if PartialState().num_processes > 1:  # a signal during this call counts for the next step
             self.agreed = max(gather_object([self.agreed]))
         if self.agreed:
             control.should_training_stop = True
-            # The end of an epoch saves for itself, with the score that belongs to it.
+            # At the end of an epoch the trainer saves anyway, with its score.
             ends = args.save_strategy == "epoch" and state.epoch is not None and not state.epoch % 1
             control.should_save = not ends
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Keep the trainer from taking a stop for the end of an epoch, which scores and saves."""
+        """Prevent the scoring and saving of an epoch's end if the epoch is not complete."""
         if self.agreed and state.epoch is not None and state.epoch % 1:
             control.should_save = control.should_evaluate = control.should_log = False
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Note the step."""
-        self._saved = state.global_step
+        """Record the step."""
+        self._saved_step = state.global_step
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Give the signals back.
+        """Restore the signal handlers.
 
         Raises:
-            Stopped: One came before the last step.
+            Stopped: A signal came before the last step.
         """
         self._release()
         if self.agreed and state.global_step < state.max_steps:
-            # With `save_strategy: best` a step that is no better is not.
-            saved = "which" if self._saved == state.global_step else "the last checkpoint before"
+            # With `save_strategy: best` a step without a better score is not saved.
+            is_saved = self._saved_step == state.global_step
+            saved = "which" if is_saved else "the last checkpoint before"
             raise Stopped(
                 f"stopped at step {state.global_step} of {state.max_steps}, {saved} is saved; "
-                "the same command goes on from there",
+                "run the same command to resume",
                 self.agreed,
             )

@@ -1,4 +1,4 @@
-"""trl's SFTTrainer with the loss where it is wanted, by part, and a score at every evaluation."""
+"""trl's SFTTrainer with a loss per part of the reply and a score at every evaluation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,22 +17,22 @@ from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_comp
 from panjue.finetune.data import IGNORED, PADDING, collate
 from panjue.finetune.samplers import ByEpoch, by_length
 
-MANAGED_SETTINGS = ("labels", "parts", "group", "skip_logits")
-"""ScoreTable of a row that are not the model's, and what transformers adds for liger kernels, which
-are to make the loss themselves then: it is ours."""
+NOT_MODEL_INPUTS = ("labels", "parts", "group", "skip_logits")
+"""Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
+kernels, would let the kernel compute the loss; here the trainer computes it."""
 
 Score = Callable[["PartsTrainer"], dict[str, float]]
 
 
 class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
-    """Trains on rows of `finetune.data`: a loss per part of the reply, weighted if wanted.
+    """Trains on rows of `finetune.data`, with a loss and a weight per part of the reply.
 
     Args:
-        parts: Names of the parts that the rows' column `parts` counts through.
-        token_weights: Part -> weight of its tokens in the training loss; 1 where not named.
+        parts: Names of the parts; the rows' column `parts` has indices into this list.
+        token_weights: Part -> weight of its tokens in the training loss; default 1.
         score: Trainer -> the task's metrics on held-out examples; None scores nothing.
-        keep: Checkpoints that stay beside the best one; None keeps all.
-        args, kwargs: As trl has them.
+        keep: Number of newest checkpoints to keep besides the best one; None keeps all.
+        args, kwargs: As in trl.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         keep: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare trl's trainer; the rows are ready, so it must leave them alone."""
+        """Prepare trl's trainer, which must not process the rows again."""
         self._parts, self._score, self._keep = parts, score, keep
         self._sampler: ByEpoch | None = None
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
-        self.model_accepts_loss_kwargs = True  # so that `num_items_in_batch` is counted
-        self.add_callback(EpochOfSampler(self))
+        self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
+        self.add_callback(SamplerEpoch(self))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "parts", "group", "length", "seq_lengths"]
@@ -63,17 +63,17 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the loss of a batch: what is minimized in training, the tokens' mean else."""
+        """Return the loss of a batch: in training the objective, in evaluation the tokens' mean."""
         batch = self.forward_pass(model, inputs)
-        self._note(batch)
+        self._add_losses(batch)
         if self.model.training:
             loss = self.training_loss(batch, num_items_in_batch)
-        else:  # held-out losses stay comparable between weights
+        else:  # without weights, so that held-out losses of different settings are comparable
             loss = batch.losses.mean()
         return (loss, batch.outputs) if return_outputs else loss
 
     def training_loss(self, batch: "Batch", num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Return the mean loss of the step's reply tokens, each times its part's weight."""
+        """Return the mean loss of the step's reply tokens, each multiplied by its part's weight."""
         loss: Tensor = (batch.losses * batch.weights).sum()
         loss = loss / (len(batch.losses) if num_items_in_batch is None else num_items_in_batch)
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
@@ -81,57 +81,57 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return loss
 
     def forward_pass(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
-        """Return the losses of the reply's tokens, and what else they are made of."""
-        fields = {name: value for name, value in inputs.items() if name not in MANAGED_SETTINGS}
+        """Run the model and return the losses of the reply tokens, with what they depend on."""
+        fields = {name: value for name, value in inputs.items() if name not in NOT_MODEL_INPUTS}
         labels, parts = inputs["labels"], inputs["parts"]
-        asked = labels[:, 1:] != IGNORED
+        reply_mask = labels[:, 1:] != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
-        with logits_only_at(asked, head) as hidden:
+        with logits_only_at(reply_mask, head) as hidden:
             outputs = model(**fields, use_cache=False)
-        logits, wanted = outputs.logits.float(), labels[:, 1:][asked]
-        of_tokens = parts[:, 1:][asked]
+        logits, reply_labels = outputs.logits.float(), labels[:, 1:][reply_mask]
+        reply_parts = parts[:, 1:][reply_mask]
         return Batch(
-            losses=cross_entropy(logits, wanted, reduction="none"),
-            weights=self._weights.to(logits.device)[of_tokens],
-            parts=of_tokens,
-            asked=asked,
+            losses=cross_entropy(logits, reply_labels, reduction="none"),
+            weights=self._weights.to(logits.device)[reply_parts],
+            parts=reply_parts,
+            reply_mask=reply_mask,
             groups=inputs.get("group"),
-            tokens=(parts != PADDING).sum(),
+            token_count=(parts != PADDING).sum(),
             logits=logits,
-            labels=wanted,
+            labels=reply_labels,
             hidden=hidden[0],
-            prompts=(labels == IGNORED) & (parts != PADDING),
+            prompt_mask=(labels == IGNORED) & (parts != PADDING),
             outputs=outputs,
         )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Draw examples of like length together where that is wanted."""
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        if self.args.train_sampling_strategy == "group_by_length":
-            step = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            self._sampler = by_length(_lengths(rows), step, self.args.seed)
-        else:
+        """Sample examples of similar length together for `group_by_length`."""
+        if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        step = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        self._sampler = by_length(_lengths(rows), step, self.args.seed)
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next: accelerate's loaders do not reach the sampler on resuming."""
+        """Set the sampler's epoch: accelerate's loaders do not set it when a run resumes."""
         if self._sampler:
             self._sampler.set_epoch(epoch)
 
-    def _note(self, batch: "Batch") -> None:
-        """Add a batch to the sums and counts by part, and to the count of tokens seen."""
+    def _add_losses(self, batch: "Batch") -> None:
+        """Add a batch to the losses and counts by part, and to the number of tokens seen."""
         mode = "train" if self.model.training else "eval"
         size = len(self._parts)
         sums = torch.bincount(batch.parts, batch.losses.detach(), minlength=size)
         counts = torch.bincount(batch.parts, minlength=size)
         self._sums[mode] += torch.stack([sums, counts]).cpu()
         if mode == "train":
-            # Of the state, which a checkpoint has: a training that goes on counts on.
-            self.state.num_input_tokens_seen += int(self.accelerator.gather(batch.tokens).sum())
+            # The state is in every checkpoint, so a resumed run continues the count.
+            tokens = self.accelerator.gather(batch.token_count).sum()
+            self.state.num_input_tokens_seen += int(tokens)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens seen and the loss by part since the last entry."""
+        """Add the number of tokens seen, and the loss by part since the last entry."""
         mode, prefix = ("train", "") if self.model.training else ("eval", "eval_")
         sums, counts = self.accelerator.reduce(self._sums[mode].to(self.args.device)).cpu()
         logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
@@ -142,40 +142,40 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save a checkpoint that counts from when it is whole; only then drop old ones.
+        """Save a checkpoint, mark it as complete, and only then drop old ones.
 
-        The trainer itself would drop them before anybody could mark the new one.
+        Transformers would drop old ones before the new one is marked.
         """
         folder = Path(str(self.args.output_dir))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero() and checkpoint.exists():
-            drop(checkpoint)  # what a kill has left of it
+            drop(checkpoint)  # incomplete: a run was killed here
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():
-            self.save_further_state(checkpoint)
+            self.save_extra_state(checkpoint)
             mark_complete(checkpoint)
             if self._keep:
                 drop_old(folder, self._keep, self.state.best_model_checkpoint)
 
-    def save_further_state(self, checkpoint: Path) -> None:
-        """Write what a training like this one needs beside what the library saves: nothing."""
+    def save_extra_state(self, checkpoint: Path) -> None:
+        """Write state that transformers does not save: none here; subclasses may have some."""
 
     def resume_from(self, checkpoint: Path) -> None:
-        """Go on with the training that left a checkpoint."""
+        """Resume training from a checkpoint."""
         self.train(resume_from_checkpoint=str(checkpoint))
 
-    def take(self, checkpoint: Path) -> None:
-        """Take the weights of a training that is over, of its best checkpoint where it chose."""
+    def load_finished(self, checkpoint: Path) -> None:
+        """Load the weights of a finished training, from its best checkpoint if it chose one."""
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
         self._load_from_checkpoint(str(checkpoint))
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self._load_best_model()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Measure the held-out loss, then the task's own metrics on answers made greedily.
+        """Compute the held-out loss, then the task's metrics on greedily decoded answers.
 
-        Here, and not in a callback, so that the best checkpoint and early stopping see them.
+        Not in a callback, so that early stopping and the choice of the best checkpoint see them.
         """
         output = super().evaluation_loop(*args, **kwargs)
         if self._score:
@@ -185,80 +185,81 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass. Tokens are those of replies; a row is an example.
+    """One forward pass. `tokens` below are reply tokens only.
 
     Attributes:
-        losses, weights, parts, labels: Of every token, [tokens].
+        losses, weights, parts, labels: Per token, [tokens].
         logits: [tokens, vocabulary].
-        asked: Which position's next token is one, [batch, positions - 1].
-        groups: Of every row, [batch].
-        tokens: How many the rows have, prompts included.
-        hidden: Hidden states, [batch, positions, hidden]; `prompts` says which are of the prompt.
-        outputs: The model's own.
+        reply_mask: Whether the next token is a reply token, [batch, positions - 1].
+        groups: Group index per example, [batch].
+        token_count: Tokens of prompts and replies together.
+        hidden: Hidden states, [batch, positions, hidden].
+        prompt_mask: Whether a position is in the prompt, [batch, positions].
+        outputs: The model's output object.
     """
 
     losses: Tensor
     weights: Tensor
     parts: Tensor
-    asked: Tensor
+    reply_mask: Tensor
     groups: Tensor | None
-    tokens: Tensor
+    token_count: Tensor
     logits: Tensor
     labels: Tensor
     hidden: Tensor
-    prompts: Tensor
+    prompt_mask: Tensor
     outputs: Any
 
     def per_example(self, values: Tensor) -> Tensor:
-        """Return the weighted mean of every row's values: [tokens] -> [batch]."""
-        return per_example(values, self.weights, self.asked)
+        """Return the weighted mean of each example's values: [tokens] -> [batch]."""
+        return per_example(values, self.weights, self.reply_mask)
 
 
-class EpochOfSampler(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Tells the sampler when an epoch begins."""
+class SamplerEpoch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Sets the sampler's epoch when an epoch begins."""
 
     def __init__(self, trainer: PartsTrainer) -> None:
-        """Tell the sampler of `trainer`."""
+        """Keep the trainer that has the sampler."""
         self._trainer = trainer
 
     def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Let the sampler know the epoch, also where a resumed one begins in the middle."""
+        """Set the epoch, also if a resumed run begins in the middle of one."""
         self._trainer.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
 def _lengths(rows: Any) -> list[int]:
-    """Return the tokens of each row, or of each pack of rows."""
+    """Return the number of tokens of each row or pack."""
     if "length" in rows.column_names:
         return list(rows["length"])
     return [sum(inner) for inner in rows["seq_lengths"]]
 
 
-def per_example(values: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
-    """Return the weighted mean over the tokens of each row of `asked`: [tokens] -> [batch]."""
-    rows = asked.nonzero()[:, 0]
-    sums = torch.zeros(2, len(asked), dtype=values.dtype, device=values.device)
+def per_example(values: Tensor, weights: Tensor, reply_mask: Tensor) -> Tensor:
+    """Return the weighted mean over each example's reply tokens: [tokens] -> [batch]."""
+    rows = reply_mask.nonzero()[:, 0]
+    sums = torch.zeros(2, len(reply_mask), dtype=values.dtype, device=values.device)
     sums = sums.index_add(1, rows, torch.stack([values * weights, weights.to(values.dtype)]))
     return sums[0] / sums[1].clamp(min=1e-9)
 
 
 @contextmanager
-def logits_only_at(asked: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
-    """Let `head` make logits of the positions before `asked` labels only: [labels, vocabulary].
+def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
+    """Let `head` compute logits only where `reply_mask` is true: [tokens, vocabulary].
 
-    The list that it gives has the hidden states of all positions when the model has run.
+    Yields a list; after the forward pass it holds the hidden states of all positions.
 
-    Most tokens are of the prompt and have no label, and without a GPU the logits of them all are a
-    third of a small model's work. (trl leaves them out on GPUs only.) A hook inside the forward
-    pass, and not a call of the head outside it, so that DDP and FSDP see one ordinary forward.
+    Most tokens are prompt tokens without a label, and on a CPU their logits are a third of a small
+    model's work. (trl omits them on GPUs only.) This is a hook inside the forward pass, so that DDP
+    and FSDP see one ordinary forward.
     """
-    seen: list[Tensor] = []
+    states: list[Tensor] = []
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
-        seen.append(hidden[0])
-        return (hidden[0][:, :-1][asked],)
+        states.append(hidden[0])
+        return (hidden[0][:, :-1][reply_mask],)
 
     hook = head.register_forward_pre_hook(select)
     try:
-        yield seen
+        yield states
     finally:
         hook.remove()

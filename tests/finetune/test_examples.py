@@ -71,7 +71,7 @@ def test_a_side_file_that_may_mean_two_examples_is_refused(
     reader = Reader(TASK, side_groups(side))
     check_side(reader, [train])
     check_side(Reader(TASK), [train, mix])
-    with pytest.raises(UserError, match=r"groups: id 29 stands in .*train\.jsonl and in .*mix"):
+    with pytest.raises(UserError, match=r"groups: id 29 is in .*train\.jsonl and in .*mix"):
         check_side(reader, [train, mix])
 
 

@@ -202,7 +202,7 @@ def test_what_would_do_nothing_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_start_that_would_be_another_than_it_is_called_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="init_lora_weights: 'eva' looks at data first"):
+    with pytest.raises(UserError, match="init_lora_weights: 'eva' needs a pass over the data"):
         check_library_settings(config("lora.init_lora_weights=eva", path=tmp_path / "a.yaml"))
 
 

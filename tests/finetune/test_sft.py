@@ -230,8 +230,8 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
     (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
     told = training.errors
     assert training.code == 128 + number, told
-    assert told.count("stopping: this step is finished and saved") == 1
-    assert "which is saved; the same command goes on from there" in told.splitlines()[-1]
+    assert told.count("stopping after this step is saved") == 1
+    assert "which is saved; run the same command to resume" in told.splitlines()[-1]
     assert "Traceback" not in told
     assert not (training.run / "adapter").exists()
     stopped_at = newest_complete(training.run / "checkpoints")
@@ -282,13 +282,13 @@ POLYNOMIAL = "trainer.lr_scheduler_type=polynomial  trainer.lr_scheduler_kwargs=
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("trainer.use_liger_kernel=true", "trainer: use_liger_kernel wants the package"),
+        ("trainer.use_liger_kernel=true", "trainer: use_liger_kernel needs a package"),
         ("trainer.optim=galore_adamw", "trainer: You need to install `galore_torch`"),
         ("trainer.optim=lomo", "trainer: You need to install `lomo_optim`"),
         ("trainer.lr_scheduler_type=cosine_with_min_lr", "trainer: .*min_lr"),
         ("trainer.lr_scheduler_kwargs={cycles: 2}", "trainer: .*'cycles'"),
         (f"{POLYNOMIAL}  trainer.learning_rate=1e-5", "trainer: lr_end .0.001. must be smaller"),
-        ("attn_implementation=flash_attention_2", "wants its package, which is not installed"),
+        ("attn_implementation=flash_attention_2", "needs its package, which is not installed"),
         ("lora.kasa_config={}", "lora: these settings change the base's weights too"),
     ],
 )
