@@ -161,7 +161,7 @@ class Run:
             raise Unreadable(f"{error}; run `panjue generate`") from None
         except UserError as error:
             raise UserError(
-                f"{error}; `panjue generate` again drops it if it is the last line, torn by a "
+                f"{error}; `panjue generate` again drops it if it is the last line, cut by a "
                 "kill; delete any other broken line by hand: generate asks that example again"
             ) from None
 

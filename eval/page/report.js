@@ -15,21 +15,21 @@ const color = (index) => `hsl(${Math.round(index * 137.5) % 360} 70% ${index % 2
 const values = (valuesOf) => [...new Set(cases.flatMap(valuesOf))].sort();
 
 // A filter: its label, its values, whether a case has a value; and its <select>.
-const attributes = [...new Set(cases.flatMap((example) => Object.keys(example.groups)))];
+const attributes = [...new Set(cases.flatMap(({ groups }) => Object.keys(groups)))];
 const confidences = [["< 0.5", 0, 0.5], ["0.5 – 0.8", 0.5, 0.8], ["≥ 0.8", 0.8, 1.01]];
 const FILTERS = [
   ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
-    field + " · 正确或预测", values((example) => example.classes[field]), (example, value) => example.classes[field].includes(value)]),
-  ["wrong field · 错误字段", values((example) => example.wrong), (example, value) => example.wrong.includes(value)],
+    field + " · 正确或预测", values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value)]),
+  ["wrong field · 错误字段", values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value)],
   ...attributes.map((name) => [
-    name, values((example) => example.groups[name] ?? []), (example, value) => example.groups[name] === value]),
+    name, values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value]),
   ["confidence · 置信度",
-    cases.some((example) => example.confidence !== null) ? confidences.map(([label]) => label) : [],
-    (example, value) => {
+    cases.some(({ confidence }) => confidence !== null) ? confidences.map(([label]) => label) : [],
+    ({ confidence }, value) => {
       const [, low, high] = confidences.find(([label]) => label === value);
-      return example.confidence !== null && example.confidence >= low && example.confidence < high;
+      return confidence !== null && confidence >= low && confidence < high;
     }],
-  ["handling · 处理", values((example) => example.handled), (example, value) => example.handled.includes(value)],
+  ["handling · 处理", values(({ handled }) => handled), ({ handled }, value) => handled.includes(value)],
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test]) => ({ label, options, test, select: make("select") }));
 
