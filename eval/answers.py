@@ -1,4 +1,4 @@
-"""Completions -> submission: decoding that can be rerun without a model."""
+"""Completions -> submission. Decoding needs no model and can be run again."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,13 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
 
-NAMED = 5
-"""Examples that could not be asked and are named on the screen; decode.json has all."""
+MAX_SHOWN_REFUSALS = 5
+"""Refused examples that are printed; decode.json has all."""
 
 
 @dataclass
 class Tally:
-    """What decoding met, over all examples of a run."""
+    """Counts of what happened in decoding, over all examples of a run."""
 
     examples: int = 0
     calls: int = 0
@@ -60,7 +60,7 @@ class Tally:
     refusals: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """Yield the summary for a person."""
+        """Yield the summary that is printed."""
         calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
         yield (
             f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
@@ -72,11 +72,11 @@ class Tally:
             f"{self.shortened} shortened to fit"
         )
         if self.loosened:
-            yield f"{self.loosened} asked under a smaller schema, theirs being refused"
+            yield f"{self.loosened} asked under a simpler schema: the engine refused the full one"
         if self.skipped_rows:
             yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
-        yield from (f"  id {line}" for line in self.refusals[:NAMED])
-        if len(self.refusals) > NAMED:
+        yield from (f"  id {line}" for line in self.refusals[:MAX_SHOWN_REFUSALS])
+        if len(self.refusals) > MAX_SHOWN_REFUSALS:
             yield "  … all in decode.json"
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0
         yield (
@@ -99,7 +99,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder with completions: what was asked, of which examples, with which labels."""
+    """A run folder with completions: its task, test file, labels and provenance."""
 
     folder: Path
     reader: Reader
@@ -119,11 +119,11 @@ class Run:
 
     @property
     def held_out(self) -> bool:
-        """Say whether only the tenth that training held out was asked."""
+        """Say whether the run answered only the tenth that training held out."""
         return bool(self.provenance.get("held_out"))
 
     def card_folder(self) -> Path | None:
-        """Return the folder of what answered, here or where it was; None where it is no more."""
+        """Return the folder of the adapter that answered, here or at its old path, if unchanged."""
         for folder in (self.folder / self.trained.name, self.trained):
             if folder.is_dir() and model_sha256(folder) == self.provenance["trained_sha256"]:
                 return folder
@@ -131,16 +131,16 @@ class Run:
 
     @property
     def is_of_adapter(self) -> bool:
-        """Say whether what was trained answered, and not its base or an endpoint."""
-        of_another = self.provenance.get("endpoint") or self.provenance.get("adapter") == "none"
-        return bool(self.provenance["trained"]) and not of_another
+        """Say whether the fine-tuned model answered, not its base or an endpoint."""
+        is_other = self.provenance.get("endpoint") or self.provenance.get("adapter") == "none"
+        return bool(self.provenance["trained"]) and not is_other
 
     def examples(self) -> Iterator[Example]:
         """Yield the examples that were asked."""
         return self.reader.read(self.test)
 
     def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
-        """Yield every example, of a task of one call, with its row.
+        """Yield every example with its row; for tasks of one call.
 
         Raises:
             UserError: A row is missing.
@@ -153,16 +153,16 @@ class Run:
         """Return the rows of all calls.
 
         Raises:
-            UserError: One is broken.
+            UserError: A row is broken.
         """
         try:
             return Rows(self.folder / "completions.jsonl", key=call_key)
         except Unreadable as error:
             raise Unreadable(f"{error}; run `panjue generate`") from None
         except UserError as error:
-            more = "drops it if it is the last and a kill left it torn"
             raise UserError(
-                f"{error}; `panjue generate` again {more}; delete another one: it is asked again"
+                f"{error}; `panjue generate` again drops it if it is the last line, cut by a "
+                "kill; delete any other broken line by hand: generate asks that example again"
             ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Run:
             )
         if "forks" in row:
             raise UserError(
-                f"{rows.path}: is of panjue 0.1; generate again into another run=FOLDER"
+                f"{rows.path}: was written by panjue 0.1; generate again into another run=FOLDER"
             )
         return row
 
@@ -188,45 +188,45 @@ def open_run(folder: Path, gold: Path | None = None) -> Run:
     """Return the run in `folder`.
 
     Args:
-        folder: Of the run.
-        gold: Read in place of the test file that it answered.
+        folder: The run folder.
+        gold: Is read instead of the test file of the run.
 
     Raises:
-        UserError: It has no completions; or the test file has changed since, or `gold` is of other
+        UserError: There are no completions, the test file has changed since, or `gold` has other
             examples.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
-    made = generation(folder)
-    if not made:
+    provenance = generation(folder)
+    if not provenance:
         raise UserError(f"{folder}: is no run with completions; `panjue generate` makes one")
-    test = gold or Path(made["test"])
-    if not gold and (not test.exists() or sha256(test) != made["test_sha256"]):
+    test = gold or Path(provenance["test"])
+    if not gold and (not test.exists() or sha256(test) != provenance["test_sha256"]):
         raise UserError(
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
     reader = Reader(
-        configured(load_task(made["task"]), made.get("solve", {}), folder),
-        held_out=bool(made.get("held_out")),
-        on_bad_row=made.get("on_bad_row", "stop"),
+        configured(load_task(provenance["task"]), provenance.get("solve", {}), folder),
+        held_out=bool(provenance.get("held_out")),
+        on_bad_row=provenance.get("on_bad_row", "stop"),
     )
-    run = Run(folder, reader, test, load_labels(folder / "labels.json"), made)
+    run = Run(folder, reader, test, load_labels(folder / "labels.json"), provenance)
     if gold:
         _check_gold(run)
     return run
 
 
 def _check_gold(run: Run) -> None:
-    """Refuse gold that is not of the examples that were answered.
+    """Refuse gold whose examples are not those of the run.
 
     Raises:
-        UserError: Says how many have no partner.
+        UserError: With the number of examples without a row and of rows without an example.
     """
     answered = run.task.data.submission.index(run.task.data.submission.find(run.folder)).ids()
     examples = {str(example.id) for example in run.examples()}
     if answered != examples:
         raise UserError(
-            f"{run.test}: is not gold of what {run.folder} answered: {len(examples - answered)} "
+            f"{run.test}: is not the gold file of {run.folder}: {len(examples - answered)} "
             f"examples have no row there, {len(answered - examples)} rows no example"
         )
 
@@ -234,23 +234,23 @@ def _check_gold(run: Run) -> None:
 def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     """Write the submission and `decode.json` of a run from its `completions.jsonl`.
 
-    Every example of the test file is answered once, in its order; one without a completion, or
-    whose reply is unreadable, by the task's fallback, which is counted. Where a row has samples
-    beside its first reply the answer is decided from all of them (`eval.decide`), with the
-    priors that `panjue tune` fitted, and `confidence.jsonl` says how sure it is; unless `greedy`.
-    Ranked lists are voted on and filled up (`eval.rank`).
+    Every example of the test file is answered once, in order. If it was refused or its reply is
+    unreadable, the answer is the task's fallback, which is counted. If a row has several replies,
+    the answer is decided from all of them (`eval.decide`) with the priors that `panjue tune`
+    fitted, and its confidence goes to `confidence.jsonl`. With `greedy` only the first reply
+    counts. Ranked lists are voted on and filled up (`eval.rank`).
 
     Raises:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
     run = open_run(folder)
-    task, place = run.task, folder / run.task.data.submission.name
-    tally = Tally(fallback=task.score.fallback, submission=place.name)
+    task, submission = run.task, folder / run.task.data.submission.name
+    tally = Tally(fallback=task.score.fallback, submission=submission.name)
     fitted = run.trained if run.is_of_adapter else None
     decider = None if greedy else fitted_decider(task, run.labels, fitted)
     with (
-        task.data.submission.writing(place) as write,
-        atomic_write(folder / "confidence.jsonl") as sure,
+        task.data.submission.writing(submission) as write,
+        atomic_write(folder / "confidence.jsonl") as confidences,
     ):
         rows = run.rows()
         for example in run.examples():
@@ -258,7 +258,7 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
             answer, confidence = _answer(run, rows, example, decider, tally, greedy=greedy)
             write(task.data.write(example, answer))
             if confidence is not None:
-                sure.write(dump({"id": example.id, "confidence": confidence}) + "\n")
+                confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
         tally.decision_sha256 = decision_sha256(fitted)
@@ -266,7 +266,7 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(run.reader.skipped.rows)
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
-    report["submission_sha256"] = sha256(place)
+    report["submission_sha256"] = sha256(submission)
     write_json(folder / "decode.json", report)
     return tally
 
@@ -280,7 +280,7 @@ def _answer(
     *,
     greedy: bool,
 ) -> tuple[Answer, list[dict[str, float]] | None]:
-    """Return the answer to an example as its task comes to one, and how sure it is if decided."""
+    """Return the answer to an example, and its confidence if it was decided."""
     task = run.task
     if isinstance(task.answer, Solve):
         return _solved(run, rows, example, tally), None
@@ -301,14 +301,14 @@ def _answer(
 
 
 def _solved(run: Run, rows: Rows, example: Example, tally: Tally) -> Answer:
-    """Go the way to an example's answer again, with the replies that are there."""
+    """Return the answer to an example of several calls, from the stored replies."""
 
     def reply(call: int, question: Example) -> Decoded:
         row = run.row(rows, {"id": example.id, "call": call})
         if row["question"] != str(question.id):
             raise UserError(
-                f"{rows.path}: call {call} of id {example.id} is {row['question']!r}, and "
-                f"{question.id!r} is asked now; generate again into another run=FOLDER"
+                f"{rows.path}: call {call} of id {example.id} asked {row['question']!r}, but now "
+                f"asks {question.id!r}; generate again into another run=FOLDER"
             )
         return _decoded(run.task, question, row, run.labels, tally)
 
@@ -318,7 +318,7 @@ def _solved(run: Run, rows: Rows, example: Example, tally: Tally) -> Answer:
 def _decoded(
     task: Task, example: Example, completion: dict[str, Any], labels: Labels, tally: Tally
 ) -> Decoded:
-    """Decode one completion (its first sample) and count what happened."""
+    """Decode the first reply of one completion and count what happened."""
     refused = completion.get("refused") is not None
     decoded = task.ask.decode(first_reply(completion), example, labels)
     tally.calls += 1

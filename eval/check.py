@@ -1,4 +1,4 @@
-"""Would the contest take this file? Every fault of a submission, with its place."""
+"""Check a submission before it is handed in: every fault, with its place."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +12,21 @@ from panjue.prompts.reader import Reader
 def check(
     reader: Reader, submission: Path, cases: Path, labels: Labels | None = None
 ) -> Iterator[str]:
-    """Yield every fault of `submission`, one line of text each: `FILE:PLACE: what is wrong`.
+    """Yield every fault of `submission`, one line of text each: `FILE:PLACE: fault`.
 
-    A hand-in has the task's form, answers every case of `cases` once and in order, and every row
-    passes the task's own rules. Memory holds the ids and the cases that rows out of order have
-    jumped over.
+    A correct submission has the task's form, answers every case of `cases` once and in order, and
+    every row passes the task's own rules. Only the ids, and cases that were skipped by rows out of
+    order, are kept in memory.
 
     Raises:
         UserError: `submission` or `cases` cannot be read at all.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
-    known = {str(example.id) for example in reader.read(cases)}
-    if not known:
+    case_ids = {str(example.id) for example in reader.read(cases)}
+    if not case_ids:
         raise UserError(f"{cases}: has no cases")
-    wanted = reader.read(cases)
+    remaining = reader.read(cases)
     seen: dict[str, int | str] = {}
     skipped: dict[str, Example] = {}
     records = 0
@@ -42,24 +42,24 @@ def check(
         if key in seen:
             yield f"{place}: id {key} stands already at {seen[key]}"
             continue
-        if "id" not in row or key not in known:
+        if "id" not in row or key not in case_ids:
             yield f"{place}: id {key} is no case of {cases}" if "id" in row else f"{place}: no 'id'"
             continue
         seen[key] = number
         if key in skipped:
             yield f"{place}: id {key} is out of order"
-        example = skipped.pop(key, None) or _advance(wanted, key, skipped)
+        example = skipped.pop(key, None) or _advance(remaining, key, skipped)
         yield from (
             f"{place}: id {key}: {fault}" for fault in task.data.check(example, row, labels)
         )
-    skipped.update((str(example.id), example) for example in wanted)
+    skipped.update((str(example.id), example) for example in remaining)
     yield from (f"{submission}: id {key} is not answered" for key in skipped)
     if not records:
         yield f"{submission}: the file is empty"
 
 
-def _advance(wanted: Iterator[Example], key: str, skipped: dict[str, Example]) -> Example:
-    """Return the next case with this id, which is there; those before it are noted as skipped."""
-    while str((example := next(wanted)).id) != key:
+def _advance(remaining: Iterator[Example], key: str, skipped: dict[str, Example]) -> Example:
+    """Return the next case with this id, which must exist; add the cases before it to `skipped`."""
+    while str((example := next(remaining)).id) != key:
         skipped[str(example.id)] = example
     return example

@@ -1,4 +1,4 @@
-"""Two submissions on the same gold: the difference, and how sure it is."""
+"""Compare two submissions on the same gold: the differences with intervals, and where they are."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,10 +18,10 @@ from panjue.eval.means import (
     gold_rows,
     metric_values,
     percentiles,
-    plain,
     pooled,
     resampled,
     summarize,
+    without_nan,
 )
 from panjue.prompts.example import Decide, Example
 from panjue.prompts.plumbing.errors import UserError
@@ -33,18 +33,18 @@ from panjue.prompts.tasks.metrics import Numbers, Row
 RESAMPLES = 10_000
 
 TIE = 1e-9
-"""Differences up to this are the order of additions, no change."""
+"""Differences up to this are rounding, no change."""
 
-SHOWN = 10
-"""Values of an attribute that are shown: those with most of the change."""
+MAX_SHOWN_VALUES = 10
+"""Values of an attribute that are printed: those with the largest changes."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of two submissions.
+    """The difference of one metric between two submissions.
 
     Attributes:
-        mean: First less second.
+        mean: First minus second.
         low, high: 95% percentile interval of the paired bootstrap over examples.
         better: Share of the resamples in which the first is better.
     """
@@ -57,11 +57,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the examples: how the headline metric changed there.
+    """The change of the headline metric on some of the examples.
 
     Attributes:
         won, lost: Examples on which the second is better, or worse, than the first.
-        mean: Second less first, over all of these examples alike.
+        mean: Second minus first, the unweighted mean over these examples.
     """
 
     examples: int
@@ -75,12 +75,12 @@ class Comparison:
     """Everything that `panjue compare` prints.
 
     Attributes:
-        metric: The task's headline metric, by which examples are won and lost.
+        metric: The task's headline metric; by it examples are won or lost.
         first, second: Metric -> its value.
-        differences: Metric -> second less first.
-        all: The headline over all examples, each counting alike.
-        where: Attribute -> its value -> the examples that have it; the most changed first.
-        compared_by: What texts were compared by, where the metrics compare any.
+        differences: Metric -> second minus first.
+        all: The change of the headline over all examples.
+        where: Attribute -> its value -> the change on its examples; the most changed first.
+        compared_by: How texts were compared, if the metrics compare texts.
     """
 
     metric: str
@@ -93,29 +93,29 @@ class Comparison:
 
     @property
     def is_worse(self) -> bool:
-        """Say whether the second has the lower headline, or none."""
+        """Say whether the second has a lower headline metric, or NaN."""
         return not self.differences[self.metric].mean >= -TIE
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        """Return all numbers for JSON; NaN is null."""
+        result: dict[str, Any] = without_nan(asdict(self))
+        return result
 
 
 def check_runs(first: Run, second: Run, *, same_file: bool = True) -> None:
-    """Refuse runs that were asked different things, unless both are compared with other gold.
+    """Refuse runs of two tasks, and with `same_file` runs of two test files.
 
     Raises:
-        UserError: Names both and what differs.
+        UserError: Names both runs and what differs.
     """
     pair = f"{first.folder} and {second.folder}"
     if first.provenance["task"] != second.provenance["task"]:
-        told = f"{first.provenance['task']} and {second.provenance['task']}"
-        raise UserError(f"{pair}: are runs of two tasks, {told}")
+        names = f"{first.provenance['task']} and {second.provenance['task']}"
+        raise UserError(f"{pair}: are runs of two tasks, {names}")
     if same_file and first.provenance["test_sha256"] != second.provenance["test_sha256"]:
-        told = f"{first.provenance['test']} and {second.provenance['test']}"
+        names = f"{first.provenance['test']} and {second.provenance['test']}"
         raise UserError(
-            f"{pair}: answered two test files, {told}; say --gold FILE if it is of both"
+            f"{pair}: answered two test files, {names}; give --gold FILE if one gold file fits both"
         )
 
 
@@ -126,46 +126,45 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
         UserError: As for `compare`; or one answers examples that the other does not.
     """
     task = reader.task
-    rows = _indexes(task, first, second)
+    rows = _row_indexes(task, first, second)
     _check_covers(rows[1], rows[0], first)
-    columns = [_columns(reader, gold, of_one) for of_one in rows]
-    # Of a metric that is of all examples together, an example's value is that of it alone.
-    alone = [pooled(task, np.array(c.values), np.ones(len(c.values)))[:, -1] for c in columns]
-    changes = alone[1] - alone[0]
-    found: dict[str, dict[str, list[int]]] = {}
-    for place, (example, right) in enumerate(gold_rows(reader, gold)):
-        for attribute, value in _attributes(task, example, right):
-            found.setdefault(attribute, {}).setdefault(value, []).append(place)
+    tables = [_score_table(reader, gold, index) for index in rows]
+    # A corpus metric of one example is computed as if the corpus had only this example.
+    headlines = [pooled(task, np.array(t.values), np.ones(len(t.values)))[:, -1] for t in tables]
+    changes = headlines[1] - headlines[0]
+    members: dict[str, dict[str, list[int]]] = {}
+    for number, (example, gold_row) in enumerate(gold_rows(reader, gold)):
+        for attribute, value in _attributes(task, example, gold_row):
+            members.setdefault(attribute, {}).setdefault(value, []).append(number)
     where = {
-        attribute: {value: _part(changes[places]) for value, places in values.items()}
-        for attribute, values in found.items()
+        attribute: _most_changed({v: _part(changes[numbers]) for v, numbers in values.items()})
+        for attribute, values in members.items()
     }
     return Comparison(
         metric=task.score.names[-1],
-        first=summarize(columns[0], resamples=0).mean,
-        second=summarize(columns[1], resamples=0).mean,
-        differences=_differences(task, columns[1], columns[0]),
+        first=summarize(tables[0], resamples=0).mean,
+        second=summarize(tables[1], resamples=0).mean,
+        differences=_differences(task, tables[1], tables[0]),
         all=_part(changes),
-        where={attribute: _most_changed(parts) for attribute, parts in where.items()},
+        where=where,
         compared_by=task.score.compared_by,
     )
 
 
-def _attributes(task: Task, example: Example, right: Row) -> Iterator[tuple[str, str]]:
-    """Yield what an example is reported by: its groups, its classes, what is decided by class."""
-    classes = task.answer.classes if isinstance(task.answer, Decide) else ()
-    reported = {"class", *classes}
-    found: dict[tuple[str, str], None] = {
-        (f"group {name}" if name in reported else name, value): None
+def _attributes(task: Task, example: Example, gold: Row) -> Iterator[tuple[str, str]]:
+    """Yield (attribute, value) once each: groups, gold classes, gold values of class fields."""
+    class_fields = task.answer.classes if isinstance(task.answer, Decide) else ()
+    reserved = {"class", *class_fields}
+    pairs = [
+        (f"group {name}" if name in reserved else name, value)
         for name, value in example.groups.items()
-    }
+    ]
     if task.score.classes:
-        found |= {("class", str(name)): None for name in task.score.classes(right)}
-    if classes:
-        for one in (one for _, fields in items_of(task, right, None) for one in fields):
-            if one.name in classes:
-                found |= {(one.name, value): None for value in one.gold}
-    yield from found
+        pairs += [("class", str(name)) for name in task.score.classes(gold)]
+    if class_fields:
+        fields = (field for _, fields in items_of(task, gold, None) for field in fields)
+        pairs += [(f.name, value) for f in fields if f.name in class_fields for value in f.gold]
+    yield from dict.fromkeys(pairs)
 
 
 def _part(changes: Numbers) -> Part:
@@ -174,62 +173,60 @@ def _part(changes: Numbers) -> Part:
 
 
 def _most_changed(parts: dict[str, Part]) -> dict[str, Part]:
-    order = sorted(parts, key=lambda name: -abs(parts[name].mean) * parts[name].examples)
-    return {name: parts[name] for name in order}
+    return dict(sorted(parts.items(), key=lambda item: -abs(item[1].mean) * item[1].examples))
 
 
 def compare(reader: Reader, gold: Path, first: Path, second: Path) -> dict[str, Difference]:
     """Return metric -> difference between `first` and `second`, by a paired bootstrap (seed 0).
 
-    Both submissions are resampled with the same examples, so that what they share cancels out.
+    Both submissions are resampled with the same examples, so that common variation cancels out.
 
     Raises:
-        UserError: A file is missing or broken, a gold example has no answer, or `second` answers
-            none of an example that `first` answers: a part of a file is no baseline.
+        UserError: A file is missing or broken, a gold example has no answer, or `second` has no row
+            for an example that `first` answers: a partial submission is not a baseline.
     """
-    columns = [_columns(reader, gold, of_one) for of_one in _indexes(reader.task, first, second)]
-    return _differences(reader.task, columns[0], columns[1])
+    rows = _row_indexes(reader.task, first, second)
+    return _differences(reader.task, *(_score_table(reader, gold, index) for index in rows))
 
 
-def _indexes(task: Task, first: Path, second: Path) -> list[Rows]:
+def _row_indexes(task: Task, first: Path, second: Path) -> list[Rows]:
     rows = [task.data.submission.index(task.data.submission.find(path)) for path in (first, second)]
     _check_covers(rows[0], rows[1], second)
     return rows
 
 
-def _check_covers(rows: Rows, others: Rows, path: Path) -> None:
-    if lost := sorted(rows.ids() - others.ids()):
+def _check_covers(rows: Rows, baseline: Rows, path: Path) -> None:
+    if missing := sorted(rows.ids() - baseline.ids()):
         raise UserError(
-            f"{path}: has no row for id {lost[0]} ({len(lost)} in all); no fair comparison"
+            f"{path}: has no row for id {missing[0]} ({len(missing)} in all); no fair comparison"
         )
 
 
 def _differences(task: Task, first: ScoreTable, second: ScoreTable) -> dict[str, Difference]:
-    columns = (first, second)
     weights = np.array(first.weights)
     if not weights.any():
         weights = np.ones_like(weights)
-    values = [np.array(of_one.values) for of_one in columns]
-    # Both with the same seed, so draw for draw on the same examples.
-    drawn = [resampled(task, weights, of_one, RESAMPLES) for of_one in values]
-    gain = drawn[0] - drawn[1]
+    values = [np.array(table.values) for table in (first, second)]
+    # Both with the same seed: each draw has the same examples.
+    draws = [resampled(task, weights, table, RESAMPLES) for table in values]
+    gain = draws[0] - draws[1]
     low, high = percentiles(gain)
-    whole = [pooled(task, weights @ of_one, weights.sum()) for of_one in values]
-    mean, better = whole[0] - whole[1], (gain > 0).mean(axis=0)
+    metrics = [pooled(task, weights @ table, weights.sum()) for table in values]
+    mean, better = metrics[0] - metrics[1], (gain > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
     return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
 
 
-def _columns(reader: Reader, gold: Path, rows: Rows) -> ScoreTable:
+def _score_table(reader: Reader, gold: Path, rows: Rows) -> ScoreTable:
     task = reader.task
-    columns, answered = ScoreTable(task), 0
-    for example, right in gold_rows(reader, gold):
+    table, answered = ScoreTable(task), 0
+    for example, gold_row in gold_rows(reader, gold):
         row = rows.get(example.id)
-        values = metric_values(task, right, row, f"{rows.path}: id {example.id}")
-        columns.add(example, task.score.weight(example), values)
+        values = metric_values(task, gold_row, row, f"{rows.path}: id {example.id}")
+        table.add(example, task.score.weight(example), values)
         answered += row is not None
-    check_answered(gold, len(columns.weights), rows.path, len(rows), answered)
-    return columns
+    check_answered(gold, len(table.weights), rows.path, len(rows), answered)
+    return table
 
 
 def show(
@@ -244,34 +241,36 @@ def show(
     console.print(table)
 
 
-def show_runs(found: Comparison, paths: tuple[Path, Path], console: Console) -> None:
+def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console) -> None:
     """Print the tables of a comparison."""
     for name, path in zip(("first", "second"), paths, strict=True):
         console.print(f"{name}: {path}", highlight=False, markup=False)
-    title = found.compared_by and escape(found.compared_by)
+    title = comparison.compared_by and escape(comparison.compared_by)
     table = Table("metric", "first", "second", "difference", "95% interval", title=title)
-    for name, d in found.differences.items():
-        style = "bold" if name == found.metric else None
-        each = (f"{found.first[name]:.4f}", f"{found.second[name]:.4f}")
+    for name, d in comparison.differences.items():
+        style = "bold" if name == comparison.metric else None
+        values = (f"{comparison.first[name]:.4f}", f"{comparison.second[name]:.4f}")
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
-        table.add_row(name, *each, f"{d.mean:+.4f}", interval, style=style)
+        table.add_row(name, *values, f"{d.mean:+.4f}", interval, style=style)
     console.print(table)
+    everything = comparison.all
     console.print(
-        f"{found.metric}: {found.all.won} examples won, {found.all.lost} lost, "
-        f"{found.all.examples - found.all.won - found.all.lost} alike",
+        f"{comparison.metric}: {everything.won} examples won, {everything.lost} lost, "
+        f"{everything.examples - everything.won - everything.lost} alike",
         highlight=False,
     )
-    for attribute, parts in found.where.items():
+    for attribute, parts in comparison.where.items():
         changed = {value: part for value, part in parts.items() if part.won or part.lost}
         if changed:
-            console.print(_where(attribute, changed, found))
+            console.print(_attribute_table(attribute, changed, comparison.metric))
 
 
-def _where(attribute: str, parts: dict[str, Part], found: Comparison) -> Table:
-    more = f", {SHOWN} of {len(parts)} that changed" if len(parts) > SHOWN else ""
-    title = escape(f"{found.metric} by {attribute}{more}")
+def _attribute_table(attribute: str, parts: dict[str, Part], metric: str) -> Table:
+    is_cut = len(parts) > MAX_SHOWN_VALUES
+    more = f", {MAX_SHOWN_VALUES} of {len(parts)} that changed" if is_cut else ""
+    title = escape(f"{metric} by {attribute}{more}")
     table = Table(escape(attribute), "examples", "won", "lost", "mean difference", title=title)
-    for value, part in list(parts.items())[:SHOWN]:
+    for value, part in list(parts.items())[:MAX_SHOWN_VALUES]:
         numbers = (str(part.examples), str(part.won), str(part.lost), f"{part.mean:+.4f}")
         table.add_row(escape(value), *numbers)
     return table

@@ -1,4 +1,4 @@
-"""Beliefs -> the answer that is worth most: label sets by expected F1, classes by probability."""
+"""Beliefs -> the answer of highest expected score: label sets by F1, classes by probability."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,23 @@ from panjue.prompts.task import Task
 
 LabelSet = frozenset[str]
 
-CANDIDATES = 8
-NEGLIGIBLE = 0.01
-"""Labels of one field that are weighed jointly with another field's: the likeliest ones, as long
-as they are likelier than this."""
+MAX_JOINT_LABELS = 8
+MIN_JOINT_PROBABILITY = 0.01
+"""Two fields are decided jointly over the likeliest labels of each: at most so many, and only
+labels of at least this probability."""
+
+TOLERANCE = 1e-12
+"""Differences of expected F1 below this are rounding; the smaller set then stays."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """An answer and how sure of it one may be.
+    """An answer and its confidence.
 
     Attributes:
-        answer: Of the task's usual form.
-        confidence: For every item, field -> probability that the field is exactly right.
-        classes: For every item, field that is one class -> class -> probability.
+        answer: In the task's usual form.
+        confidence: Per item: field -> probability that the field is exactly right.
+        classes: Per item: field with one class -> class -> probability.
     """
 
     answer: Answer
@@ -40,7 +43,7 @@ class Decision:
 
 
 class Decider:
-    """Decides answers from completions, with what training knew as a prior."""
+    """Decides answers from completions, with the training's labels as a prior."""
 
     def __init__(
         self,
@@ -56,14 +59,14 @@ class Decider:
             task: A task whose answers are decided.
             labels: Its labels with their counts and the table of pairs.
             pair_price: Price, in F1, of a label of the first set that training never saw together
-                with any decided label of the second, and the other way round. 0 turns it off.
-            class_prior: Weight of how common a class is: beliefs are multiplied by `class_ratios`
-                to this power, and scaled to 1 again. 0 turns it off.
-            class_ratios: Field -> class -> how much commoner it is than the model believes on
-                average, whose training may have mixed in cases of another kind (the shift of
-                labels; Saerens et al., Neural Computation 2002). 1 where not named.
+                with any decided label of the second set, and vice versa. 0 turns it off.
+            class_prior: Weight of the class frequencies: beliefs are multiplied by `class_ratios`
+                to this power and scaled to sum to 1. 0 turns it off.
+            class_ratios: Field -> class -> real frequency divided by the model's mean belief;
+                1 if not named. It corrects label shift, as training may have mixed in cases of
+                another kind (Saerens et al., Neural Computation 2002).
         """
-        assert isinstance(task.answer, Decide), "not every task is decided"
+        assert isinstance(task.answer, Decide), "the answers of this task are not decided"
         self._task, self._labels, self._decides = task, labels, task.answer
         self._beliefs = Beliefs(task, labels)
         self.pair_price, self.class_prior = pair_price, class_prior
@@ -74,7 +77,7 @@ class Decider:
     ) -> Decision:
         """Return the answer of highest expected score, and its confidence.
 
-        With `echo` the answer is the first reply as it is, and its confidence.
+        With `echo` the answer is the first reply, unchanged, with its confidence.
         """
         first = self._task.ask.decode(completion["texts"][0], example, self._labels).answer
         return self.decide_from(first, self._beliefs.of(example, completion), echo=echo)
@@ -82,14 +85,14 @@ class Decider:
     def decide_from(
         self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, echo: bool = False
     ) -> Decision:
-        """Decide from beliefs that are at hand; what they say nothing of stays as in `first`."""
+        """Decide from the given beliefs; the fields that are not decided stay as in `first`."""
         items, confidence, classes = [], [], []
-        for item, told in zip(first[self._decides.items], beliefs, strict=True):
-            weighed = {f: self._weighed(f, told[f]) for f in self._decides.classes}
-            belief = {**told, **weighed}
+        for item, raw_belief in zip(first[self._decides.items], beliefs, strict=True):
+            weighted = {f: self._weighted(f, raw_belief[f]) for f in self._decides.classes}
+            belief = {**raw_belief, **weighted}
             chosen = {f: item[f] for f in self._decides.fields} if echo else self.fields(belief)
             items.append({**item, **chosen})
-            classes.append(weighed)
+            classes.append(weighted)
             confidence.append(
                 {
                     field: belief[field].get(frozenset(v) if isinstance(v, list) else v, 0.0)
@@ -98,8 +101,8 @@ class Decider:
             )
         return Decision({**first, self._decides.items: items}, confidence, classes)
 
-    def _weighed(self, field: str, belief: Belief) -> Belief:
-        """Return the belief about a class, weighed with how common it is."""
+    def _weighted(self, field: str, belief: Belief) -> Belief:
+        """Return the belief about a class, weighted by the class prior."""
         ratios = self._class_ratios.get(field, {})
         weights = {
             label: p * ratios.get(label, 1.0) ** self.class_prior for label, p in belief.items()
@@ -109,17 +112,17 @@ class Decider:
 
     def fields(self, belief: Mapping[str, Belief]) -> dict[str, Any]:
         """Return the decided fields of one item, labels likeliest first."""
-        sets, most = self._decides.sets, self._labels.most
+        sets, max_sizes = self._decides.sets, self._labels.most
         if len(sets) == 2 and self.pair_price:  # pairs are of two fields
-            one, other = sets
+            first, second = sets
             chosen: tuple[LabelSet, ...] = best_pair(
-                (belief[one], belief[other]),
-                (most[one], most[other]),
+                (belief[first], belief[second]),
+                (max_sizes[first], max_sizes[second]),
                 self._labels.pairs,
                 self.pair_price,
             )
         else:
-            chosen = tuple(best_set(belief[field], most[field]) for field in sets)
+            chosen = tuple(best_set(belief[field], max_sizes[field]) for field in sets)
         decided: dict[str, Any] = {
             field: _ranked(labels, belief[field])
             for field, labels in zip(sets, chosen, strict=True)
@@ -130,42 +133,43 @@ class Decider:
 
 
 def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
-    """Return the decider as `panjue tune` fitted it to the replies of `trained`, if it did.
+    """Return the decider with the settings that `panjue tune` wrote into `trained`, if any.
 
-    None where the task's answers are not decided.
+    None if the task's answers are not decided.
     """
     if not isinstance(task.answer, Decide):
         return None
-    found = _fit(trained)
+    fitted = _fitted(trained)
     names = ("pair_price", "class_prior", "class_ratios")
-    return Decider(task, labels, **{name: found[name] for name in names if name in found})
+    return Decider(task, labels, **{name: fitted[name] for name in names if name in fitted})
 
 
 def decision_sha256(trained: Path | None) -> str | None:
-    """Return the hash of what `panjue tune` fitted to the replies of `trained`, if it did."""
-    place = trained / DECISION if trained else None
-    return sha256(place) if place and place.exists() else None
+    """Return the hash of the settings that `panjue tune` wrote into `trained`, if any."""
+    path = trained / DECISION if trained else None
+    return sha256(path) if path and path.exists() else None
 
 
-def cases_of(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which cases a run answered, by the record of how."""
-    return {"test_sha256": made["test_sha256"], "held_out": bool(made.get("held_out"))}
+def cases_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which cases a run answered, from its provenance."""
+    held_out = bool(provenance.get("held_out"))
+    return {"test_sha256": provenance["test_sha256"], "held_out": held_out}
 
 
-def is_fitted_on(trained: Path, made: Mapping[str, Any]) -> bool:
-    """Say whether `panjue tune` fitted to replies of `trained` on the cases of this run."""
-    return _fit(trained).get("fitted_on") == cases_of(made)
+def is_fitted_on(trained: Path, provenance: Mapping[str, Any]) -> bool:
+    """Say whether the settings in `trained` were fitted on the cases of this run."""
+    return _fitted(trained).get("fitted_on") == cases_of(provenance)
 
 
-def _fit(trained: Path | None) -> dict[str, Any]:
-    """Return what `panjue tune` wrote beside `trained`; empty where it did not."""
-    place = trained / DECISION if trained else None
-    found: dict[str, Any] = read_json(place) if place and place.exists() else {}
-    return found
+def _fitted(trained: Path | None) -> dict[str, Any]:
+    """Return the settings that `panjue tune` wrote into `trained`; empty if there are none."""
+    path = trained / DECISION if trained else None
+    settings: dict[str, Any] = read_json(path) if path and path.exists() else {}
+    return settings
 
 
 def expected_f1(chosen: LabelSet, belief: Belief) -> float:
-    """Return the F1 of `chosen` expected when the gold set is distributed as `belief`."""
+    """Return the expected F1 of `chosen` if the gold set is distributed as `belief`."""
     return sum(
         mass * 2 * len(chosen & gold) / (len(chosen) + len(gold))
         for gold, mass in belief.items()
@@ -173,87 +177,85 @@ def expected_f1(chosen: LabelSet, belief: Belief) -> float:
     )
 
 
-def best_set(belief: Belief, most: int) -> LabelSet:
-    """Return the set of 1 to `most` labels with the highest expected F1. Exact at any size.
+def best_set(belief: Belief, max_size: int) -> LabelSet:
+    """Return the set of 1 to `max_size` labels with the highest expected F1. Exact at any size.
 
-    For a given size m the expected F1 is a sum over the chosen labels of
-    Σ over gold sets with the label of 2 P(gold) / (m + |gold|), so the m best labels are best
-    together (Dembczyński et al., "An exact algorithm for F-measure maximization", NIPS 2011).
+    For a given size m, the expected F1 is a sum over the chosen labels. The term of a label is the
+    sum of 2 P(gold) / (m + |gold|) over the gold sets that have it. So the m labels with the
+    largest terms are the best set of size m (Dembczyński et al., "An exact algorithm for F-measure
+    maximization", NIPS 2011).
     """
     labels = sorted({label for gold in belief for label in gold})
     best: LabelSet = frozenset()
     best_value = -1.0
-    for size in range(1, min(most, len(labels)) + 1):
-        worth = {
+    for size in range(1, min(max_size, len(labels)) + 1):
+        terms = {
             label: sum(2 * p / (size + len(gold)) for gold, p in belief.items() if label in gold)
             for label in labels
         }
-        chosen = frozenset(sorted(labels, key=lambda label: (-worth[label], label))[:size])
-        value = sum(worth[label] for label in chosen)
+        chosen = frozenset(sorted(labels, key=lambda label: (-terms[label], label))[:size])
+        value = sum(terms[label] for label in chosen)
         if value > best_value + TOLERANCE:
             best, best_value = chosen, value
     return best
 
 
-TOLERANCE = 1e-12
-"""Differences of expected F1 below this are rounding; the smaller set then stays."""
-
-
 def best_pair(
     beliefs: tuple[Belief, Belief],
-    most: tuple[int, int],
+    max_sizes: tuple[int, int],
     pairs: Mapping[str, Mapping[str, int]],
     price: float,
 ) -> tuple[LabelSet, LabelSet]:
-    """Return the two sets whose expected F1s, less the price of labels without a pair, are highest.
+    """Return the two sets with the highest sum of expected F1s, less the price of unpaired labels.
 
-    Exact over the likeliest labels of either field, to which the commonest partner of each likely
-    first label belongs even if no sample wrote it, and over sets of at most one label more than
-    the largest that a sample wrote.
+    Exact over the likeliest labels of each field, and over sets of at most one label more than the
+    largest sampled set. The commonest partner of each likely first label is a candidate too, even
+    if no sample has it.
     """
     first = _likeliest(beliefs[0])
     partners = (max(pairs[a], key=lambda b: (pairs[a][b], b)) for a in first if pairs.get(a))
     second = list(dict.fromkeys([*_likeliest(beliefs[1]), *partners]))
-    sizes = [min(m, 1 + max(map(len, belief))) for m, belief in zip(most, beliefs, strict=True)]
-    left, left_sets = _subsets(first, sizes[0])
-    right, right_sets = _subsets(second, sizes[1])
-    knows = np.array([[pairs.get(a, {}).get(b, 0) > 0 for b in second] for a in first])
-    # [left sets, first labels]: whether none of a second set goes with the label, and vice versa.
-    lonely_first = left @ (right @ knows.T == 0).T
-    lonely_second = (left @ knows == 0) @ right.T
-    worth_left = np.array([expected_f1(chosen, beliefs[0]) for chosen in left_sets])
-    worth_right = np.array([expected_f1(chosen, beliefs[1]) for chosen in right_sets])
-    worth = worth_left[:, None] + worth_right - price * (lonely_first + lonely_second)
-    i, j = np.unravel_index(np.argmax(worth > worth.max() - TOLERANCE), worth.shape)
-    return left_sets[i], right_sets[j]
+    sizes = [min(m, 1 + max(map(len, b))) for m, b in zip(max_sizes, beliefs, strict=True)]
+    rows_1, sets_1 = _subsets(first, sizes[0])
+    rows_2, sets_2 = _subsets(second, sizes[1])
+    is_pair = np.array([[pairs.get(a, {}).get(b, 0) > 0 for b in second] for a in first])
+    # [first sets, second sets]: number of labels of the one set without a pair in the other.
+    unpaired_1 = rows_1 @ (rows_2 @ is_pair.T == 0).T
+    unpaired_2 = (rows_1 @ is_pair == 0) @ rows_2.T
+    f1_1 = np.array([expected_f1(labels, beliefs[0]) for labels in sets_1])
+    f1_2 = np.array([expected_f1(labels, beliefs[1]) for labels in sets_2])
+    values = f1_1[:, None] + f1_2 - price * (unpaired_1 + unpaired_2)
+    i, j = np.unravel_index(np.argmax(values > values.max() - TOLERANCE), values.shape)
+    return sets_1[i], sets_2[j]
 
 
 def _likeliest(belief: Belief) -> list[str]:
     marginal = marginals(belief)
     ranked = sorted(marginal, key=lambda label: (-marginal[label], label))
-    return [label for label in ranked if marginal[label] >= NEGLIGIBLE][:CANDIDATES] or ranked[:1]
+    likely = [label for label in ranked if marginal[label] >= MIN_JOINT_PROBABILITY]
+    return likely[:MAX_JOINT_LABELS] or ranked[:1]
 
 
-def _subsets(labels: Sequence[str], most: int) -> tuple[NDArray[np.int64], list[LabelSet]]:
-    """Return all subsets of 1 to `most` labels, as rows of 0 and 1 and as sets, small first."""
-    chosen = [
-        picked
-        for size in range(1, min(most, len(labels)) + 1)
-        for picked in combinations(range(len(labels)), size)
+def _subsets(labels: Sequence[str], max_size: int) -> tuple[NDArray[np.int64], list[LabelSet]]:
+    """Return all subsets of 1 to `max_size` labels, as rows of 0 and 1 and as sets, small first."""
+    subsets = [
+        indices
+        for size in range(1, min(max_size, len(labels)) + 1)
+        for indices in combinations(range(len(labels)), size)
     ]
-    rows = np.zeros((len(chosen), len(labels)), dtype=np.int64)
-    for row, picked in zip(rows, chosen, strict=True):
-        row[list(picked)] = 1
-    return rows, [frozenset(labels[i] for i in picked) for picked in chosen]
+    rows = np.zeros((len(subsets), len(labels)), dtype=np.int64)
+    for row, indices in zip(rows, subsets, strict=True):
+        row[list(indices)] = 1
+    return rows, [frozenset(labels[i] for i in indices) for indices in subsets]
 
 
 def marginals(belief: Belief) -> dict[str, float]:
     """Return each label's probability of being in the set."""
-    total: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for labels, mass in belief.items():
         for label in labels:
-            total[label] = total.get(label, 0.0) + mass
-    return total
+            totals[label] = totals.get(label, 0.0) + mass
+    return totals
 
 
 def _ranked(labels: Iterable[str], belief: Belief) -> list[str]:

@@ -1,4 +1,4 @@
-"""One metric by groups: how far apart they are, and three things that may explain it (FairLex).
+"""One metric by groups: the differences, and three measures that may explain them (FairLex).
 
 Chalkidis et al., "FairLex: A Multilingual Benchmark for Evaluating Fairness in Legal Text
 Processing", ACL 2022.
@@ -20,11 +20,11 @@ from panjue.eval.group_measures import (
     Classes,
     Group,
     divergence,
-    frequency,
-    widest,
+    frequency_band,
+    widest_recall_gap,
     worst_class,
 )
-from panjue.eval.means import ScoreTable, gold_rows, metric_values, plain, summarize
+from panjue.eval.means import ScoreTable, gold_rows, metric_values, summarize, without_nan
 from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels, load_labels
@@ -34,11 +34,11 @@ from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
-FREQUENCY = "class_frequency"
-"""The attribute that every task with classes has: how often training saw an example's rarest."""
+CLASS_FREQUENCY = "class_frequency"
+"""An attribute of every task with classes: how often training saw an example's rarest class."""
 
-FEWEST = 5
-"""Gold examples of a class in a group below which its recall there says nothing."""
+MIN_CLASS_EXAMPLES = 5
+"""A class with fewer gold examples in a group has no recall there."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ class Report:
     """Everything that `panjue fairness` prints.
 
     Attributes:
-        cross: Groups of the first two attributes -> (examples, metric) of those in both.
-        missing: Examples without a row, scored as unanswered; `extra_rows` rows are of no example.
-        train: The training file; None where it is not known, or no longer what it was.
-        compared_by: What texts were compared by, where the metric compares any.
+        missing: Examples without a row, scored as unanswered.
+        extra_rows: Rows that belong to no example.
+        train: The training file; None if it is unknown or has changed.
+        compared_by: How texts were compared, if the metric compares texts.
+        cross: Group of the first attribute -> group of the second -> (examples, metric) of both.
     """
 
     task: str
@@ -65,12 +66,12 @@ class Report:
     cross: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it: what there is nothing to score for is null."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        """Return all numbers for JSON; NaN is null."""
+        result: dict[str, Any] = without_nan(asdict(self))
+        return result
 
 
-def report(  # noqa: PLR0913  # what the command line offers
+def report(  # noqa: PLR0913  # one parameter per option of the command line
     name: str,
     reader: Reader,
     gold: Path,
@@ -85,99 +86,102 @@ def report(  # noqa: PLR0913  # what the command line offers
     """Score `submission` by the groups of every attribute in `by`.
 
     Args:
-        name: The task's.
+        name: The task's name.
         reader: Of the task, with the side file of further groups if there is one.
         gold: The labelled file.
-        submission: The answers, or the run folder that has them.
+        submission: The submission, or its run folder.
         by: Attributes.
-        train: The training file; by default what the run folder says, if it is still that.
-        train_groups: The side file of the training file: ids may be of another kind there.
-        metric: One of the task's; by default its headline.
+        train: The training file; by default that of the run's provenance, if it is unchanged.
+        train_groups: The side file of the training file, which may have other ids.
+        metric: One of the task's metrics; by default its headline.
         min_n: Groups of fewer examples are flagged.
 
     Raises:
-        UserError: A file is missing or broken, or nobody has heard of an attribute or the metric.
+        UserError: A file is missing or broken, or an attribute or the metric is unknown.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
-    shown = metric or task.score.names[-1]
-    if shown not in task.score.names:
-        raise UserError(f"--metric: no {shown!r} in {name}{did_you_mean(shown, task.score.names)}")
+    run = submission.parent
+    metric = metric or task.score.names[-1]
+    if metric not in task.score.names:
+        hint = did_you_mean(metric, task.score.names)
+        raise UserError(f"--metric: no {metric!r} in {name}{hint}")
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one attribute or more, each once")
-    labels = _labels(submission.parent) if FREQUENCY in by else None
-    table = _Table(reader, gold, submission, labels, shown)
-    known = list(table.columns.groups)
+    labels = _labels(run) if CLASS_FREQUENCY in by else None
+    table = _Table(reader, gold, submission, labels, metric)
+    attributes = list(table.scores.groups)
     for attribute in by:
-        if attribute not in known:
-            there = f"there are {', '.join(known) or 'none'}; add others in a side file"
-            hint = did_you_mean(attribute, known)
-            raise UserError(f"--by: no example has {attribute!r}{hint} ({there}: --groups FILE)")
-    trained_on = Training(train, held_out=False) if train else training(submission.parent)
-    trained = _trained_on(replace(reader, side=side_groups(train_groups)), trained_on, by, labels)
+        if attribute not in attributes:
+            choices = f"there are {', '.join(attributes) or 'none'}; add others in a side file"
+            hint = did_you_mean(attribute, attributes)
+            raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
+    training_file = TrainingFile(train, held_out=False) if train else _find_training(run)
+    train_reader = replace(reader, side=side_groups(train_groups))
+    counts = _count_training(train_reader, training_file, by, labels)
     return Report(
         task=name,
-        metric=shown,
+        metric=metric,
         total=table.value(np.ones(len(table.gold), dtype=bool)),
         examples=len(table.gold),
         min_n=min_n,
         attributes={
-            attribute: _attribute(table, attribute, trained.get(attribute), min_n)
+            attribute: _attribute(table, attribute, counts.get(attribute), min_n)
             for attribute in by
         },
         missing=table.missing,
         extra_rows=table.extra_rows,
-        train=str(trained_on.path) if trained_on else None,
+        train=str(training_file.path) if training_file else None,
         compared_by=task.score.compared_by,
         cross=_cross(table, by[0], by[1]) if len(by) > 1 else {},
     )
 
 
 class _Table:
-    """What a report is made of, a row per example."""
+    """The data of a report: one row per example."""
 
     def __init__(
         self, reader: Reader, gold: Path, submission: Path, labels: Labels | None, metric: str
     ) -> None:
-        """Read gold and submission; with `labels`, how frequent classes are is an attribute."""
+        """Read gold and submission; with `labels`, class frequency is an attribute too."""
         task = reader.task
         rows = task.data.submission.index(submission)
-        self.columns, self.metric = ScoreTable(task), metric
+        self.scores, self.metric = ScoreTable(task), metric
         self.gold: list[Classes] = []
-        self.told: list[Classes] = []
+        self.predicted: list[Classes] = []
         self.confidences: list[list[tuple[str, float, bool]]] = []
         self.missing = 0
-        is_of_this = decoding_of(submission) is not None
-        certainty = certainty_of(task, submission.parent) if is_of_this else None
-        for example, right in gold_rows(reader, gold):
+        is_decoded = decoding_of(submission) is not None
+        certainty = certainty_of(task, submission.parent) if is_decoded else None
+        for example, gold_row in gold_rows(reader, gold):
             row = rows.get(example.id)
             self.missing += row is None
-            values = metric_values(task, right, row, f"{submission}: id {example.id}")
-            found = _classes(task, right)
-            groups = _groups(example, found, labels)
-            self.columns.add(replace(example, groups=groups), task.score.weight(example), values)
-            self.gold.append(found)
-            self.told.append(_classes(task, row) if row is not None else frozenset())
-            self.confidences.append(certainty.add(example, right, row) if certainty else [])
+            values = metric_values(task, gold_row, row, f"{submission}: id {example.id}")
+            classes = _classes(task, gold_row)
+            groups = _groups(example, classes, labels)
+            self.scores.add(replace(example, groups=groups), task.score.weight(example), values)
+            self.gold.append(classes)
+            self.predicted.append(_classes(task, row) if row is not None else frozenset())
+            self.confidences.append(certainty.add(example, gold_row, row) if certainty else [])
         if not self.gold:
             raise UserError(f"{gold}: has no examples")
         self.extra_rows = len(rows) - len(self.gold) + self.missing
 
     def groups(self, attribute: str) -> NDArray[np.str_]:
         """Return the group of every example."""
-        return np.array(self.columns.groups[attribute])
+        return np.array(self.scores.groups[attribute])
 
     def value(self, mask: NDArray[np.bool_]) -> float:
         """Return the metric over some examples."""
-        return summarize(self.columns, resamples=0, mask=mask).mean[self.metric]
+        return summarize(self.scores, resamples=0, mask=mask).mean[self.metric]
 
     def error(self, members: NDArray[np.int64]) -> float | None:
         """Return the calibration error of some examples, the mean over the decided fields."""
-        of_fields: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-        for name, sure, right in (noted for i in members for noted in self.confidences[i]):
-            of_fields[name].append((sure, right))
-        found = [calibration(*zip(*pairs, strict=True)).error for pairs in of_fields.values()]
-        return float(np.mean(found)) if found else None
+        by_field: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+        for name, confidence, correct in (row for i in members for row in self.confidences[i]):
+            by_field[name].append((confidence, correct))
+        errors = [calibration(*zip(*pairs, strict=True)).error for pairs in by_field.values()]
+        return float(np.mean(errors)) if errors else None
 
 
 def _classes(task: Task, row: Row) -> Classes:
@@ -185,69 +189,71 @@ def _classes(task: Task, row: Row) -> Classes:
 
 
 def _groups(example: Example, classes: Classes, labels: Labels | None) -> dict[str, str]:
-    """Return an example's groups, with the band of its rarest class where `labels` are given."""
-    of_class = {FREQUENCY: frequency(classes, labels)} if labels and classes else {}
-    return {**example.groups, **of_class}
+    """Return an example's groups; with `labels`, also the frequency band of its rarest class."""
+    bands = {CLASS_FREQUENCY: frequency_band(classes, labels)} if labels and classes else {}
+    return {**example.groups, **bands}
 
 
 def _labels(run: Path) -> Labels:
-    place = run / "labels.json"
-    if not place.exists():
-        raise UserError(f"--by: {FREQUENCY} is counted in {place}, which is not there")
-    return load_labels(place)
+    path = run / "labels.json"
+    if not path.exists():
+        raise UserError(f"--by: {CLASS_FREQUENCY} needs {path}, which does not exist")
+    return load_labels(path)
 
 
 @dataclass(frozen=True)
-class Training:
-    """The file that was trained on; with `held_out`, less the tenth of it that was not."""
+class TrainingFile:
+    """The file that was trained on; with `held_out`, a tenth of it was held out."""
 
     path: Path
     held_out: bool
 
 
-def training(run: Path) -> Training | None:
-    """Return what the run's adapter was trained on, if that file is still there as it was."""
-    made_at = Path(generation(run).get("trained") or "nowhere") / "manifest.json"
-    made = read_json(made_at) if made_at.exists() else {}
-    train = Path(made.get("train", "nowhere"))
-    if not train.exists() or sha256(train) != made.get("train_sha256"):
+def _find_training(run: Path) -> TrainingFile | None:
+    """Return the file that the run's adapter was trained on, if it is still unchanged."""
+    path = Path(generation(run).get("trained") or "nowhere") / "manifest.json"
+    manifest = read_json(path) if path.exists() else {}
+    train = Path(manifest.get("train", "nowhere"))
+    if not train.exists() or sha256(train) != manifest.get("train_sha256"):
         return None
-    return Training(train, held_out=not made.get("dev_sha256"))
+    return TrainingFile(train, held_out=not manifest.get("dev_sha256"))
 
 
 @dataclass
-class Trained:
-    """What training had of one attribute: group -> its examples, and their classes."""
+class TrainingCounts:
+    """Counts of one attribute in training: group -> examples, group -> class -> examples."""
 
     sizes: Counter[str] = field(default_factory=Counter)
     classes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
 
-def _trained_on(
-    reader: Reader, trained_on: Training | None, by: Sequence[str], labels: Labels | None
-) -> dict[str, Trained]:
-    """Return attribute -> what training had of its groups; nothing where that is not known."""
-    found: dict[str, Trained] = defaultdict(Trained)
-    for example in reader.read(trained_on.path) if trained_on else ():
-        if example.answer is None or (trained_on and trained_on.held_out and is_held_out(example)):
+def _count_training(
+    reader: Reader, file: TrainingFile | None, by: Sequence[str], labels: Labels | None
+) -> dict[str, TrainingCounts]:
+    """Return attribute -> its counts in training; empty if the training file is unknown."""
+    counts: dict[str, TrainingCounts] = defaultdict(TrainingCounts)
+    for example in reader.read(file.path) if file else ():
+        if example.answer is None or (file and file.held_out and is_held_out(example)):
             continue
         classes = _classes(reader.task, reader.task.gold(example))
         groups = _groups(example, classes, labels)
         for attribute in by:
             group = groups.get(attribute, UNKNOWN)
-            found[attribute].sizes[group] += 1
-            found[attribute].classes[group].update(classes)
-    return found
+            counts[attribute].sizes[group] += 1
+            counts[attribute].classes[group].update(classes)
+    return counts
 
 
-def _attribute(table: _Table, attribute: str, trained: Trained | None, min_n: int) -> Attribute:
-    of_example = table.groups(attribute)
-    names = [name for name, _ in Counter(of_example.tolist()).most_common() if name != UNKNOWN]
-    support = {name for names in table.gold for name in names}
-    if trained:
-        support |= {name for counts in trained.classes.values() for name in counts}
+def _attribute(
+    table: _Table, attribute: str, training: TrainingCounts | None, min_n: int
+) -> Attribute:
+    group_names = table.groups(attribute)
+    names = [name for name, _ in Counter(group_names.tolist()).most_common() if name != UNKNOWN]
+    support = {name for classes in table.gold for name in classes}
+    if training:
+        support |= {name for counts in training.classes.values() for name in counts}
     groups = {
-        name: _group(table, name, of_example == name, trained, sorted(support), min_n)
+        name: _group(table, name, group_names == name, training, sorted(support), min_n)
         for name in names
     }
     counted = {
@@ -256,7 +262,7 @@ def _attribute(table: _Table, attribute: str, trained: Trained | None, min_n: in
         if not group.flagged and not math.isnan(group.value)
     }
     values = [group.value for group in counted.values()]
-    recall_class, recall_gap = widest(list(counted.values()))
+    recall_class, recall_gap = widest_recall_gap(list(counted.values()))
     several = len(values) > 1
     return Attribute(
         mean=float(np.mean(values)) if values else None,
@@ -266,50 +272,50 @@ def _attribute(table: _Table, attribute: str, trained: Trained | None, min_n: in
         gap=max(values) - min(values) if several else None,
         recall_gap=recall_gap,
         recall_class=recall_class,
-        unknown=int((of_example == UNKNOWN).sum()),
-        absent=sorted(trained.sizes.keys() - set(names) - {UNKNOWN}) if trained else [],
+        unknown=int((group_names == UNKNOWN).sum()),
+        absent=sorted(training.sizes.keys() - set(names) - {UNKNOWN}) if training else [],
         groups=groups,
     )
 
 
-def _group(  # all it is made of
+def _group(
     table: _Table,
     name: str,
     mask: NDArray[np.bool_],
-    trained: Trained | None,
+    training: TrainingCounts | None,
     support: Sequence[str],
     min_n: int,
 ) -> Group:
-    summary = summarize(table.columns, mask=mask)
+    summary = summarize(table.scores, mask=mask)
     low, high = summary.interval[table.metric]
     members = np.flatnonzero(mask)
-    gold, told = [table.gold[i] for i in members], [table.told[i] for i in members]
-    counts = Counter(one for names in gold for one in names)
-    right = Counter(one for a, b in zip(gold, told, strict=True) for one in a & b)
-    worst = worst_class(gold, told)
-    weighing = sum(table.columns.weights[i] > 0 for i in members)
-    of_training = trained.classes.get(name) if trained else None
+    gold, predicted = [table.gold[i] for i in members], [table.predicted[i] for i in members]
+    counts = Counter(label for classes in gold for label in classes)
+    hits = Counter(label for a, b in zip(gold, predicted, strict=True) for label in a & b)
+    worst = worst_class(gold, predicted)
+    weighted = sum(table.scores.weights[i] > 0 for i in members)
+    train_counts = training.classes.get(name) if training else None
     return Group(
         n=len(members),
         value=summary.mean[table.metric],
         low=low,
         high=high,
-        flagged=(weighing or len(members)) < min_n,
-        train=trained.sizes[name] if trained else None,
-        shift=divergence(of_training, counts, support) if of_training and counts else None,
+        flagged=(weighted or len(members)) < min_n,
+        train=training.sizes[name] if training else None,
+        shift=divergence(train_counts, counts, support) if train_counts and counts else None,
         worst_class=worst,
         worst_class_share=counts[worst] / len(members) if worst is not None else None,
-        recalls={one: right[one] / n for one, n in sorted(counts.items()) if n >= FEWEST},
+        recalls={c: hits[c] / n for c, n in sorted(counts.items()) if n >= MIN_CLASS_EXAMPLES},
         error=table.error(members),
         unweighted=summary.unweighted,
     )
 
 
 def _cross(table: _Table, first: str, second: str) -> dict[str, dict[str, tuple[int, float]]]:
-    one, other = table.groups(first), table.groups(second)
-    found: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-    for a, b in sorted(set(zip(one.tolist(), other.tolist(), strict=True))):
+    groups_1, groups_2 = table.groups(first), table.groups(second)
+    cells: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
+    for a, b in sorted(set(zip(groups_1.tolist(), groups_2.tolist(), strict=True))):
         if UNKNOWN not in (a, b):
-            mask = (one == a) & (other == b)
-            found[a][b] = (int(mask.sum()), table.value(mask))
-    return dict(found)
+            mask = (groups_1 == a) & (groups_2 == b)
+            cells[a][b] = (int(mask.sum()), table.value(mask))
+    return dict(cells)

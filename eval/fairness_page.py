@@ -1,4 +1,4 @@
-"""The fairness report for people: tables on the terminal, a page that stands alone."""
+"""The fairness report as tables on the terminal and as one HTML page without external files."""
 
 import math
 from collections.abc import Iterator
@@ -16,44 +16,44 @@ COLUMNS = ("n", "{metric}", "95% interval", "train", "shift", "worst class", "EC
 
 def show(report: Report, console: Console) -> None:
     """Print the tables."""
-    for line in heads(report):
+    for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
     for name, attribute in report.attributes.items():
         table = Table(
             escape_markup(f"by {name}"), *(c.format(metric=report.metric) for c in COLUMNS)
         )
-        for group, found in attribute.groups.items():
-            style = "dim" if found.flagged else None
-            row = (group + ("*" if found.flagged else ""), *cells(found))
+        for group_name, group in attribute.groups.items():
+            style = "dim" if group.flagged else None
+            row = (group_name + ("*" if group.flagged else ""), *cells(group))
             table.add_row(*map(Text, row), style=style)
         console.print(table)
         for line in remarks(report, attribute):
             console.print(line, highlight=False, markup=False)
     if report.cross:
-        head, columns, rows = cross_rows(report)
-        table = Table(*map(escape_markup, (head, *columns)))
-        for cells_of_row in rows:
-            table.add_row(*map(Text, cells_of_row))
+        heading, columns, rows = cross_rows(report)
+        table = Table(*map(escape_markup, (heading, *columns)))
+        for texts in rows:
+            table.add_row(*map(Text, texts))
         console.print(table)
 
 
 def cross_rows(report: Report) -> tuple[str, list[str], list[list[str]]]:
-    """Return heading, columns and rows of the table of two attributes, the longer one downwards."""
+    """Return heading, columns and rows of the table of two attributes; the longer one has rows."""
     first, second = list(report.attributes)[:2]
-    found = {(a, b): cell for a, row in report.cross.items() for b, cell in row.items()}
-    if len({a for a, _ in found}) < len({b for _, b in found}):
+    numbers = {(a, b): cell for a, row in report.cross.items() for b, cell in row.items()}
+    if len({a for a, _ in numbers}) < len({b for _, b in numbers}):
         first, second = second, first
-        found = {(b, a): cell for (a, b), cell in found.items()}
-    columns = sorted({b for _, b in found})
+        numbers = {(b, a): cell for (a, b), cell in numbers.items()}
+    columns = sorted({b for _, b in numbers})
     rows = [
-        [a, *(_cross_cell(found.get((a, b)), report.min_n) for b in columns)]
-        for a in sorted({a for a, _ in found})
+        [a, *(_cross_cell(numbers.get((a, b)), report.min_n) for b in columns)]
+        for a in sorted({a for a, _ in numbers})
     ]
     return f"{first} by {second}", columns, rows
 
 
 def cells(group: Group) -> tuple[str, ...]:
-    """Return a group's row of the table; a dash where something is not known."""
+    """Return the cells of a group's row; a dash for an unknown value."""
     worst = group.worst_class
     return (
         str(group.n),
@@ -66,22 +66,22 @@ def cells(group: Group) -> tuple[str, ...]:
     )
 
 
-def heads(report: Report) -> Iterator[str]:
-    """Yield what is said first: the metric over all, and what the numbers rest on."""
+def header_lines(report: Report) -> Iterator[str]:
+    """Yield the lines above the tables: the metric over all examples, and the files used."""
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
         yield f"texts compared by {report.compared_by}"
     if report.missing or report.extra_rows:
         yield (
             f"{report.missing} examples have no row and count as unanswered; "
-            f"{report.extra_rows} rows are of no example: is this the right file?"
+            f"{report.extra_rows} rows belong to no example: is this the right file?"
         )
-    told = f"counted in {report.train}" if report.train else "not known: say --train FILE"
-    yield f"training examples and shifts: {told}"
+    source = f"counted in {report.train}" if report.train else "unknown; give --train FILE"
+    yield f"training examples and shifts: {source}"
 
 
 def remarks(report: Report, attribute: Attribute) -> Iterator[str]:
-    """Yield what is said below an attribute's table."""
+    """Yield the lines below an attribute's table."""
     if attribute.mean is None:
         yield f"no group has {report.min_n} examples: no mean, disparity, worst or gap"
     else:
@@ -91,33 +91,32 @@ def remarks(report: Report, attribute: Attribute) -> Iterator[str]:
             f"gap {_number(attribute.gap)}"
         )
     if attribute.recall_gap is not None:
-        gap, which = attribute.recall_gap, attribute.recall_class
-        yield f"recalls of {which} lie {gap:.4f} apart, those of no other class further"
+        yield f"largest recall gap {attribute.recall_gap:.4f}, of class {attribute.recall_class}"
     flagged = sum(group.flagged for group in attribute.groups.values())
     if flagged:
-        yield f"* {flagged} groups of fewer than {report.min_n} examples count for none of these"
+        yield f"* {flagged} groups of fewer than {report.min_n} examples: not in these numbers"
     if any(group.unweighted for group in attribute.groups.values()):
-        yield "where all examples of a group have weight 0, its value is the plain mean"
+        yield "if all examples of a group have weight 0, its value is the unweighted mean"
     if attribute.unknown:
-        yield f"{attribute.unknown} examples are in no group: nobody knows theirs"
+        yield f"{attribute.unknown} examples are in no group: their group is unknown"
     if attribute.absent:
-        yield f"in training, and not here: {', '.join(attribute.absent)}"
+        yield f"groups in the training file only: {', '.join(attribute.absent)}"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
-def _cross_cell(found: tuple[int, float] | None, min_n: int) -> str:
-    if found is None:
+def _cross_cell(cell: tuple[int, float] | None, min_n: int) -> str:
+    if cell is None:
         return "-"
-    n, value = found
+    n, value = cell
     return f"{_number(value)} ({n}){'*' if n < min_n else ''}"
 
 
 def page(report: Report) -> str:
-    """Return the report as an HTML page that needs nothing else."""
-    from panjue.eval import figures  # here, since the tables need neither jinja nor matplotlib
+    """Return the report as one HTML page."""
+    from panjue.eval import figures  # here: the tables need neither jinja nor matplotlib
     from panjue.eval.report_page import FOLDER, templates
 
     return (
@@ -126,7 +125,7 @@ def page(report: Report) -> str:
         .render(
             title=f"{report.task}: {report.metric} by group",
             report=report,
-            heads=list(heads(report)),
+            header_lines=list(header_lines(report)),
             remarks=remarks,
             columns=[column.format(metric=report.metric) for column in COLUMNS],
             cells=cells,

@@ -1,4 +1,4 @@
-"""What a gold answer and a told one say, field by field, as a person reads them."""
+"""A gold answer and a predicted one, field by field, as texts for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,14 +9,15 @@ from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
 
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield what is judged of one example: as the task says, by its items, classes or keys."""
+    """Yield items with their fields: as the task shows them, or by items, classes or keys."""
     if task.score.shown:
         yield from task.score.shown(gold, row)
     elif isinstance(task.answer, Decide):
         items = row[task.answer.items] if row else []
-        told = {one["name"]: one for one in reversed(items)}  # of several the first counts
-        for one in gold[task.answer.items]:
-            yield str(one["name"]), list(_decided(task.answer, one, told.get(one["name"], {})))
+        predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
+        for item in gold[task.answer.items]:
+            name = item["name"]
+            yield str(name), list(_decided(task.answer, item, predicted.get(name, {})))
     elif task.score.classes:
         yield "", [same("class", task.score.classes(gold), task.score.classes(row) if row else ())]
     else:
@@ -24,14 +25,16 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         yield "", [same(key, texts(gold.get(key)), texts((row or {}).get(key))) for key in keys]
 
 
-def _decided(decides: Decide, gold: Mapping[str, Any], told: Mapping[str, Any]) -> Iterator[Field]:
+def _decided(
+    decides: Decide, gold: Mapping[str, Any], predicted: Mapping[str, Any]
+) -> Iterator[Field]:
     for name in decides.fields:
         order = decides.order.get(name, ())
-        yield same(name, _named(gold.get(name), order), _named(told.get(name), order))
+        yield same(name, _as_texts(gold.get(name), order), _as_texts(predicted.get(name), order))
 
 
-def _named(value: Any, order: Sequence[str]) -> list[str]:
-    """Return the texts of a value; a number of the hand-in by what it stands for."""
+def _as_texts(value: Any, order: Sequence[str]) -> list[str]:
+    """Return the texts of a value; a class number becomes the name of the class."""
     if isinstance(value, int) and 0 <= value < len(order):
         return [order[value]]
     return texts(value)

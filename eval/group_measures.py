@@ -1,4 +1,4 @@
-"""A group of examples, an attribute of groups, and their measures (Chalkidis et al., 2022)."""
+"""Groups, attributes, and the measures over them (Chalkidis et al., 2022)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from scipy.stats import entropy
 
 from panjue.prompts.labels import Labels
 
-BANDS = ((100, "100 and more"), (10, "10 to 99"), (1, "1 to 9"), (0, "never"))
+FREQUENCY_BANDS = ((100, "100 and more"), (10, "10 to 99"), (1, "1 to 9"), (0, "never"))
 
 Classes = frozenset[str]
 
@@ -20,18 +20,19 @@ class Group:
 
     Attributes:
         n: Its test examples.
-        value: The metric over them, with `low` and `high`, its 95% bootstrap interval; NaN where
-            they have nothing that it scores, and then they count for no number over groups.
+        value: The metric over them; NaN if it has nothing to score there, and then the group is
+            left out of all numbers over groups.
+        low, high: The 95% bootstrap interval of `value`.
         flagged: It has too few examples to count for mean, disparity, worst and gap.
-        train: Training examples of this group (representation inequality); None where unknown.
+        train: Training examples of this group (representation inequality); None if unknown.
         shift: KL divergence of its training from its test class distribution, add-one smoothed,
             in nats (label shift).
-        worst_class: The class, of those it has in gold, with its lowest F1; `worst_class_share` is
-            the share of its test examples that have that class (worst-class influence).
-        recalls: Gold class -> share of its examples in this group that were given it, for classes
-            of five or more; equal opportunity asks that these be alike (Hardt et al., NIPS 2016).
+        worst_class: Its gold class with the lowest F1.
+        worst_class_share: Share of its test examples with that class (worst-class influence).
+        recalls: Gold class -> its recall in this group, for classes of five or more examples; equal
+            opportunity requires equal recalls in all groups (Hardt et al., NIPS 2016).
         error: Expected calibration error, the mean over the decided fields.
-        unweighted: All its examples have weight 0, so that its value is a plain mean.
+        unweighted: All its examples have weight 0, so `value` is an unweighted mean.
     """
 
     n: int
@@ -50,19 +51,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute; numbers are over its groups that are not flagged.
+    """One attribute; its numbers are over its groups that are not flagged.
 
-    Of no group there is no mean and no worst one, and of a single one no disparity and no gap.
+    Mean and worst are None without a group, disparity and gap with fewer than two groups.
 
     Attributes:
-        mean: Of the groups' values (FairLex's mF1).
+        mean: Mean of the groups' values (FairLex's mF1).
         disparity: Their population standard deviation (group disparity, GD).
-        worst: The lowest of them (mF1_W), that of `worst_group`.
-        gap: The highest less the lowest.
+        worst: The lowest value (mF1_W), that of `worst_group`.
+        gap: The highest value minus the lowest.
         recall_gap: The largest difference of a class's recall between two groups that have it.
         recall_class: That class.
-        unknown: Examples whose group nobody knows; they are in no group here.
-        absent: Groups that training has and the test file has not.
+        unknown: Number of examples without a known group; they are in no group.
+        absent: Groups in the training file that the test file does not have.
         groups: Name -> group, the largest first.
     """
 
@@ -78,31 +79,30 @@ class Attribute:
     groups: dict[str, Group]
 
 
-def frequency(classes: Iterable[str], labels: Labels) -> str:
-    """Return the band of the rarest of some classes by how often training saw it."""
-    counts = next(iter(labels.counts.values()), {})  # the first field is that of the classes
+def frequency_band(classes: Iterable[str], labels: Labels) -> str:
+    """Return the frequency band, in training, of the rarest of some classes."""
+    counts = next(iter(labels.counts.values()), {})  # the first field has the classes
     rarest = min(counts.get(name, 0) for name in classes)
-    return next(band for least, band in BANDS if rarest >= least)
+    return next(band for minimum, band in FREQUENCY_BANDS if rarest >= minimum)
 
 
-def widest(groups: Sequence[Group]) -> tuple[str | None, float | None]:
-    """Return the class whose recalls lie furthest apart between groups, and how far."""
+def widest_recall_gap(groups: Sequence[Group]) -> tuple[str | None, float | None]:
+    """Return the class with the largest difference of recall between groups, and the difference."""
     gaps = {}
     for name in sorted({name for group in groups for name in group.recalls}):
-        found = [group.recalls[name] for group in groups if name in group.recalls]
-        if len(found) > 1:
-            gaps[name] = max(found) - min(found)
-    widest_class = max(gaps, key=lambda name: gaps[name], default=None)
-    return widest_class, None if widest_class is None else gaps[widest_class]
+        recalls = [group.recalls[name] for group in groups if name in group.recalls]
+        if len(recalls) > 1:
+            gaps[name] = max(recalls) - min(recalls)
+    return max(gaps.items(), key=lambda item: item[1], default=(None, None))
 
 
-def worst_class(gold: Sequence[Classes], told: Sequence[Classes]) -> str | None:
-    """Return the class with the lowest F1, of those that gold has; the first by name of equals."""
-    wanted, given, right = (
+def worst_class(gold: Sequence[Classes], predicted: Sequence[Classes]) -> str | None:
+    """Return the gold class with the lowest F1; of equal ones the first by name."""
+    golds, predictions, hits = (
         Counter(name for names in sets for name in names)
-        for sets in (gold, told, [a & b for a, b in zip(gold, told, strict=True)])
+        for sets in (gold, predicted, [a & b for a, b in zip(gold, predicted, strict=True)])
     )
-    return min(wanted, key=lambda n: (2 * right[n] / (wanted[n] + given[n]), n), default=None)
+    return min(golds, key=lambda n: (2 * hits[n] / (golds[n] + predictions[n]), n), default=None)
 
 
 def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:
@@ -110,5 +110,5 @@ def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Seque
 
     Both are add-one smoothed over `support`, the classes of all groups.
     """
-    counts = np.array([[of.get(name, 0) + 1.0 for name in support] for of in (train, test)])
-    return float(entropy(*counts))  # which scales them to sum to 1
+    smoothed = np.array([[n.get(name, 0) + 1.0 for name in support] for n in (train, test)])
+    return float(entropy(*smoothed))  # `entropy` scales both to sum to 1

@@ -1,4 +1,4 @@
-"""What metrics are made of, per example, and the metrics over examples with intervals."""
+"""Metric values per example, and the metrics over all examples with intervals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ RESAMPLES = 1000
 
 @dataclass
 class ScoreTable:
-    """One row per example: what its metrics are made of, and the weight, in flat number arrays."""
+    """One row per example: its metric values, weight and groups, in flat lists."""
 
     task: Task
     weights: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Summary:
     """Every metric over `examples` examples, with its 95% interval.
 
     Attributes:
-        unweighted: The examples' weights add up to nothing, so means are the plain ones.
+        unweighted: All weights are 0, so the means are unweighted.
     """
 
     examples: int
@@ -52,56 +52,58 @@ class Summary:
 
 
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
-    """Return what one submission row gives to the task's metrics; None is an unanswered example.
+    """Return the metric values of one submission row; a row of None is an unanswered example.
 
-    `gold` is what the row is scored against, as `Task.gold` makes it. One number for a metric that
-    is a mean over examples, its counts for a pooled one.
+    A metric that is a mean over examples has one value; a `CorpusMetric` has its counts. `gold`
+    comes from `Task.gold`.
 
     Raises:
         UserError: The row is not in the hand-in format; names `place`.
     """
-    found: list[float] = []
+    values: list[float] = []
     try:
-        for one in task.score.metrics:
-            found += one.counts(gold, row) if isinstance(one, CorpusMetric) else [one(gold, row)]
+        for metric in task.score.metrics:
+            if isinstance(metric, CorpusMetric):
+                values += metric.counts(gold, row)
+            else:
+                values.append(metric(gold, row))
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
-    return np.array(found, dtype=np.float64)
+    return np.array(values, dtype=np.float64)
 
 
 def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
     """Return the metrics, [..., metrics], of summed values, [..., values], and weights, [...]."""
-    found, start = [], 0
-    for one in task.score.metrics:
-        if isinstance(one, CorpusMetric):
-            found.append(one.value(sums[..., start : start + one.width]))
-            start += one.width
+    metrics, start = [], 0
+    for metric in task.score.metrics:
+        if isinstance(metric, CorpusMetric):
+            metrics.append(metric.value(sums[..., start : start + metric.width]))
+            start += metric.width
         else:
-            found.append(sums[..., start] / weight)
+            metrics.append(sums[..., start] / weight)
             start += 1
-    return np.stack(found, axis=-1)
+    return np.stack(metrics, axis=-1)
 
 
 def summarize(
-    columns: ScoreTable, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
+    table: ScoreTable, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
 ) -> Summary:
     """Return the metrics with 95% percentile bootstrap intervals over examples (seed 0).
 
-    Where all weights are 0 (cases of one defendant in the official metric) means are the plain
-    ones, and the summary says so.
+    If all weights are 0 (cases of one defendant in the official metric), the means are unweighted
+    and the summary says so.
     """
-    weights, values = np.array(columns.weights), np.array(columns.values)
+    weights, values = np.array(table.weights), np.array(table.values)
     if mask is not None:
         weights, values = weights[mask], values[mask]
     unweighted = not weights.any()
     if unweighted:
         weights = np.ones_like(weights)
-    mean = pooled(columns.task, weights @ values, weights.sum())
+    mean = pooled(table.task, weights @ values, weights.sum())
     low = high = mean
     if resamples:
-        means = resampled(columns.task, weights, values, resamples)
-        low, high = percentiles(means)
-    names = columns.task.score.names
+        low, high = percentiles(resampled(table.task, weights, values, resamples))
+    names = table.task.score.names
     return Summary(
         len(weights),
         dict(zip(names, mean.tolist(), strict=True)),
@@ -110,30 +112,30 @@ def summarize(
     )
 
 
-def percentiles(drawn: Numbers) -> Numbers:
-    """Return the ends of the 95% interval, [2, metrics], of [draws, metrics].
+def percentiles(draws: Numbers) -> Numbers:
+    """Return the ends of the 95% interval, [2, metrics], of bootstrap draws, [draws, metrics].
 
-    Draws in which there was nothing to score do not count.
+    Draws with nothing to score (NaN) do not count.
     """
     with catch_warnings():
         filterwarnings("ignore", "All-NaN slice")
-        return np.asarray(np.nanpercentile(drawn, [2.5, 97.5], axis=0))
+        return np.asarray(np.nanpercentile(draws, [2.5, 97.5], axis=0))
 
 
-def plain(value: Any) -> Any:
-    """Return numbers as JSON has them: one that there is not is null."""
+def without_nan(value: Any) -> Any:
+    """Return a value for JSON: NaN becomes None, at any depth."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def check_answered(gold: Path, examples: int, submission: Path, rows: int, answered: int) -> None:
-    """Refuse files that have nothing to do with each other, which would score 0.
+    """Refuse two files without a common id, which would score 0.
 
     Raises:
-        UserError: There is no example, or no row of the submission is of one.
+        UserError: There is no example, or no submission row has the id of an example.
     """
     if not examples:
         raise UserError(f"{gold}: has no examples")
@@ -142,27 +144,27 @@ def check_answered(gold: Path, examples: int, submission: Path, rows: int, answe
 
 
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
-    """Yield the examples of a labelled file with what their submission rows are scored against.
+    """Yield the examples of a labelled file with their gold rows.
 
     Raises:
-        UserError: One has no answer.
+        UserError: An example has no answer.
     """
     for example in reader.read(gold):
         if example.answer is None:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; give the labelled file "
-                "(of report and compare: --gold FILE)"
+                "(with `report` and `compare`: --gold FILE)"
             )
         yield example, reader.task.gold(example)
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
     """Return the metrics of `resamples` bootstrap draws of examples (seed 0)."""
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     n = len(weights)
     sums, totals = np.empty((resamples, values.shape[1])), np.empty(resamples)
     for i in range(resamples):
-        times = np.bincount(draw.integers(n, size=n), minlength=n)
-        drawn = times * weights if (times * weights).any() else times
+        counts = np.bincount(generator.integers(n, size=n), minlength=n)
+        drawn = counts * weights if (counts * weights).any() else counts
         sums[i], totals[i] = drawn @ values, drawn.sum()
     return pooled(task, sums, totals)

@@ -12,26 +12,25 @@ from panjue.prompts.task import Task
 def ranked(
     task: Task, ranks: Rank, example: Example, replies: Sequence[str], labels: Labels
 ) -> tuple[Answer, int]:
-    """Return the answer whose list has what most replies wrote, and wrote early.
+    """Return the answer with its list ranked by votes, and how many places were filled up.
 
-    The k-th of a reply's list gets 1/k of a vote (reciprocal rank fusion without its constant);
-    of equals, what came first stays first. A list that is too short is filled up with the
-    commonest labels; how many places were is returned too. Without a readable reply the answer is
-    the task's fallback.
+    The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
+    constant); of equal values, the one that came first stays first. A list that is too short is
+    filled up with the commonest labels. Without a readable reply the answer is the task's fallback.
 
     Args:
         task: A task whose answers are ranked.
-        ranks: Which list of an answer.
-        example: What was asked.
+        ranks: The list in the answer, and its length.
+        example: The example that was asked.
         replies: Raw replies, the greedy one first.
-        labels: What training knew, commonest first.
+        labels: The labels of training, commonest first.
     """
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
     votes: dict[str, float] = defaultdict(float)
     for reply in decoded:
-        for place, value in enumerate(reply.answer[ranks.field] if reply.readable else (), start=1):
-            votes[value] += 1 / place
-    told = sorted(votes, key=lambda value: -votes[value])[: ranks.length]
+        for rank, value in enumerate(reply.answer[ranks.field] if reply.readable else (), start=1):
+            votes[value] += 1 / rank
+    voted = sorted(votes, key=lambda value: -votes[value])[: ranks.length]
     commonest = islice(labels.counts.get(ranks.field, ()), ranks.length)
-    filled = list(dict.fromkeys([*told, *commonest]))[: ranks.length]
-    return {**decoded[0].answer, ranks.field: filled}, len(filled) - len(told)
+    filled = list(dict.fromkeys([*voted, *commonest]))[: ranks.length]
+    return {**decoded[0].answer, ranks.field: filled}, len(filled) - len(voted)

@@ -1,13 +1,13 @@
-"""One page on a run: how it scores, where it errs, and every case to look at."""
+"""The data of a run's report: scores, errors by class, and every case."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count, product
 from typing import Any
 
 from panjue.eval.answers import Run
-from panjue.eval.calibration import of_example
+from panjue.eval.calibration import mean_confidence
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
@@ -18,24 +18,24 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
 
-CONFUSED = 15
-"""Pairs of classes that are shown."""
+MAX_SHOWN_PAIRS = 15
+"""Confused pairs of classes that are shown."""
 
-NOTHING = "-"
+NO_ANSWER = "-"
 """The predicted value of an item that is not answered."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One example as the browser shows it.
+    """One example in the page's case browser.
 
     Attributes:
-        text: Its parts in order: (sentence, places in `items` of those it names).
-        classes: Field -> its classes, in gold or predicted: what it is found by.
-        wrong: Fields that are not right somewhere.
-        confidence: Mean over its judgments; None where the run has none.
-        handled: What `fit` and decoding did, in general words, and `notes` exactly.
-        reply: The raw replies, one for each call.
+        text: Its sentences in order: (sentence, indices in `items` of the names in it).
+        classes: Field -> its gold and predicted classes, for the filters.
+        wrong: Fields that are wrong in at least one item.
+        confidence: Mean over its judgments; None if the run has no confidences.
+        handled: What `fit` and decoding did, one keyword each; `notes` has the details.
+        reply: The raw replies, one per call.
     """
 
     id: str
@@ -51,8 +51,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class OfClass:
-    """How one class fares: items that have it in gold, items it is predicted for, F1."""
+class ClassScore:
+    """The numbers of one class: items that have it in gold, items predicted with it, F1."""
 
     gold: int
     predicted: int
@@ -64,14 +64,15 @@ class Report:
     """Everything on the page.
 
     Attributes:
-        classes: Field -> class -> how it fares, in the field's order or the commonest first.
-        confusion: Field -> (gold value, predicted value) -> items.
+        tested: The test file, and how it was answered.
+        skipped: A line on the bad rows of that file that were skipped, if any.
+        classes: Field -> class -> its numbers, in the field's order or the commonest first.
+        confusion: Field -> (gold value, predicted value) -> number of items.
         orders: Field -> the values of its confusion in order.
-        pairs: (gold class that was missed, class predicted in its place, items).
-        curve: Rows of the training's log.
-        decoding: What decoding met, if decode.json is about this very submission.
-        tested: On which file, and how it was answered.
-        skipped: What was passed over in that file, if anything.
+        pairs: (missed gold class, wrongly predicted class, number of items), the commonest.
+        pairs_in_all: Number of different pairs.
+        curve: Rows of the training log.
+        decoding: The run's decode.json, if it describes this submission.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Report:
     tested: str = ""
     skipped: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    classes: dict[str, dict[str, OfClass]] = field(default_factory=dict)
+    classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)
     confusion: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     orders: dict[str, list[str]] = field(default_factory=dict)
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
@@ -90,41 +91,41 @@ class Report:
 
 
 def report(run: Run) -> Report:
-    """Gather the report of a run.
+    """Collect the report of a run.
 
     Raises:
-        UserError: The run is not finished, or the cases have no answers to compare with.
+        UserError: The run is not finished, or the cases have no gold answers.
     """
-    place = run.task.data.submission.find(run.folder)
-    found = Report(run.folder.name, str(run.provenance["task"]), score(run.reader, run.test, place))
-    found.decoding = decoding_of(place) or {}
-    found.tested = _tested(run, found.decoding)
-    found.cases = list(
-        _cases(run, run.task.data.submission.index(place), decided=bool(found.decoding))
-    )
-    found.skipped = [str(run.reader.skipped)] if run.reader.skipped.rows else []
-    _count(run.task, found)
+    submission = run.task.data.submission.find(run.folder)
+    scores = score(run.reader, run.test, submission)
+    result = Report(run.folder.name, str(run.provenance["task"]), scores)
+    result.decoding = decoding_of(submission) or {}
+    result.tested = _tested(run, result.decoding)
+    rows = run.task.data.submission.index(submission)
+    result.cases = list(_cases(run, rows, decided=bool(result.decoding)))
+    result.skipped = [str(run.reader.skipped)] if run.reader.skipped.rows else []
+    _count(run.task, result)
     log = run.trained.parent / "log.jsonl" if run.is_of_adapter else None
     if log and log.exists():
-        found.curve = [row for _, row in read_lines(log)]
-    return found
+        result.curve = [row for _, row in read_lines(log)]
+    return result
 
 
 def _tested(run: Run, decoding: Mapping[str, Any]) -> str:
-    """Say on which file a run is reported, by its hash, and how it was answered."""
+    """Return the name and hash of the test file, and how it was answered."""
     part = "the held-out tenth of " if run.held_out else ""
     sampled = run.provenance.get("sampling", {}).get("temperature")
     decided, fit = bool(decoding.get("decided")), decoding.get("decision_sha256")
-    how = "decided from several replies" if decided else "sampled" if sampled else "greedy"
+    method = "decided from several replies" if decided else "sampled" if sampled else "greedy"
     if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.provenance):
-        how += " in the way that was fitted to these very examples"
-    return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {how}"
+        method += ", with settings fitted on these same examples"
+    return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {method}"
 
 
 def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an example: its only one, or those of its calls in their order."""
-    if only := completions.get(call_key({"id": example.id})):
-        yield only
+    """Yield the completion rows of an example: its only one, or one per call in order."""
+    if row := completions.get(call_key({"id": example.id})):
+        yield row
         return
     for call in count():
         if (row := completions.get(call_key({"id": example.id, "call": call}))) is None:
@@ -133,38 +134,38 @@ def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
 
 
 def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
-    place = run.folder / "confidence.jsonl"
-    confidences = Rows(place) if decided and place.exists() else None
+    path = run.folder / "confidence.jsonl"
+    confidences = Rows(path) if decided and path.exists() else None
     completions = run.rows()
-    names = [name for of in _fields_of_classes(run.task) for name in of]
+    class_fields = [name for names in _class_fields(run.task) for name in names]
     for example in run.examples():
-        answered = list(_calls(completions, example))
-        row, sure = rows.get(example.id), confidences.get(example.id) if confidences else None
-        items = list(items_of(run.task, run.task.gold(example), row))
-        fields = [one for _, of in items for one in of]
-        notes = dict(_handled(run, example, answered, decided=decided))
+        calls = list(_calls(completions, example))
+        confidence = confidences.get(example.id) if confidences else None
+        items = list(items_of(run.task, run.task.gold(example), rows.get(example.id)))
+        fields = [field for _, fields in items for field in fields]
+        notes = dict(_handled(run, example, calls, decided=decided))
         yield Case(
             id=str(example.id),
             groups=example.groups,
             text=marked(example, [name for name, _ in items]),
             items=items,
-            classes={name: _values(one for one in fields if one.name == name) for name in names},
-            wrong=sorted({one.name for one in fields if not one.right}),
-            confidence=of_example(sure) if sure else None,
+            classes={name: _values(f for f in fields if f.name == name) for name in class_fields},
+            wrong=sorted({field.name for field in fields if not field.right}),
+            confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
-            reply=[row.get("refused") or first_reply(row) for row in answered],
+            reply=[row.get("refused") or first_reply(row) for row in calls],
         )
 
 
 def _values(fields: Iterator[Field]) -> list[str]:
-    return list(dict.fromkeys(value for one in fields for value in (*one.gold, *one.told)))
+    return list(dict.fromkeys(value for field in fields for value in (*field.gold, *field.told)))
 
 
 def _handled(
     run: Run, example: Example, rows: Sequence[dict[str, Any]], *, decided: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield what happened to an example's calls: in a word, and exactly."""
+    """Yield what happened to an example's calls: (keyword, details)."""
     refusals = [str(row["refused"]) for row in rows if row.get("refused") is not None]
     asked = [row for row in rows if row.get("refused") is None]
     if refusals:
@@ -182,54 +183,53 @@ def _handled(
 
 
 def marked(example: Example, names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Return the sentences of a text, each with the places of the `names` that stand in it."""
-    places = {name: place for place, name in enumerate(names) if name}
+    """Return the sentences of a text, each with the indices of the `names` in it."""
+    indices = {name: index for index, name in enumerate(names) if name}
     return [
-        (sentence, sorted(places[name] for name in names_in(sentence, list(places))))
+        (sentence, sorted(indices[name] for name in names_in(sentence, list(indices))))
         for sentence in split_sentences(example.text)
     ]
 
 
-def _count(task: Task, found: Report) -> None:
+def _count(task: Task, result: Report) -> None:
     """Count classes, confusions and confused pairs over the cases."""
-    sets, single = _fields_of_classes(task)
-    fields = [one for case in found.cases for _, of in case.items for one in of]
-    if not task.answer.fields and all(len(one.gold) == 1 >= len(one.told) for one in fields):
+    sets, single = _class_fields(task)
+    fields = [field for case in result.cases for _, fields in case.items for field in fields]
+    if not task.answer.fields and all(len(f.gold) == 1 >= len(f.told) for f in fields):
         single = sets
-    gold, told, right = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
+    gold, predicted, correct = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
     pairs = Counter[tuple[str, str]]()
-    for one in fields:
-        if one.name in (*sets, *single):
-            gold[one.name].update(one.gold)
-            told[one.name].update(one.told)
-            right[one.name].update(set(one.gold) & set(one.told))
-        if one.name in sets[:1]:
-            missed, instead = set(one.gold) - set(one.told), set(one.told) - set(one.gold)
-            pairs.update(product(sorted(missed), sorted(instead)))
-        if one.name in single:
-            pair = (one.gold[0], one.told[0] if one.told else NOTHING)
-            found.confusion.setdefault(one.name, Counter()).update([pair])
-    found.pairs = [(a, b, count) for (a, b), count in pairs.most_common(CONFUSED)]
-    found.pairs_in_all = len(pairs)
+    for f in fields:
+        if f.name in (*sets, *single):
+            gold[f.name].update(f.gold)
+            predicted[f.name].update(f.told)
+            correct[f.name].update(set(f.gold) & set(f.told))
+        if f.name in sets[:1]:
+            missed, added = set(f.gold) - set(f.told), set(f.told) - set(f.gold)
+            pairs.update(product(sorted(missed), sorted(added)))
+        if f.name in single:
+            pair = (f.gold[0], f.told[0] if f.told else NO_ANSWER)
+            result.confusion.setdefault(f.name, Counter()).update([pair])
+    result.pairs = [(a, b, count) for (a, b), count in pairs.most_common(MAX_SHOWN_PAIRS)]
+    result.pairs_in_all = len(pairs)
     for name in gold:
-        met = Counter(gold[name]) + told[name]
-        order = [one for one in task.score.order.get(name, ()) if one in met]
-        order += [one for one, _ in met.most_common() if one not in order]
-        found.classes[name] = {
-            one: OfClass(gold[name][one], told[name][one], 2 * right[name][one] / met[one])
-            for one in order
+        totals = gold[name] + predicted[name]
+        order = [value for value in task.score.order.get(name, ()) if value in totals]
+        order += [value for value, _ in totals.most_common() if value not in order]
+        result.classes[name] = {
+            value: ClassScore(
+                gold=gold[name][value],
+                predicted=predicted[name][value],
+                f1=2 * correct[name][value] / totals[value],
+            )
+            for value in order
         }
-        is_unanswered = any(pair[1] == NOTHING for pair in found.confusion.get(name, ()))
-        found.orders[name] = [*order, NOTHING] if is_unanswered else order
+        is_unanswered = any(pair[1] == NO_ANSWER for pair in result.confusion.get(name, ()))
+        result.orders[name] = [*order, NO_ANSWER] if is_unanswered else order
 
 
-def _fields_of_classes(task: Task) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the fields that are sets of classes, and those that are known to have one each."""
+def _class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the fields that are sets of classes, and the fields that always have one class."""
     if isinstance(task.answer, Decide):
         return task.answer.sets, task.answer.classes
     return (("class",) if task.score.classes else ()), ()
-
-
-def browsed(case: Case) -> dict[str, Any]:
-    """Return a case as the page's script takes it."""
-    return {**asdict(case), "items": [[name, [asdict(f) for f in of]] for name, of in case.items]}

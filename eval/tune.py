@@ -1,4 +1,4 @@
-"""Fit how answers are decided to held-out completions, by the task's headline metric."""
+"""Fit the settings of the decider on held-out completions, by the task's headline metric."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,21 +21,21 @@ PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 
 Setting = tuple[float, float]
-"""Price of a label without its pair, weight of the classes' prior; see `Decider`."""
+"""`pair_price` and `class_prior` of the `Decider`."""
 
 Ratios = dict[str, dict[str, float]]
-"""Field -> class -> how much commoner it is than believed; see `Decider`."""
+"""`class_ratios` of the `Decider`."""
 
 
 def main(folder: Path) -> None:
-    """Print the scores of every setting tried; write the best beside the run's adapter."""
+    """Print the scores of every setting; write the best one into the adapter's folder."""
     run = open_run(folder)
     check(run)
     table = Table("price, prior", *_shown(run))
     ratios = class_ratios(run)
     [greedy] = means(run, [None], ratios).values()
     table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in _shown(run)))
-    # One decides about sets and the other about classes, so each is fitted for itself.
+    # The price acts on label sets only and the prior on classes only: each is fitted alone.
     pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], ratios, table)
     best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], ratios, table)
     console = Console(soft_wrap=True)
@@ -48,35 +48,35 @@ def main(folder: Path) -> None:
 
 
 def class_ratios(run: Run) -> Ratios:
-    """Return how much commoner each class is among the gold answers than replies would have it.
+    """Return, for each class, its frequency in gold divided by its mean belief in the replies.
 
-    The gold answers are those of the whole file that was asked about, training cases included:
-    they are of the kind that will be asked, which what was mixed in need not be.
+    Gold is the whole file that the run answered, training cases included: these cases are like
+    the test cases, but those that training mixed in may not be.
     """
     assert isinstance(run.task.answer, Decide), "checked before"
     fields = run.task.answer.classes
     believed: dict[str, Counter[str]] = {field: Counter() for field in fields}
     beliefs = Beliefs(run.task, run.labels)
     for example, row in run.completions():
-        for told in beliefs.of(example, row) if "texts" in row else ():
+        for item in beliefs.of(example, row) if "texts" in row else ():
             for field in fields:
-                believed[field].update(told[field])
+                believed[field].update(item[field])
     whole_file = replace(run.reader, held_out=False)
     gold = run.task.ask.labels(whole_file.read(run.test)).counts
     return {field: _ratios(gold.get(field, {}), believed[field]) for field in fields}
 
 
 def _ratios(gold: Mapping[str, int], believed: Mapping[str, float]) -> dict[str, float]:
-    """Return ratios of frequencies, one more of each class counted on both sides."""
+    """Return ratios of frequencies, both add-one smoothed."""
     classes = sorted({*gold, *believed})
-    right = [gold.get(label, 0) + 1 for label in classes]
-    told = [believed.get(label, 0.0) + 1 for label in classes]
-    scale = sum(told) / sum(right)
-    return {label: scale * r / t for label, r, t in zip(classes, right, told, strict=True)}
+    gold_counts = [gold.get(label, 0) + 1 for label in classes]
+    masses = [believed.get(label, 0.0) + 1 for label in classes]
+    scale = sum(masses) / sum(gold_counts)
+    return {c: scale * n / m for c, n, m in zip(classes, gold_counts, masses, strict=True)}
 
 
 def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Setting:
-    """Return the setting with the best headline metric, the smallest of equals; add the rows."""
+    """Return the setting with the best headline metric, of equal ones the smallest; add rows."""
     scores = means(run, settings, ratios)
     best = max(
         settings, key=lambda setting: (scores[setting][run.task.score.names[-1]], -sum(setting))
@@ -93,16 +93,16 @@ def _shown(run: Run) -> list[str]:
 
 
 def check(run: Run) -> None:
-    """Refuse runs that nothing may be fitted on.
+    """Refuse runs that cannot be used for fitting.
 
     Raises:
-        UserError: The answers are not decided, there are no samples, or the cases are not those
-            that training held out.
+        UserError: The answers are not decided or not from the fine-tuned model, there are no
+            samples, or the cases are not those that training held out.
     """
     if not run.task.answer.fields:
         raise UserError(f"{run.folder}: its task {run.provenance['task']!r} has nothing to fit")
     if not run.is_of_adapter:
-        raise UserError(f"{run.folder}: not {run.trained} answered; only its answers are fitted")
+        raise UserError(f"{run.folder}: only answers of a fine-tuned model can be fitted")
     if not run.provenance["samples"]:
         raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
     dev = read_json(run.trained / "manifest.json").get("dev_sha256")
@@ -123,18 +123,18 @@ def means(
     """
     task = run.task
     deciders = {s: Decider(task, run.labels, *s, ratios) if s else None for s in settings}
-    scored = {setting: ScoreTable(task) for setting in deciders}
-    told = Beliefs(task, run.labels)
+    tables = {setting: ScoreTable(task) for setting in deciders}
+    beliefs = Beliefs(task, run.labels)
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
         gold = task.gold(example)
         asked = "texts" in row
         first = task.ask.decode(first_reply(row), example, run.labels).answer
-        beliefs = told.of(example, row) if asked else []
+        items = beliefs.of(example, row) if asked else []
         for setting, decider in deciders.items():
-            answer = decider.decide_from(first, beliefs).answer if decider and asked else first
+            answer = decider.decide_from(first, items).answer if decider and asked else first
             place = f"{run.folder}: id {example.id}"
             values = metric_values(task, gold, task.data.write(example, answer), place)
-            scored[setting].add(example, task.score.weight(example), values)
-    return {setting: summarize(columns, resamples=0).mean for setting, columns in scored.items()}
+            tables[setting].add(example, task.score.weight(example), values)
+    return {setting: summarize(table, resamples=0).mean for setting, table in tables.items()}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.beliefs import Belief, Beliefs, Written, walk
+from panjue.eval.beliefs import Belief, Beliefs, LabelIndex, walk
 from panjue.eval.decide import Decider, best_pair, best_set, expected_f1
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
@@ -85,17 +85,17 @@ def test_a_charge_without_its_article_pays_until_it_has_it() -> None:
     assert best_pair(beliefs, (1, 1), PAIRS, 0.2) == (frozenset("a"), frozenset("x"))
 
 
-WRITTEN = Written({"1": 10, "10": 60, "13": 30, "8": 40})
-CHARGES = Written({"盗窃罪": 60, "盗伐林木罪": 20, "诈骗罪": 20})
+WRITTEN = LabelIndex({"1": 10, "10": 60, "13": 30, "8": 40})
+CHARGES = LabelIndex({"盗窃罪": 60, "盗伐林木罪": 20, "诈骗罪": 20})
 
 
 def test_labels_are_found_by_how_they_begin() -> None:
-    assert WRITTEN.beginning('"1') == ['"1"', '"10"', '"13"']
-    assert WRITTEN.beginning('"1"}') == ['"1"']
-    assert WRITTEN.beginning('"13') == ['"13"']
-    assert WRITTEN.beginning('"2') == []
-    assert CHARGES.beginning('"盗') == ['"盗伐林木罪"', '"盗窃罪"']
-    assert CHARGES.beginning('"盗窃罪"],') == ['"盗窃罪"']
+    assert WRITTEN.with_prefix('"1') == ['"1"', '"10"', '"13"']
+    assert WRITTEN.with_prefix('"1"}') == ['"1"']
+    assert WRITTEN.with_prefix('"13') == ['"13"']
+    assert WRITTEN.with_prefix('"2') == []
+    assert CHARGES.with_prefix('"盗') == ['"盗伐林木罪"', '"盗窃罪"']
+    assert CHARGES.with_prefix('"盗窃罪"],') == ['"盗窃罪"']
 
 
 def test_a_digit_that_was_not_taken_shares_its_mass_among_the_classes_it_begins() -> None:

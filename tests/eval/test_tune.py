@@ -100,7 +100,7 @@ def test_what_the_base_answered_is_neither_fitted_nor_decided_by_the_adapters_fi
     write_json(tmp_path / "adapter/decision.json", {"pair_price": 0.2})
     for change in ({"adapter": "none"}, {"endpoint": "http://x/v1#m"}):
         write_json(run / "manifest.json", {"generate": {**manifest["generate"], **change}})
-        with pytest.raises(UserError, match=r"adapter answered; only its answers are fitted"):
+        with pytest.raises(UserError, match="only answers of a fine-tuned model"):
             main(run)
         assert decode_run(run).pair_price == 0
         assert read_json(run / "decode.json")["decision_sha256"] is None
