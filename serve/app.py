@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 # Before vLLM: serve.engine sets what vLLM reads when it is imported.
-from panjue.serve.engine import Unbroken, answered, engine_settings
+from panjue.serve.engine import StrictLLM, call_engine, engine_settings
 
 # isort: split
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -48,13 +48,13 @@ def arguments(config: ServeConfig, served: Served, max_tokens: int) -> Namespace
     return args
 
 
-async def vllms_app(llm: Unbroken, args: Namespace) -> FastAPI:
+async def build_vllm_app(llm: StrictLLM, args: Namespace) -> FastAPI:
     """Return vLLM's own app over an engine."""
     tasks = await llm.get_supported_tasks()
     app: FastAPI = build_app(args, tasks, llm.model_config)
     # vLLM's handler of a dead engine's errors tells its server to end: we see to that.
     app.state.server = SimpleNamespace()
-    await answered(llm, init_app_state(llm, app.state, args, tasks))
+    await call_engine(llm, init_app_state(llm, app.state, args, tasks))
 
     async def models() -> dict[str, Any]:
         # Not the base beside an adapter, nor where the model lies on disk.

@@ -26,7 +26,7 @@ from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.law import read_law
 from panjue.serve.names import find_defendants
 from panjue.serve.settings import KEY
-from panjue.serve.source import Grow, quiet, requests
+from panjue.serve.source import OnText, ignore_text, requests
 
 KEYS = (KEY, "OPENAI_API_KEY")
 """Environment variables with the key to show, the first that is set."""
@@ -38,12 +38,12 @@ END = b"\x04"
 FIRST_WORDS = 40
 BAR = 10
 
-Ask = Callable[[str, Grow], Awaitable[dict[str, Any]]]
+Ask = Callable[[str, OnText], Awaitable[dict[str, Any]]]
 """Facts, and what is given each piece of the reply -> the result, as a panjue server tells it."""
 
 
 @dataclass
-class Asked:
+class ChatOptions:
     """What the command line says.
 
     Attributes:
@@ -62,7 +62,7 @@ class Asked:
     model: str | None = None
 
 
-def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) -> None:
+def main(asked: ChatOptions, file: Path | None, law: Path | None, *, as_json: bool) -> None:
     """Ask about the case in `file`, or about each that is typed or piped in, and show the answer.
 
     Raises:
@@ -71,16 +71,16 @@ def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) ->
     asyncio.run(_main(asked, file, law, as_json))
 
 
-async def _main(asked: Asked, file: Path | None, law: Path | None, as_json: bool) -> None:
+async def _main(asked: ChatOptions, file: Path | None, law: Path | None, as_json: bool) -> None:
     out, err = Console(soft_wrap=as_json), Console(stderr=True, highlight=False)
-    async with speaker(asked, err) as (ask, theirs):
+    async with connect(asked, err) as (ask, theirs):
         texts = {**theirs, **(read_law(law) if law else {})}
         is_quiet = as_json or not err.is_terminal
-        grow = quiet if is_quiet else partial(err.out, end="")
+        on_text = ignore_text if is_quiet else partial(err.out, end="")
         typed = file is None and sys.stdin.isatty()
-        for fact in pastes(err) if typed else [read_fact(file)]:
+        for fact in pasted_cases(err) if typed else [read_fact(file)]:
             try:
-                result = await ask(fact, grow)
+                result = await ask(fact, on_text)
             except UserError as error:
                 if not typed:
                     raise
@@ -114,19 +114,19 @@ def read_fact(file: Path | None) -> str:
     return text
 
 
-def pastes(err: Console) -> Iterator[str]:
+def pasted_cases(err: Console) -> Iterator[str]:
     """Yield every case that is pasted at the terminal."""
     while True:
         err.print("粘贴案件事实，然后按 Ctrl-D；没有粘贴就按则结束。")
         err.print("Paste the facts, then press Ctrl-D; with nothing pasted, that ends.")
-        text = pasted(sys.stdin.fileno())
+        text = read_paste(sys.stdin.fileno())
         err.print()
         if not text.strip():
             return
         yield text
 
 
-def pasted(terminal: int) -> str:
+def read_paste(terminal: int) -> str:
     """Return what is typed or pasted up to Ctrl-D.
 
     Not line by line: of a longer line than 4,095 bytes, which most cases are, a terminal keeps no
@@ -153,7 +153,7 @@ def pasted(terminal: int) -> str:
 
 
 @asynccontextmanager
-async def speaker(asked: Asked, err: Console) -> AsyncIterator[tuple[Ask, Mapping[str, str]]]:
+async def connect(asked: ChatOptions, err: Console) -> AsyncIterator[tuple[Ask, Mapping[str, str]]]:
     """Connect to a server, and yield how to ask it and the texts of articles that it has.
 
     Raises:
@@ -167,13 +167,13 @@ async def speaker(asked: Asked, err: Console) -> AsyncIterator[tuple[Ask, Mappin
                 raise UserError(f"{asked.url}: answers {told['task']!r}; say --task {told['task']}")
             yield partial(ask_panjue, http, asked), told["law"]
         else:
-            stranger = Stranger(asked, str(http.base_url), await model_name(http, asked), err)
+            stranger = OtherServer(asked, str(http.base_url), await model_name(http, asked), err)
             async with aclosing(stranger.endpoint):
                 yield stranger.ask, {}
 
 
 @asynccontextmanager
-async def client(asked: Asked) -> AsyncIterator[httpx.AsyncClient]:
+async def client(asked: ChatOptions) -> AsyncIterator[httpx.AsyncClient]:
     """Open a connection; what goes wrong on it ends in one line."""
     headers = key_header(*KEYS)
     base = address(asked.url)
@@ -192,7 +192,9 @@ async def client(asked: Asked) -> AsyncIterator[httpx.AsyncClient]:
         raise UserError(f"{asked.url}: the connection failed: {error}") from None
 
 
-async def ask_panjue(http: httpx.AsyncClient, asked: Asked, fact: str, grow: Grow) -> Any:
+async def ask_panjue(
+    http: httpx.AsyncClient, asked: ChatOptions, fact: str, on_text: OnText
+) -> Any:
     """Return the result of a panjue server."""
     body: dict[str, Any] = {"fact": fact, "samples": asked.samples, "stream": True}
     if asked.defendants:
@@ -203,7 +205,7 @@ async def ask_panjue(http: httpx.AsyncClient, asked: Asked, fact: str, grow: Gro
             checked(response)
         async for event, data in events(response.aiter_bytes()):
             if event == "delta":
-                grow(data["text"])
+                on_text(data["text"])
             elif event == "error":
                 raise UserError(f"{asked.url}: {complaint(data)}")
             elif event == "result":
@@ -211,10 +213,10 @@ async def ask_panjue(http: httpx.AsyncClient, asked: Asked, fact: str, grow: Gro
     raise UserError(f"{asked.url}: the answer broke off; is the server still running?")
 
 
-class Stranger:
+class OtherServer:
     """An OpenAI-compatible server that is not ours: prompt, schema and answer are made here."""
 
-    def __init__(self, asked: Asked, url: str, model: str, err: Console) -> None:
+    def __init__(self, asked: ChatOptions, url: str, model: str, err: Console) -> None:
         """Prepare to ask the model at `url`.
 
         Raises:
@@ -234,7 +236,7 @@ class Stranger:
         self._asked, self._err, self._takes_schema = asked, err, True
         self.endpoint = Endpoint(f"{url.rstrip('/')}#{model}", keys=KEYS)
 
-    async def ask(self, fact: str, grow: Grow) -> dict[str, Any]:
+    async def ask(self, fact: str, on_text: OnText) -> dict[str, Any]:
         """Return the result in the form of a panjue server, without confidence."""
         names = list(self._asked.defendants) or find_defendants(fact)
         if not names:
@@ -243,12 +245,12 @@ class Stranger:
         example = self._task.data.by_hand(fact, names)
         asker = PlainAsker(self._task, self._labels, 0, constrained=self._takes_schema)
         [request] = requests(example.id, asker.question(example), [{}])
-        told = await self.endpoint.ask(request, grow)
+        told = await self.endpoint.ask(request, on_text)
         if told.refused and self._takes_schema:
             self._takes_schema = False
             why = f"refused with a schema ({told.refused})"
             self._err.print(f"{why}: asking for a free reply, to be repaired", markup=False)
-            return await self.ask(fact, grow)
+            return await self.ask(fact, on_text)
         if told.refused:
             raise UserError(f"{self._asked.url}: {told.refused}")
         if not told.outputs[0].text:
@@ -264,7 +266,7 @@ class Stranger:
         }
 
 
-async def model_name(http: httpx.AsyncClient, asked: Asked) -> str:
+async def model_name(http: httpx.AsyncClient, asked: ChatOptions) -> str:
     """Return what the model is called that is asked: by default the first that a server lists.
 
     Raises:

@@ -28,24 +28,24 @@ READ = ("/v1/models", "/v1/labels", "/metrics")
 HEALTH = ("/health", "/readyz")
 """What monitors ask; no key is needed."""
 
-SHOWN = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
+PAGE_PATHS = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
 """The page; it asks for the key itself."""
 
 ALLOWED = {
     **dict.fromkeys(POSTED, ("POST",)),
     **dict.fromkeys((*READ, *HEALTH), ("GET",)),
-    **dict.fromkeys(SHOWN, ("GET", "HEAD")),
+    **dict.fromkeys(PAGE_PATHS, ("GET", "HEAD")),
 }
 """Path -> methods. Nothing else of vLLM can be reached, whatever routes it has."""
 
-TALK = (
+PROMPT_FIELDS = (
     *("messages", "input", "instructions", "previous_input_messages", "documents"),
     *("tools", "tool_choice", "response_format", "text", "chat_template_kwargs"),
 )
 """What of a request's body a chat template may put into the prompt: text of a case is no markup
 there. The `prompt` of completions is token for token the client's."""
 
-BETWEEN_SERVERS = ("kv_transfer_params", "ec_transfer_params")
+TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """What vLLM's servers tell one another; `prompt_token_ids` in there would replace the prompt."""
 
 LARGEST_BODY = 2**18
@@ -156,7 +156,7 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if method not in ALLOWED.get(path, ()):
             raise Problem(404, f"{method} {path}: there is no such thing here")
-        if path in SHOWN:
+        if path in PAGE_PATHS:
             await self._page(scope, receive, answer.send)
             return
         if path not in HEALTH:
@@ -205,7 +205,7 @@ class Guard:
         """
         if path not in GENERATE:
             return body
-        if between := next((name for name in BETWEEN_SERVERS if body.get(name)), None):
+        if between := next((name for name in TRANSFER_FIELDS if body.get(name)), None):
             raise Problem(400, f"{between}: is not taken here")
         if self.rules.adapter:  # beside which vLLM answers as its base, to who names no model too
             if body.get("model") == BASE:
@@ -216,7 +216,10 @@ class Guard:
             raise Problem(
                 400, "seed: vLLM on a CPU does not survive it; leave it out, or set temperature 0"
             )
-        return {**body, **{part: self._shielded(body[part]) for part in TALK if part in body}}
+        return {
+            **body,
+            **{part: self._shielded(body[part]) for part in PROMPT_FIELDS if part in body},
+        }
 
     def _shielded(self, part: Any) -> Any:
         """Return a part of the talk in whose texts the model's tokenizer reads no control token."""

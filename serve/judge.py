@@ -12,7 +12,7 @@ from panjue.prompts.task import Task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
 from panjue.serve.rows import row
-from panjue.serve.source import Grow, Question, Source, quiet, requests
+from panjue.serve.source import OnText, Question, Source, ignore_text, requests
 
 T = TypeVar("T")
 
@@ -31,9 +31,9 @@ class Judge:
         return self.asker.task
 
     async def answer(
-        self, example: Example, question: Question, samples: int, grow: Grow = quiet
+        self, example: Example, question: Question, samples: int, on_text: OnText = ignore_text
     ) -> dict[str, Any]:
-        """Return the answer as the endpoint gives it; `grow` gets the greedy reply as it comes.
+        """Return the answer as the endpoint gives it; `on_text` gets the greedy reply as it comes.
 
         Raises:
             UserError: There is none: what answers has failed.
@@ -41,7 +41,7 @@ class Judge:
         passes: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
         passes += [{"logprobs": ALTERNATIVES, "n": samples, "temperature": 1.0}] if samples else []
         first, *further = requests(next(self._numbers), question, passes)
-        asked = (self._source.ask(first, grow), *map(self._source.ask, further))
+        asked = (self._source.ask(first, on_text), *map(self._source.ask, further))
         outputs = await together(*asked)
         made = row(
             list(zip((first, *further), outputs, strict=True)),
@@ -69,7 +69,7 @@ class Judge:
         """
         pieces: asyncio.Queue[str] = asyncio.Queue()
         answering = asyncio.create_task(
-            self.answer(example, question, samples, grow=pieces.put_nowait)
+            self.answer(example, question, samples, on_text=pieces.put_nowait)
         )
         answering.add_done_callback(lambda _: pieces.put_nowait(""))
         try:

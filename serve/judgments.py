@@ -14,10 +14,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.engine import VLLMError, with_cancellation
 from panjue.serve.guard import Problem, sse
 from panjue.serve.judge import Judge
-from panjue.serve.names import MOST, find_defendants
+from panjue.serve.names import MAX_DEFENDANTS, find_defendants
 from panjue.serve.source import Question, Refusal
 
-MOST_SAMPLES = 32
+MAX_SAMPLES = 32
 STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -28,11 +28,11 @@ class Case(BaseModel):
 
     fact: str
     """The facts."""
-    defendants: list[str] | None = Field(None, max_length=MOST)
+    defendants: list[str] | None = Field(None, max_length=MAX_DEFENDANTS)
     """Their names, in order; found in the facts by rule where they are not given."""
     task: str | None = None
     """The task that is meant, if the client wants to be sure."""
-    samples: int = Field(0, ge=0, le=MOST_SAMPLES)
+    samples: int = Field(0, ge=0, le=MAX_SAMPLES)
     """Replies drawn beside the greedy one; with them the answer is decided by expected score."""
     stream: bool = False
     """Answer with server-sent events: `start`, `delta`s, then `result` or `error`."""

@@ -12,18 +12,18 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.app import arguments, vllms_app
+from panjue.serve.app import arguments, build_vllm_app
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import (
     AsyncEngineArgs,
     Engine,
     EngineDeadError,
-    Unbroken,
+    StrictLLM,
     UsageContext,
-    answered,
-    ready,
+    call_engine,
     start,
-    told,
+    startup_errors,
+    wait_until_ready,
 )
 from panjue.serve.guard import Guard
 from panjue.serve.service import Service
@@ -92,14 +92,14 @@ class Lifecycle:
             yield app
 
     @contextlib.asynccontextmanager
-    async def _over_engine(self) -> AsyncIterator[tuple[FastAPI, Unbroken]]:
+    async def _over_engine(self) -> AsyncIterator[tuple[FastAPI, StrictLLM]]:
         """Start an engine and build vLLM's app over it, with our routes; end both."""
-        with told():
+        with startup_errors():
             args = arguments(self._service.config, self._service.served, self._service.max_tokens)
             llm = await started(args)
         try:
-            with told():
-                app = await vllms_app(llm, args)
+            with startup_errors():
+                app = await build_vllm_app(llm, args)
             models = app.state.openai_serving_models
             lora = models.lora_requests[NAME] if self._service.served.adapter else None
             self._service.routes(Engine(llm, lora)).attach(app)
@@ -109,23 +109,23 @@ class Lifecycle:
                 finally:
                     self._guard.app = None
                     llm.output_processor.propagate_error(EngineDeadError())  # of one that hangs
-                    await self._guard.idle(IDLE_S)  # who asked is told
+                    await self._guard.idle(IDLE_S)  # who asked is startup_errors
         finally:
             await asyncio.to_thread(llm.shutdown)
 
-    async def _until_dead(self, llm: Unbroken) -> None:
+    async def _until_dead(self, llm: StrictLLM) -> None:
         """Watch a running engine.
 
         Raises:
             UserError: It died, or hangs: it is silent for as long as a request may take.
         """
         while True:
-            await answered(llm, llm.is_sleeping(), self._service.config.timeout_s)
+            await call_engine(llm, llm.is_sleeping(), self._service.config.timeout_s)
             await asyncio.sleep(WATCH_S)
 
 
-async def started(args: Namespace) -> Unbroken:
-    """Start an engine in a thread: clients who ask meanwhile are told to come back.
+async def started(args: Namespace) -> StrictLLM:
+    """Start an engine in a thread: clients who ask meanwhile are startup_errors to come back.
 
     Raises:
         UserError: It does not start with these settings.
@@ -138,10 +138,10 @@ async def started(args: Namespace) -> Unbroken:
     except asyncio.CancelledError:
         await _ended(starting)
         raise
-    return await ready(llm)
+    return await wait_until_ready(llm)
 
 
-async def _ended(starting: asyncio.Future[Unbroken]) -> None:
+async def _ended(starting: asyncio.Future[StrictLLM]) -> None:
     """End an engine that is starting: its thread gives up when its processes are gone."""
     while not starting.done():
         for process in multiprocessing.active_children():

@@ -2,10 +2,10 @@
 
 import re
 
-MOST = 200
+MAX_DEFENDANTS = 200
 """More defendants than any case has."""
 
-MOST_READ = 1000
+MAX_NAMES_READ = 1000
 """Names that are read at most: each costs searches of the whole text."""
 
 INTRODUCED = re.compile(r"被告(?:人|单位)?(?![席辩])|犯罪嫌疑人")
@@ -58,7 +58,7 @@ def find_defendants(fact: str) -> list[str]:
     elsewhere: set[str] = set()
     read_to = names_read = 0
     for introduced in INTRODUCED.finditer(fact):
-        if len(found) >= MOST or names_read >= MOST_READ:
+        if len(found) >= MAX_DEFENDANTS or names_read >= MAX_NAMES_READ:
             break
         if introduced.end() < read_to:  # in the middle of the last list
             continue
@@ -75,7 +75,7 @@ def find_defendants(fact: str) -> list[str]:
 def _list_at(fact: str, place: int) -> tuple[list[str], str, int]:
     """Return the names of the list that begins at `place`, the brackets behind it, its end."""
     names: list[str] = []
-    while len(names) < MOST and (name := _name_at(fact, place)):
+    while len(names) < MAX_DEFENDANTS and (name := _name_at(fact, place)):
         names.append(name)
         place += len(name)
         aside = ASIDE.match(fact, place)

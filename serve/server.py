@@ -24,10 +24,10 @@ from panjue.serve.guard import Guard, Rules
 from panjue.serve.lifecycle import Lifecycle
 from panjue.serve.service import Service, make_service
 from panjue.serve.settings import (
+    IGNORED_VARIABLES,
     LOOPBACK,
-    OF_PLAIN_VLLM,
-    OF_VLLMS_SERVER,
-    SERVER_OURS,
+    SERVER_ARGUMENTS,
+    SERVER_MANAGED_SETTINGS,
     ServeConfig,
     serve_settings,
     server_key,
@@ -49,10 +49,10 @@ def serve(config: ServeConfig) -> None:
     """
     console = Console(soft_wrap=True, highlight=False)
     key = server_key(config.host)
-    for name in OF_PLAIN_VLLM:
+    for name in IGNORED_VARIABLES:
         os.environ.pop(name, None)
-    check_managed("engine", config.engine, SERVER_OURS)
-    known = [*(f.name for f in fields(AsyncEngineArgs)), *OF_VLLMS_SERVER]
+    check_managed("engine", config.engine, SERVER_MANAGED_SETTINGS)
+    known = [*(f.name for f in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
     check_known("engine", config.engine, known)
     with bound(config.host, config.port) as listener:
         console.print("preparing the model")

@@ -74,7 +74,7 @@ BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 twenty times as long (tests/bench/schema.py); `auto` would mix them."""
 
 
-SERVER_OURS = {
+SERVER_MANAGED_SETTINGS = {
     **MANAGED_SETTINGS,
     "host": "host",
     "port": "port",
@@ -90,7 +90,7 @@ SERVER_OURS = {
 """The same for the arguments of vLLM's server."""
 
 
-OF_VLLMS_SERVER = (
+SERVER_ARGUMENTS = (
     "chat_template",
     "default_chat_template_kwargs",
     "enable_auto_tool_choice",
@@ -99,7 +99,7 @@ OF_VLLMS_SERVER = (
 """Arguments of vLLM's own server, beside its engine's, that matter here."""
 
 
-OF_PLAIN_VLLM = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
+IGNORED_VARIABLES = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
 """Environment variables of vLLM's server that would undo what ours sees to: key and model name."""
 
 
