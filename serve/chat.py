@@ -38,6 +38,9 @@ END_OF_INPUT = b"\x04"
 PREVIEW_LENGTH = 40
 BAR_WIDTH = 10
 
+Law = Mapping[str, str]
+"""Article -> its text."""
+
 Ask = Callable[[str, OnText], Awaitable[dict[str, Any]]]
 """Facts, callback for pieces of the reply -> the result in the form of a panjue server."""
 
@@ -154,9 +157,7 @@ def read_paste(terminal: int) -> str:
 
 
 @asynccontextmanager
-async def connect(
-    options: ChatOptions, err: Console
-) -> AsyncIterator[tuple[Ask, Mapping[str, str]]]:
+async def connect(options: ChatOptions, err: Console) -> AsyncIterator[tuple[Ask, Law]]:
     """Connect to a server; yield a function that asks it, and its texts of articles.
 
     Raises:
@@ -166,10 +167,9 @@ async def connect(
         response = await http.get("labels")
         body = checked(response) if response.status_code in (401, 503) else parsed(response)
         if isinstance(body, dict) and "task" in body:
-            if body["task"] != options.task:
-                raise UserError(
-                    f"{options.url}: answers {body['task']!r}; say --task {body['task']}"
-                )
+            task = body["task"]
+            if task != options.task:
+                raise UserError(f"{options.url}: answers {task!r}; say --task {task}")
             yield partial(ask_panjue, http, options), body["law"]
         else:
             server = OtherServer(options, str(http.base_url), await model_name(http, options), err)
@@ -309,22 +309,20 @@ def parsed(response: httpx.Response) -> Any:
         return None
 
 
-def tables(result: Mapping[str, Any], law: Mapping[str, str]) -> Iterator[Any]:
+def tables(result: Mapping[str, Any], law: Law) -> Iterator[Any]:
     """Yield one table per defendant, then the repairs and a disclaimer."""
     confidences = result.get("confidence") or [{}] * len(result["answer"]["judgments"])
     for judgment, confidence in zip(result["answer"]["judgments"], confidences, strict=True):
         table = Table(title=Text(judgment["name"], style="bold"), title_justify="left")
         for column in ("", "", "confidence") if confidence else ("", ""):
             table.add_column(column, overflow="fold")
-        rows = {
+        cells = {
             "罪名 charges": "、".join(judgment["charges"]),
             "法条 articles": "\n".join(article(number, law) for number in judgment["articles"]),
             "刑罚 penalty": judgment["penalty"],
         }
-        for (title, value), name in zip(
-            rows.items(), ("charges", "articles", "penalty"), strict=True
-        ):
-            bars = [Text(bar(confidence[name]))] if confidence else []
+        for title, value in cells.items():
+            bars = [Text(bar(confidence[title.split()[1]]))] if confidence else []
             table.add_row(title, Text(value), *bars)
         yield table
     if result["repairs"]:
@@ -332,12 +330,11 @@ def tables(result: Mapping[str, Any], law: Mapping[str, str]) -> Iterator[Any]:
     yield Text("这是统计推测，不是判决。/ A statistical guess, not a judgment.", style="dim")
 
 
-def article(number: str, law: Mapping[str, str]) -> str:
+def article(number: str, law: Law) -> str:
     """Return an article's number and the start of its text."""
     text = law.get(number, "")
-    return (
-        f"第{number}条 {text[:PREVIEW_LENGTH]}{'……' if len(text) > PREVIEW_LENGTH else ''}".strip()
-    )
+    more = "……" if len(text) > PREVIEW_LENGTH else ""
+    return f"第{number}条 {text[:PREVIEW_LENGTH]}{more}".strip()
 
 
 def bar(share: float) -> str:

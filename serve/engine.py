@@ -80,11 +80,7 @@ class StrictLLM(AsyncLLM):  # type: ignore[misc]  # to mypy vLLM is Any here
     """
 
     async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the growing output of one request.
-
-        Raises:
-            EngineDeadError: The engine aborted the request.
-        """
+        """Yield the growing output of one request; raise EngineDeadError if it is aborted."""
         async with aclosing(super().generate(*args, **kwargs)) as outputs:
             async for output in outputs:
                 if any(reply.finish_reason == "abort" for reply in output.outputs):

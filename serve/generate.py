@@ -133,13 +133,10 @@ def answer(
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
     find_row = old_rows.get if old_rows else lambda _: None
-    with (
-        StopSignals(config.run) as signals,
-        start(config, reader.task, training) as (source, asker),
-    ):
-        signals.at_once = False
+    with StopSignals(config.run) as stop, start(config, reader.task, training) as (source, asker):
+        stop.at_once = False
         calls = Calls(asker, todo, sampling_passes(config), find_row)
-        with closing(rows(source, calls, config.in_flight, signals.check)) as finished:
+        with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
             append(path, finished, calls, len(done), examples)
 
 

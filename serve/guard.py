@@ -138,7 +138,7 @@ class Guard:
             await asyncio.wait([task], timeout=self.rules.timeout_s)
             if not task.done():
                 # This tells vLLM that the client disconnected: cancelled handlers would leave the
-                # request in the engine. A response that has started is cut off.
+                # request in the engine. A started response is cut off, also for a stalled reader.
                 response.is_late.set()
                 await asyncio.wait([task], timeout=GRACE_S)
                 if not response.started:
@@ -213,13 +213,9 @@ class Guard:
             body = {**body, "model": body.get("model") or NAME}
         greedy = body.get("temperature") == 0  # the default is 1
         if not self.rules.seeds and body.get("seed") is not None and not greedy:
-            raise Problem(
-                400, "seed: it would kill vLLM on a CPU; leave it out, or set temperature 0"
-            )
-        return {
-            **body,
-            **{name: self._shielded(body[name]) for name in PROMPT_FIELDS if name in body},
-        }
+            raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
+        shielded = {name: self._shielded(body[name]) for name in PROMPT_FIELDS if name in body}
+        return {**body, **shielded}
 
     def _shielded(self, value: Any) -> Any:
         """Return a JSON value with the control tokens in its texts escaped."""
@@ -228,7 +224,7 @@ class Guard:
         if isinstance(value, list):
             return [self._shielded(item) for item in value]
         if isinstance(value, dict):
-            result = {self._shielded(name): self._shielded(item) for name, item in value.items()}
+            result = {self._shielded(key): self._shielded(item) for key, item in value.items()}
             if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
                 with suppress(ValueError):
                     arguments = self._shielded(from_json(value["arguments"]))

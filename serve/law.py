@@ -16,9 +16,8 @@ def read_law(path: Path) -> dict[str, str]:
     try:
         for article, entry in read_json(path).items():
             texts[article] = str(entry["text"])
-            texts |= {
-                f"{article}-{i}": str(p) for i, p in enumerate(entry.get("paragraphs", ()), 1)
-            }
+            for number, paragraph in enumerate(entry.get("paragraphs", ()), 1):
+                texts[f"{article}-{number}"] = str(paragraph)
     except (AttributeError, TypeError, KeyError):
         form = '{"264": {"text": "…", "paragraphs": ["…"]}, …}'
         raise UserError(f"{path}: expected {form}") from None

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from panjue.prompts.example import Decoded, Example, Solve, Solving, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
@@ -18,6 +18,7 @@ NEAR_TIE = 1e-4
 """Two tokens whose log-probabilities differ by less count as equally likely (float32)."""
 
 Row = dict[str, Any]
+Output: TypeAlias = RequestOutput | EndpointOutput
 FindRow = Callable[[str], Row | None]
 """Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
 
@@ -58,16 +59,12 @@ class Calls:
     ) -> None:
         """Take the examples one by one; each call sends one request per item of `passes`."""
         self.solved = self.finished = self.tokens = 0
-        self._asker, self._examples, self._passes, self._find_row = (
-            asker,
-            examples,
-            passes,
-            find_row,
-        )
+        self._asker, self._examples = asker, examples
+        self._passes, self._find_row = passes, find_row
         self._ready: deque[Request] = deque()
         self._rows: deque[Row] = deque()
         self._open: dict[str, tuple[ExampleRun, int, Example]] = {}
-        self._outputs: dict[str, list[tuple[Request, RequestOutput | EndpointOutput]]] = {}
+        self._outputs: dict[str, list[tuple[Request, Output]]] = {}
 
     @property
     def in_flight(self) -> int:
@@ -86,7 +83,7 @@ class Calls:
             else:
                 return
 
-    def take(self, request: Request, output: RequestOutput | EndpointOutput) -> None:
+    def take(self, request: Request, output: Output) -> None:
         """Take a finished request; after the last one of a call, make its row and continue."""
         key = str(request.id)
         outputs = self._outputs.setdefault(key, [])
@@ -178,19 +175,14 @@ def rows(
 
 
 def row(
-    passes: Sequence[tuple[Request, RequestOutput | EndpointOutput]],
-    tokenizer: Any,
-    *,
-    with_alternatives: bool = False,
+    passes: Sequence[tuple[Request, Output]], tokenizer: Any, *, with_alternatives: bool = False
 ) -> Row:
     """Return the row of one call, from the outputs of its requests; the first reply comes first.
 
     With `with_alternatives` it has the alternatives of each reply too.
     """
     request, first = passes[0]
-    refused = next(
-        (output.refused for _, output in passes if isinstance(output, EndpointOutput)), ""
-    )
+    refused = next((o.refused for _, o in passes if isinstance(o, EndpointOutput)), "")
     if refused:
         return {"refused": refused}
     replies = [reply for _, output in passes for reply in output.outputs]
@@ -214,10 +206,10 @@ def row(
     }
 
 
-def _prompt_tokens(request: Request, output: RequestOutput | EndpointOutput) -> int:
-    return (
-        output.prompt_tokens if isinstance(output, EndpointOutput) else len(request.question.prompt)
-    )
+def _prompt_tokens(request: Request, output: Output) -> int:
+    if isinstance(output, EndpointOutput):
+        return output.prompt_tokens
+    return len(request.question.prompt)
 
 
 def _alternatives(reply: CompletionOutput, tokenizer: Any) -> list[Any]:
@@ -231,7 +223,5 @@ def near_ties(reply: CompletionOutput) -> list[int]:
     Only there may another batch or machine choose another token: sums of floats depend on their
     order.
     """
-    best_two = (
-        sorted(token.logprob for token in top.values())[-2:] for top in reply.logprobs or ()
-    )
+    best_two = (sorted(t.logprob for t in top.values())[-2:] for top in reply.logprobs or ())
     return [i for i, two in enumerate(best_two) if len(two) == 2 and two[1] - two[0] < NEAR_TIE]

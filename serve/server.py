@@ -164,11 +164,11 @@ async def run(service: Service, guard: Guard, listener: socket.socket, console: 
     server = http_server(guard, service.config.drain_s)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    ready = f"ready: {url}/ after {{}} (Ctrl-C stops)"
-    lifecycle = Lifecycle(service, guard)
-    engine = asyncio.create_task(
-        lifecycle.run(lambda duration: console.print(ready.format(duration)), console.print)
-    )
+
+    def on_ready(duration: str) -> None:
+        console.print(f"ready: {url}/ after {duration} (Ctrl-C stops)")
+
+    engine = asyncio.create_task(Lifecycle(service, guard).run(on_ready, console.print))
     reporting = asyncio.create_task(progress(guard, console))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
 

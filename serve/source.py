@@ -148,7 +148,9 @@ def complete(
                 running[task] = request
             if not running:
                 return  # the next request needs an outcome that the caller did not use
-            for task in runner.run(_wait_for_any(running)):
+            first = asyncio.FIRST_COMPLETED
+            done, _ = runner.run(asyncio.wait(running, timeout=POLL_S, return_when=first))
+            for task in done:
                 request = running.pop(task)
                 error = task.exception()
                 if error is None:
@@ -162,15 +164,6 @@ def complete(
     finally:
         if running:  # else the next `complete` on this source would wait for them too
             runner.run(_cancel(running))
-
-
-async def _wait_for_any(
-    running: Iterable[asyncio.Task[Outcome_co]],
-) -> set[asyncio.Task[Outcome_co]]:
-    """Return the tasks that are done after at most `POLL_S`; there may be none."""
-    first = asyncio.FIRST_COMPLETED
-    done, _ = await asyncio.wait(running, timeout=POLL_S, return_when=first)
-    return done
 
 
 async def _cancel(running: Iterable[asyncio.Task[Any]]) -> None:
