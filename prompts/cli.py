@@ -121,10 +121,10 @@ def chat(
     task: TaskName = "judgment",
 ) -> None:
     """Ask a running server about a case: its judgments as tables."""
-    from panjue.serve.chat import Asked
+    from panjue.serve.chat import ChatOptions
     from panjue.serve.chat import main as talk
 
-    asked = Asked(url, task, defendant or (), samples, labels, model)
+    asked = ChatOptions(url, task, defendant or (), samples, labels, model)
     talk(asked, file, law, as_json=json)
 
 

@@ -1,4 +1,4 @@
-"""Example -> question: the prompt that fits, the schema that its reply must obey."""
+"""Example -> question: a prompt that fits, and the schema that the reply must obey."""
 
 import json
 from pathlib import Path
@@ -16,23 +16,23 @@ from panjue.serve.source import Question, Refusal
 
 
 class Asker:
-    """Makes questions of examples: fits, renders, builds and checks the schema."""
+    """Turns examples into questions: fits and renders the prompt, builds and checks the schema."""
 
     def __init__(
         self, task: Task, labels: Labels, model: Path, max_tokens: int, *, constrained: bool = True
     ) -> None:
-        """Load the tokenizer of the model folder that will answer."""
+        """Load the tokenizer from the folder `model`, the model that will answer."""
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
         self.tokenizer = load_tokenizer(model)
         self._constrained = constrained
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
     def question(self, example: Example) -> Question:
-        """Return what to ask for one example.
+        """Return the question for one example.
 
         Raises:
-            Refusal: Its prompt cannot be shortened enough, or the grammar library takes neither
-                its schema nor a smaller one.
+            Refusal: The prompt cannot be shortened enough, or the grammar library refuses both the
+                schema and the looser one.
         """
         fitted, messages, prompt, room = fit_prompt(
             self.task, example, self.labels, self.tokenizer, self.max_tokens
@@ -42,24 +42,24 @@ class Asker:
             raise Refusal(f"its reply alone needs {room} tokens; {limit}")
         if not fitted.fits:
             raise Refusal(f"the prompt needs {len(prompt)} tokens and the reply {room}; {limit}")
-        space = self.max_tokens - len(prompt)
-        free = Question(prompt, None, space, fitted.dropped, messages=messages)
+        max_reply = self.max_tokens - len(prompt)
+        question = Question(prompt, None, max_reply, fitted.dropped, messages=messages)
         if not self._constrained:
-            return free
+            return question
         schema = self.task.ask.schema(example, self.labels)
         problem = self._problem(schema)
         if not problem:
-            return free._replace(schema=schema)
-        smaller = loosened(schema)
-        if self._problem(smaller):
+            return question._replace(schema=schema)
+        looser = loosened(schema)
+        if self._problem(looser):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
-        return free._replace(schema=smaller, loosened=True)
+        return question._replace(schema=looser, loosened=True)
 
     def _problem(self, schema: Schema) -> str:
-        """Return why the grammar library refuses a schema, or nothing.
+        """Return why the grammar library refuses a schema; empty if it does not.
 
-        vLLM refuses some such requests itself, and others it answers with an empty reply and only
-        a log line: those whose grammar fails not when it is read, but when it is made ready.
+        vLLM itself refuses a schema only when its grammar cannot be parsed. When a grammar fails
+        later, at compilation, vLLM returns an empty reply and writes only a log line.
         """
         options = {"whitespace_flexible": False}
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
@@ -68,19 +68,19 @@ class Asker:
 
 
 def loosened(schema: Any) -> Any:
-    """Return a smaller JSON Schema: texts that were given are free, enums stay closed.
+    """Return a looser JSON Schema: a `const` string becomes any string, enums stay closed.
 
-    Items that are alike then (defendants without their names) are described once.
+    Array items that are then equal (defendants without their names) are described once.
     """
     if isinstance(schema, list):
-        return [loosened(part) for part in schema]
+        return [loosened(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if isinstance(schema.get("const"), str):
         return {"type": "string"}
-    made = {key: loosened(part) for key, part in schema.items()}
-    items = made.get("prefixItems", [])
+    result = {key: loosened(value) for key, value in schema.items()}
+    items = result.get("prefixItems", [])
     if items and all(item == items[0] for item in items):
-        del made["prefixItems"]
-        made |= {"items": items[0], "minItems": len(items), "maxItems": len(items)}
-    return made
+        del result["prefixItems"]
+        result |= {"items": items[0], "minItems": len(items), "maxItems": len(items)}
+    return result

@@ -1,4 +1,4 @@
-"""`panjue chat`: a case from a file, a pipe or the keyboard, its judgments in the terminal."""
+"""`panjue chat`: read a case from a file, a pipe or the keyboard, and print its judgments."""
 
 import asyncio
 import json
@@ -26,32 +26,36 @@ from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.law import read_law
 from panjue.serve.names import find_defendants
 from panjue.serve.settings import KEY
-from panjue.serve.source import Grow, quiet, requests
+from panjue.serve.source import OnText, ignore_text, requests
 
 KEYS = (KEY, "OPENAI_API_KEY")
-"""Environment variables with the key to show, the first that is set."""
+"""Environment variables with the server's key; the first one that is set is used."""
 
 TIMEOUT = httpx.Timeout(600, connect=5)
-END = b"\x04"
+END_OF_INPUT = b"\x04"
 """Ctrl-D."""
 
-FIRST_WORDS = 40
-BAR = 10
+PREVIEW_LENGTH = 40
+BAR_WIDTH = 10
 
-Ask = Callable[[str, Grow], Awaitable[dict[str, Any]]]
-"""Facts, and what is given each piece of the reply -> the result, as a panjue server tells it."""
+Law = Mapping[str, str]
+"""Article -> its text."""
+
+Ask = Callable[[str, OnText], Awaitable[dict[str, Any]]]
+"""Facts, callback for pieces of the reply -> the result in the form of a panjue server."""
 
 
 @dataclass
-class Asked:
-    """What the command line says.
+class ChatOptions:
+    """Options of the command line.
 
     Attributes:
-        url: Of a panjue server, or of any OpenAI-compatible one.
-        defendants: Their names; found in the facts where there are none.
-        samples: Replies drawn beside the greedy one (a panjue server only).
-        labels: labels.json to read the answers of a server with that is not panjue's.
-        model: Name of the model there; the first that it lists by default.
+        url: URL of a panjue server or of any OpenAI-compatible server.
+        task: Name of the task.
+        defendants: Names of the defendants; if empty, they are found in the facts.
+        samples: Number of samples besides the greedy reply (panjue server only).
+        labels: The labels.json with which replies of other servers are decoded.
+        model: Name of the model on the server; by default the first one that it lists.
     """
 
     url: str
@@ -62,29 +66,29 @@ class Asked:
     model: str | None = None
 
 
-def main(asked: Asked, file: Path | None, law: Path | None, *, as_json: bool) -> None:
-    """Ask about the case in `file`, or about each that is typed or piped in, and show the answer.
+def main(options: ChatOptions, file: Path | None, law: Path | None, *, as_json: bool) -> None:
+    """Send the case in `file`, or the cases from the keyboard or a pipe, and print the answers.
 
     Raises:
-        UserError: Nobody answers, or the answer is an error; names the way out.
+        UserError: The server cannot be reached or returns an error; says what to do.
     """
-    asyncio.run(_main(asked, file, law, as_json))
+    asyncio.run(_main(options, file, law, as_json))
 
 
-async def _main(asked: Asked, file: Path | None, law: Path | None, as_json: bool) -> None:
+async def _main(options: ChatOptions, file: Path | None, law: Path | None, as_json: bool) -> None:
     out, err = Console(soft_wrap=as_json), Console(stderr=True, highlight=False)
-    async with speaker(asked, err) as (ask, theirs):
-        texts = {**theirs, **(read_law(law) if law else {})}
+    async with connect(options, err) as (ask, server_law):
+        texts = {**server_law, **(read_law(law) if law else {})}
         is_quiet = as_json or not err.is_terminal
-        grow = quiet if is_quiet else partial(err.out, end="")
-        typed = file is None and sys.stdin.isatty()
-        for fact in pastes(err) if typed else [read_fact(file)]:
+        on_text = ignore_text if is_quiet else partial(err.out, end="")
+        is_typed = file is None and sys.stdin.isatty()
+        for fact in pasted_cases(err) if is_typed else [read_fact(file)]:
             try:
-                result = await ask(fact, grow)
+                result = await ask(fact, on_text)
             except UserError as error:
-                if not typed:
+                if not is_typed:
                     raise
-                err.print(f"panjue: {error}")  # the next case may do better
+                err.print(f"panjue: {error}")  # the next case may succeed
                 continue
             if not is_quiet:
                 err.print()
@@ -95,10 +99,10 @@ async def _main(asked: Asked, file: Path | None, law: Path | None, as_json: bool
 
 
 def read_fact(file: Path | None) -> str:
-    """Return the case of a file, or of a pipe, without a byte order mark.
+    """Return the text of a file or of standard input, without a byte order mark.
 
     Raises:
-        UserError: It cannot be read, is empty, or is a row of a file of cases.
+        UserError: It cannot be read, is empty, or is a JSON object.
     """
     try:
         raw = file.read_bytes() if file else sys.stdin.buffer.read()
@@ -114,71 +118,72 @@ def read_fact(file: Path | None) -> str:
     return text
 
 
-def pastes(err: Console) -> Iterator[str]:
-    """Yield every case that is pasted at the terminal."""
+def pasted_cases(err: Console) -> Iterator[str]:
+    """Yield the cases that are pasted in the terminal."""
     while True:
-        err.print("粘贴案件事实，然后按 Ctrl-D；没有粘贴就按则结束。")
-        err.print("Paste the facts, then press Ctrl-D; with nothing pasted, that ends.")
-        text = pasted(sys.stdin.fileno())
+        err.print("粘贴案件事实，然后按 Ctrl-D；不粘贴直接按 Ctrl-D 则结束。")
+        err.print("Paste the facts, then press Ctrl-D. Press Ctrl-D without text to quit.")
+        text = read_paste(sys.stdin.fileno())
         err.print()
         if not text.strip():
             return
         yield text
 
 
-def pasted(terminal: int) -> str:
-    """Return what is typed or pasted up to Ctrl-D.
+def read_paste(terminal: int) -> str:
+    """Return the text that is typed or pasted before Ctrl-D.
 
-    Not line by line: of a longer line than 4,095 bytes, which most cases are, a terminal keeps no
-    more.
+    The terminal's line mode is switched off: it cuts lines after 4,095 bytes, and most cases are
+    longer.
     """
-    before = termios.tcgetattr(terminal)
-    ours = [*before]
-    ours[3] &= ~termios.ICANON
-    typed = bytearray()
+    saved = termios.tcgetattr(terminal)
+    modes = [*saved]
+    modes[3] &= ~termios.ICANON
+    raw = bytearray()
     try:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, ours)
-        while (piece := os.read(terminal, 2**16)) and END not in piece:
-            typed += piece
-        typed += piece.partition(END)[0]
+        termios.tcsetattr(terminal, termios.TCSADRAIN, modes)
+        while (piece := os.read(terminal, 2**16)) and END_OF_INPUT not in piece:
+            raw += piece
+        raw += piece.partition(END_OF_INPUT)[0]
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, saved)
     text: list[str] = []
-    for character in typed.decode("utf-8", errors="replace"):
+    for character in raw.decode("utf-8", errors="replace"):
         if character != "\x7f":
             text.append(character)
-        elif text:  # a backspace, which is ours to heed now
+        elif text:  # a backspace, which the line mode would have handled
             text.pop()
     return "".join(text)
 
 
 @asynccontextmanager
-async def speaker(asked: Asked, err: Console) -> AsyncIterator[tuple[Ask, Mapping[str, str]]]:
-    """Connect to a server, and yield how to ask it and the texts of articles that it has.
+async def connect(options: ChatOptions, err: Console) -> AsyncIterator[tuple[Ask, Law]]:
+    """Connect to a server; yield a function that asks it, and its texts of articles.
 
     Raises:
-        UserError: There is none, or it is not ours and something is missing to read its answers.
+        UserError: There is no server, or it is not a panjue server and an option is missing.
     """
-    async with client(asked) as http:
-        found = await http.get("labels")
-        told = checked(found) if found.status_code in (401, 503) else parsed(found)
-        if isinstance(told, dict) and "task" in told:
-            if told["task"] != asked.task:
-                raise UserError(f"{asked.url}: answers {told['task']!r}; say --task {told['task']}")
-            yield partial(ask_panjue, http, asked), told["law"]
+    async with client(options) as http:
+        response = await http.get("labels")
+        body = checked(response) if response.status_code in (401, 503) else parsed(response)
+        if isinstance(body, dict) and "task" in body:
+            task = body["task"]
+            if task != options.task:
+                raise UserError(f"{options.url}: answers {task!r}; say --task {task}")
+            yield partial(ask_panjue, http, options), body["law"]
         else:
-            stranger = Stranger(asked, str(http.base_url), await model_name(http, asked), err)
-            async with aclosing(stranger.endpoint):
-                yield stranger.ask, {}
+            server = OtherServer(options, str(http.base_url), await model_name(http, options), err)
+            async with aclosing(server.endpoint):
+                yield server.ask, {}
 
 
 @asynccontextmanager
-async def client(asked: Asked) -> AsyncIterator[httpx.AsyncClient]:
-    """Open a connection; what goes wrong on it ends in one line."""
+async def client(options: ChatOptions) -> AsyncIterator[httpx.AsyncClient]:
+    """Open an HTTP client; its connection errors become a UserError."""
     headers = key_header(*KEYS)
-    base = address(asked.url)
+    base = address(options.url)
     if base is None:
-        raise UserError(f"--url {asked.url}: write it like http://127.0.0.1:8000")
+        raise UserError(f"--url {options.url}: write it like http://127.0.0.1:8000")
     if base.path in ("", "/"):
         base = base.copy_with(path="/v1")
     try:
@@ -186,74 +191,75 @@ async def client(asked: Asked) -> AsyncIterator[httpx.AsyncClient]:
             yield http
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise UserError(
-            f"{asked.url}: no server answers there; start one with `make serve`, or give --url"
+            f"{options.url}: no server answers there; start one with `make serve`, or give --url"
         ) from None
     except httpx.HTTPError as error:
-        raise UserError(f"{asked.url}: the connection failed: {error}") from None
+        raise UserError(f"{options.url}: the connection failed: {error}") from None
 
 
-async def ask_panjue(http: httpx.AsyncClient, asked: Asked, fact: str, grow: Grow) -> Any:
-    """Return the result of a panjue server."""
-    body: dict[str, Any] = {"fact": fact, "samples": asked.samples, "stream": True}
-    if asked.defendants:
-        body["defendants"] = list(asked.defendants)
+async def ask_panjue(
+    http: httpx.AsyncClient, options: ChatOptions, fact: str, on_text: OnText
+) -> Any:
+    """Return the result from a panjue server."""
+    body: dict[str, Any] = {"fact": fact, "samples": options.samples, "stream": True}
+    if options.defendants:
+        body["defendants"] = list(options.defendants)
     async with http.stream("POST", "judgments", json=body) as response:
         if response.is_error:
             await response.aread()
             checked(response)
         async for event, data in events(response.aiter_bytes()):
             if event == "delta":
-                grow(data["text"])
+                on_text(data["text"])
             elif event == "error":
-                raise UserError(f"{asked.url}: {complaint(data)}")
+                raise UserError(f"{options.url}: {complaint(data)}")
             elif event == "result":
                 return data
-    raise UserError(f"{asked.url}: the answer broke off; is the server still running?")
+    raise UserError(f"{options.url}: the reply broke off; is the server still running?")
 
 
-class Stranger:
-    """An OpenAI-compatible server that is not ours: prompt, schema and answer are made here."""
+class OtherServer:
+    """An OpenAI-compatible server without panjue: prompt, schema and decoding happen here."""
 
-    def __init__(self, asked: Asked, url: str, model: str, err: Console) -> None:
+    def __init__(self, options: ChatOptions, url: str, model: str, err: Console) -> None:
         """Prepare to ask the model at `url`.
 
         Raises:
-            UserError: There are no labels to read its answers with, or what is asked for needs a
-                server of ours.
+            UserError: There is no --labels, or an option needs a panjue server.
         """
-        if asked.labels is None:
+        if options.labels is None:
             raise UserError(
-                f"{asked.url}: is no panjue server; say --labels RUN/adapter/labels.json "
-                "to read its answers with"
+                f"{options.url}: is no panjue server; say --labels RUN/adapter/labels.json "
+                "to decode its replies"
             )
-        if asked.samples:
-            raise UserError("--samples: only a panjue server decides from samples")
-        self._task, self._labels = load_task(asked.task), load_labels(asked.labels)
+        if options.samples:
+            raise UserError("--samples: works only with a panjue server")
+        self._task, self._labels = load_task(options.task), load_labels(options.labels)
         if self._task.data.by_hand is None:
-            raise UserError(f"--task {asked.task}: cannot be asked by hand")
-        self._asked, self._err, self._takes_schema = asked, err, True
+            raise UserError(f"--task {options.task}: cannot be used in chat")
+        self._options, self._err, self._takes_schema = options, err, True
         self.endpoint = Endpoint(f"{url.rstrip('/')}#{model}", keys=KEYS)
 
-    async def ask(self, fact: str, grow: Grow) -> dict[str, Any]:
-        """Return the result in the form of a panjue server, without confidence."""
-        names = list(self._asked.defendants) or find_defendants(fact)
+    async def ask(self, fact: str, on_text: OnText) -> dict[str, Any]:
+        """Return the result in the form of a panjue server, without confidences."""
+        names = list(self._options.defendants) or find_defendants(fact)
         if not names:
-            raise UserError("no defendant is found behind 被告人; name them with --defendant")
+            raise UserError("the facts name no defendant after 被告人; say --defendant NAME")
         assert self._task.data.by_hand is not None
         example = self._task.data.by_hand(fact, names)
         asker = PlainAsker(self._task, self._labels, 0, constrained=self._takes_schema)
         [request] = requests(example.id, asker.question(example), [{}])
-        told = await self.endpoint.ask(request, grow)
-        if told.refused and self._takes_schema:
+        reply = await self.endpoint.ask(request, on_text)
+        if reply.refused and self._takes_schema:
             self._takes_schema = False
-            why = f"refused with a schema ({told.refused})"
-            self._err.print(f"{why}: asking for a free reply, to be repaired", markup=False)
-            return await self.ask(fact, grow)
-        if told.refused:
-            raise UserError(f"{self._asked.url}: {told.refused}")
-        if not told.outputs[0].text:
-            raise UserError(f"{self._asked.url}: answered with nothing; is it a chat model?")
-        decoded = self._task.ask.decode(told.outputs[0].text, example, self._labels)
+            reason = f"refused with a schema ({reply.refused})"
+            self._err.print(f"{reason}: asking again without a schema", markup=False)
+            return await self.ask(fact, on_text)
+        if reply.refused:
+            raise UserError(f"{self._options.url}: {reply.refused}")
+        if not reply.outputs[0].text:
+            raise UserError(f"{self._options.url}: the reply is empty; is it a chat model?")
+        decoded = self._task.ask.decode(reply.outputs[0].text, example, self._labels)
         submission = self._task.data.write(example, decoded.answer)
         del submission["id"]
         return {
@@ -264,14 +270,14 @@ class Stranger:
         }
 
 
-async def model_name(http: httpx.AsyncClient, asked: Asked) -> str:
-    """Return what the model is called that is asked: by default the first that a server lists.
+async def model_name(http: httpx.AsyncClient, options: ChatOptions) -> str:
+    """Return the name of the model to ask; by default the first one that the server lists.
 
     Raises:
-        UserError: It lists none.
+        UserError: The server lists no model.
     """
-    if asked.model:
-        return asked.model
+    if options.model:
+        return options.model
     try:
         return str(checked(await http.get("models"))["data"][0]["id"])
     except (LookupError, TypeError):
@@ -282,12 +288,12 @@ def checked(response: httpx.Response) -> Any:
     """Return the JSON of a response.
 
     Raises:
-        UserError: It is an error, with what the server says.
+        UserError: It is an error; includes the server's message.
     """
     place = f"{response.request.url}: {response.status_code}"
     body = parsed(response)
     if response.status_code == 401:
-        raise UserError(f"{place}: wants a key; set {KEY}")
+        raise UserError(f"{place}: needs a key; set {KEY}")
     if response.status_code >= 400:
         raise UserError(f"{place}: {complaint(body)}")
     if body is None:
@@ -296,29 +302,27 @@ def checked(response: httpx.Response) -> Any:
 
 
 def parsed(response: httpx.Response) -> Any:
-    """Return the JSON of a response, None where it has none."""
+    """Return the JSON of a response; None if it is not JSON."""
     try:
         return response.json()
     except ValueError:
         return None
 
 
-def tables(result: Mapping[str, Any], law: Mapping[str, str]) -> Iterator[Any]:
-    """Yield one table per defendant, then what was mended and the reminder of what this is."""
-    sure = result.get("confidence") or [{}] * len(result["answer"]["judgments"])
-    for judgment, confidence in zip(result["answer"]["judgments"], sure, strict=True):
+def tables(result: Mapping[str, Any], law: Law) -> Iterator[Any]:
+    """Yield one table per defendant, then the repairs and a disclaimer."""
+    confidences = result.get("confidence") or [{}] * len(result["answer"]["judgments"])
+    for judgment, confidence in zip(result["answer"]["judgments"], confidences, strict=True):
         table = Table(title=Text(judgment["name"], style="bold"), title_justify="left")
         for column in ("", "", "confidence") if confidence else ("", ""):
             table.add_column(column, overflow="fold")
-        rows = {
+        cells = {
             "罪名 charges": "、".join(judgment["charges"]),
             "法条 articles": "\n".join(article(number, law) for number in judgment["articles"]),
             "刑罚 penalty": judgment["penalty"],
         }
-        for (title, value), name in zip(
-            rows.items(), ("charges", "articles", "penalty"), strict=True
-        ):
-            bars = [Text(bar(confidence[name]))] if confidence else []
+        for title, value in cells.items():
+            bars = [Text(bar(confidence[title.split()[1]]))] if confidence else []
             table.add_row(title, Text(value), *bars)
         yield table
     if result["repairs"]:
@@ -326,13 +330,14 @@ def tables(result: Mapping[str, Any], law: Mapping[str, str]) -> Iterator[Any]:
     yield Text("这是统计推测，不是判决。/ A statistical guess, not a judgment.", style="dim")
 
 
-def article(number: str, law: Mapping[str, str]) -> str:
-    """Return an article with the first words of its text."""
+def article(number: str, law: Law) -> str:
+    """Return an article's number and the start of its text."""
     text = law.get(number, "")
-    return f"第{number}条 {text[:FIRST_WORDS]}{'……' if len(text) > FIRST_WORDS else ''}".strip()
+    more = "……" if len(text) > PREVIEW_LENGTH else ""
+    return f"第{number}条 {text[:PREVIEW_LENGTH]}{more}".strip()
 
 
 def bar(share: float) -> str:
-    """Return a share of 1 as ten blocks and a percentage."""
-    full = round(share * BAR)
-    return f"{'█' * full}{'░' * (BAR - full)} {share:4.0%}"
+    """Return a share (0 to 1) as a bar of ten blocks and a percentage."""
+    full = round(share * BAR_WIDTH)
+    return f"{'█' * full}{'░' * (BAR_WIDTH - full)} {share:4.0%}"

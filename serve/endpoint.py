@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint in the engine's place: the same requests, over HTTP."""
+"""Any OpenAI-compatible endpoint instead of the engine: the same requests, over HTTP."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,21 +24,21 @@ from panjue.prompts.plumbing.openai import (
 )
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.prompts.task import Task
-from panjue.serve.source import Grow, Question, Request, quiet
+from panjue.serve.source import OnText, Question, Request, ignore_text
 
 KEY = "PANJUE_ENDPOINT_KEY"
-"""Environment variable with the key that the endpoint wants."""
+"""Environment variable with the endpoint's API key."""
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "presence_penalty", "frequency_penalty")
-"""Settings of `sampling` that OpenAI's chat completions know too."""
+"""Settings of `sampling` that OpenAI's chat completions have too."""
 
-AT_FIRST = 64
-"""So many refusals before any reply: then it is the endpoint that cannot do what is asked."""
+MAX_FIRST_REFUSALS = 64
+"""After so many refusals and no reply, the run ends: the endpoint cannot do this task."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One reply, as vLLM's CompletionOutput has it."""
+    """One reply, with the fields of vLLM's CompletionOutput."""
 
     text: str
     finish_reason: str
@@ -47,8 +47,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Told:
-    """The outcome of a request, as vLLM's RequestOutput has it; or why there is none."""
+class EndpointOutput:
+    """The outcome of a request, with the fields of vLLM's RequestOutput, or why it was refused."""
 
     outputs: list[Choice] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -57,27 +57,25 @@ class Told:
 
 
 class Endpoint:
-    """Asks `URL#MODEL`: chat completions, with the schema as the format of the response.
+    """Sends chat completions to `URL#MODEL`, with the schema as the response format.
 
-    What the endpoint refuses (a prompt that is too long, say) costs that request only; where it
-    refuses all, or fails again and again, the run ends, with what is answered by then.
+    A refused request (its prompt is too long, say) has no reply, and the run continues. If the
+    endpoint refuses all requests or fails repeatedly, the run ends; finished rows are kept.
     """
 
     def __init__(
         self, name: str, sampling: Mapping[str, Any] | None = None, keys: Sequence[str] = (KEY,)
     ) -> None:
-        """Take the address and the model's name there, and the variables that may have its key.
+        """Take `URL#MODEL`, sampling settings, and the variables that may hold the key.
 
         Raises:
-            UserError: It is not of that form, or OpenAI has no such sampling.
+            UserError: `name` is not of that form, or OpenAI has no such sampling setting.
         """
-        found = named(name)
-        if found is None:
-            raise UserError(
-                f"endpoint: {name!r} is not URL#MODEL, as http://127.0.0.1:8000/v1#x is"
-            )
-        url, self._model = found
-        self._place = f"{url}/chat/completions"
+        url_and_model = named(name)
+        if url_and_model is None:
+            raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
+        url, self._model = url_and_model
+        self._url = f"{url}/chat/completions"
         check_known("sampling", sampling or {}, SAMPLING)
         self._sampling = dict(sampling or {})
         self._client = httpx.AsyncClient(
@@ -86,177 +84,176 @@ class Endpoint:
             limits=httpx.Limits(max_connections=None),
         )
         self._key = keys[0]
-        self.runner, self._failed, self._asking = asyncio.Runner(), asyncio.Event(), 0
+        self.runner, self._failed, self._running = asyncio.Runner(), asyncio.Event(), 0
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close all connections and the event loop."""
         self.runner.run(self.aclose())
         self.runner.close()
 
     async def aclose(self) -> None:
-        """Close all connections, on the event loop that asks."""
+        """Close all connections; call it in the event loop that made the requests."""
         await self._client.aclose()
 
-    def taken(self, outcomes: Iterator[tuple[Request, Told]]) -> Iterator[tuple[Request, Told]]:
-        """Yield the outcomes; refusals are held back until something is answered.
+    def check_outcomes(
+        self, outcomes: Iterator[tuple[Request, EndpointOutput]]
+    ) -> Iterator[tuple[Request, EndpointOutput]]:
+        """Yield the outcomes; hold refusals back until there is a first reply.
 
         Raises:
-            UserError: So far all is refused: it is the endpoint that cannot do what is asked.
+            UserError: All requests so far are refused, so the endpoint cannot do this task.
         """
-        held: list[tuple[Request, Told]] | None = []
+        held: list[tuple[Request, EndpointOutput]] | None = []
         for request, outcome in outcomes:
             if held is not None and outcome.refused:
                 held.append((request, outcome))
-                if len(held) >= AT_FIRST:
+                if len(held) >= MAX_FIRST_REFUSALS:
                     break
                 continue
             yield from held or ()
             held = None
             yield request, outcome
         if held:
-            raise self._refuses_all(held[0][1])
+            raise UserError(
+                f"{self._url}: refuses all requests ({held[0][1].refused}); "
+                "if it takes no schema, set constrained=false"
+            )
 
-    def _refuses_all(self, outcome: Told) -> UserError:
-        return UserError(
-            f"{self._place}: refuses what it is asked ({outcome.refused}); "
-            "if it takes no schema, say constrained=false"
-        )
-
-    async def ask(self, request: Request, grow: Grow = quiet) -> Told:
-        """Return what the endpoint says to one request; cancelled, its connection is closed.
+    async def ask(self, request: Request, on_text: OnText = ignore_text) -> EndpointOutput:
+        """Return the outcome of one request; when cancelled, its connection is closed.
 
         Raises:
-            UserError: It fails again and again; what still runs is then not tried again either.
+            UserError: It failed too often; the other running requests are not retried either.
         """
-        body, patience = self._body(request), Patience(self._place, self._key)
-        self._asking += 1
+        body, patience = self._body(request), Patience(self._url, self._key)
+        self._running += 1
         try:
             while True:
                 try:
-                    if grow is not quiet:
-                        return await self._grown(body, grow)
-                    response = await self._client.post(self._place, json=body)
-                    return _refused(response) or _told(response.raise_for_status().json())
+                    if on_text is not ignore_text:
+                        return await self._stream_reply(body, on_text)
+                    response = await self._client.post(self._url, json=body)
+                    return _refused(response) or _read_reply(response.raise_for_status().json())
                 except FAILURES as error:
                     await self._pause(patience, error)
         finally:
-            self._asking -= 1
-            if not self._asking:  # who asks next has patience again
+            self._running -= 1
+            if not self._running:  # later requests are retried again
                 self._failed.clear()
 
-    async def _grown(self, body: dict[str, Any], grow: Grow) -> Told:
+    async def _stream_reply(self, body: dict[str, Any], on_text: OnText) -> EndpointOutput:
         """Return one streamed reply.
 
         Raises:
-            UserError: It broke off; what has grown is not asked for again.
+            UserError: The stream broke off; it is not retried, since the user has seen a part.
         """
-        text, end = "", None
-        async with self._client.stream("POST", self._place, json={**body, "stream": True}) as sent:
-            if sent.is_error:
-                await sent.aread()
-                if refused := _refused(sent):
+        text, finish_reason = "", None
+        async with self._client.stream(
+            "POST", self._url, json={**body, "stream": True}
+        ) as response:
+            if response.is_error:
+                await response.aread()
+                if refused := _refused(response):
                     return refused
-                sent.raise_for_status()
+                response.raise_for_status()
             try:
-                async for _, data in events(sent.aiter_bytes()):
+                async for _, data in events(response.aiter_bytes()):
                     if "error" in data and not text and _code(data) in REFUSED:
-                        return Told(refused=f"{_code(data)}: {complaint(data)[:200]}")
+                        return EndpointOutput(refused=f"{_code(data)}: {complaint(data)[:200]}")
                     if "error" in data:
                         raise ValueError(complaint(data))
                     for choice in data.get("choices") or ():
                         piece = choice.get("delta", {}).get("content") or ""
                         text += piece
-                        grow(piece)
-                        end = choice.get("finish_reason") or end
-                if end is None:
-                    raise ValueError("it never said why it ended")
-                choice = {"message": {"content": text}, "finish_reason": end}
-                return _told({"choices": [choice]})
+                        on_text(piece)
+                        finish_reason = choice.get("finish_reason") or finish_reason
+                if finish_reason is None:
+                    raise ValueError("the stream ended without a finish_reason")
+                choice = {"message": {"content": text}, "finish_reason": finish_reason}
+                return _read_reply({"choices": [choice]})
             except FAILURES as error:
-                raise UserError(
-                    f"{self._place}: broke its reply off ({error}); ask again"
-                ) from None
+                raise UserError(f"{self._url}: the reply broke off ({error}); ask again") from None
 
     async def _pause(self, patience: Patience, error: Exception) -> None:
-        """Wait until the request is tried again.
+        """Wait before the request is retried.
 
         Raises:
-            UserError: It is not: it failed too often, or another one did.
+            UserError: It is not retried: this request or another one failed too often.
         """
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience.pause_after(error)):
                     await self._failed.wait()
             if self._failed.is_set():
-                raise UserError(f"{self._place}: the run ended while it was busy")
+                raise UserError(f"{self._url}: the run ended while the endpoint was busy")
         except UserError as last:
             self._failed.set()
             raise UserError(
-                f"{last}; what is answered is kept, the same command goes on from there"
+                f"{last}; finished rows are kept, run the same command again to resume"
             ) from None
 
     def _body(self, request: Request) -> dict[str, Any]:
-        question, asked = request.question, request.sampling
-        most = asked.get("max_tokens", question.room)
+        question, sampling = request.question, request.sampling
+        max_tokens = sampling.get("max_tokens", question.room)
         body: dict[str, Any] = {
             "model": self._model,
             "messages": question.messages,
             "temperature": 0.0,
             **self._sampling,
-            **{name: asked[name] for name in ("temperature", "n") if name in asked},
-            **({"max_tokens": most} if most else {}),
+            **{name: sampling[name] for name in ("temperature", "n") if name in sampling},
+            **({"max_tokens": max_tokens} if max_tokens else {}),
         }
-        if question.prompt:  # a model of our training: the template must render as it did there
+        if question.prompt:  # our own model: the chat template must render as in training
             body["chat_template_kwargs"] = TEMPLATE_ARGS
         if question.schema:
-            form = {"name": "reply", "strict": True, "schema": question.schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
+            json_schema = {"name": "reply", "strict": True, "schema": question.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         return body
 
 
 def _code(data: Any) -> Any:
-    """Return the status of an error that comes as an event: vLLM's streams may begin with one."""
+    """Return the status in an error event; the first event of a vLLM stream may be one."""
     return data["error"].get("code") if isinstance(data["error"], dict) else None
 
 
-def _refused(response: httpx.Response) -> Told | None:
-    """Return that this one request is refused, if it is."""
+def _refused(response: httpx.Response) -> EndpointOutput | None:
+    """Return the outcome of a request that is refused; None if it is not."""
     if response.status_code not in REFUSED:
         return None
-    return Told(refused=f"{response.status_code}: {response.text[:200]}")
+    return EndpointOutput(refused=f"{response.status_code}: {response.text[:200]}")
 
 
-def _told(reply: Any) -> Told:
+def _read_reply(reply: Any) -> EndpointOutput:
     """Read a reply.
 
     Raises:
-        ValueError: It has not the form of chat completions, or was broken off.
+        ValueError: It is no chat completion, or it broke off.
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices:
-        raise ValueError("its reply is no chat completion")
+        raise ValueError("the reply is no chat completion")
     usage = reply.get("usage")
     counts = usage if isinstance(usage, dict) else {}
-    each = range(int(counts.get("completion_tokens") or 0) // len(choices))
+    tokens_each = range(int(counts.get("completion_tokens") or 0) // len(choices))
     details = counts.get("prompt_tokens_details")
-    return Told(
-        [Choice(content(one), str(one.get("finish_reason")), each) for one in choices],
+    return EndpointOutput(
+        [Choice(content(item), str(item.get("finish_reason")), tokens_each) for item in choices],
         int((details or {}).get("cached_tokens") or 0),
         int(counts.get("prompt_tokens") or 0),
     )
 
 
 class PlainAsker:
-    """Makes questions for an endpoint whose tokenizer is not ours: nothing is shortened."""
+    """Makes questions for an endpoint with another tokenizer; prompts are not shortened."""
 
     tokenizer = None
 
     def __init__(self, task: Task, labels: Labels, max_tokens: int, *, constrained: bool) -> None:
-        """Take the longest reply in `max_tokens`; 0: as long as the endpoint lets it be."""
+        """Take the longest reply in tokens as `max_tokens`; 0 means the endpoint's limit."""
         self.task, self.labels = task, labels
         self._max_tokens, self._constrained = max_tokens, constrained
 
     def question(self, example: Example) -> Question:
-        """Return what to ask for one example."""
+        """Return the question for one example."""
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         return Question([], schema, self._max_tokens, 0, messages=self.task.ask.prompt(example))

@@ -1,4 +1,4 @@
-"""vLLM in this process: requests in, finished completions out, as many at once as it takes."""
+"""vLLM's engine: requests in, finished completions out, many at once."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.alternatives import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT
-from panjue.serve.source import POLL_S, Grow, Request, quiet
+from panjue.serve.source import POLL_S, OnText, Request, ignore_text
 from panjue.serve.trained import Served
 
 # vLLM reads the environment when it is imported.
@@ -33,55 +33,55 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from zmq import ZMQError
 
-__all__ = [  # all of vLLM that others need is imported here: what is set above must come before
+__all__ = [  # other modules import vLLM from here, so that the variables above are set first
     "AsyncEngineArgs",
     "CompletionOutput",
     "Engine",
     "EngineDeadError",
     "RequestOutput",
-    "Unbroken",
+    "StrictLLM",
     "UsageContext",
     "VLLMError",
-    "answered",
+    "call_engine",
     "check_sampling",
     "engine",
     "engine_settings",
     "on_cpu",
-    "ready",
     "start",
+    "startup_errors",
     "text_of",
-    "told",
+    "wait_until_ready",
     "with_cancellation",
 ]
 
-READS_TEXT = {
-    "detokenize",  # the tests'; `check_sampling` lets nobody else set it
+TEXT_SETTINGS = {
+    "detokenize",  # only tests set it; `check_sampling` refuses it
     "stop",
     "include_stop_str_in_output",
     "skip_special_tokens",
     "spaces_between_special_tokens",
 }
-"""Settings of `sampling` for which vLLM itself makes the text of a reply."""
+"""Settings of `sampling` with which vLLM itself must decode the text of a reply."""
 
-CALL_S = 60.0
-"""How long an engine may take to answer a call that is no request."""
+CALL_TIMEOUT_S = 60.0
+"""Longest time for a call of the engine that is no request."""
 
-ENDED = (
-    "engine: its process has ended or hangs, what it printed may say why; where memory was short, "
+ENGINE_ENDED = (
+    "engine: its process has ended or hangs, see what it printed; if memory was short, "
     "lower engine.gpu_memory_utilization or, on a CPU, VLLM_CPU_KVCACHE_SPACE. "
-    "What is answered is kept, the same command goes on"
+    "Finished rows are kept; run the same command again to resume"
 )
 
 
-class Unbroken(AsyncLLM):  # type: ignore[misc]  # to mypy vLLM is Any here
-    """vLLM's engine, whose replies are whole: one that it breaks off as it ends is an error.
+class StrictLLM(AsyncLLM):  # type: ignore[misc]  # to mypy vLLM is Any here
+    """vLLM's engine, with an error for each reply that it aborts.
 
-    Told to end, it calls all that are under way finished ("abort"), as if that were the reply.
+    While shutting down, vLLM returns unfinished replies as finished, with the reason "abort".
     """
 
-    async def generate(self, *given: Any, **named: Any) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the output of one request as it grows."""
-        async with aclosing(super().generate(*given, **named)) as outputs:
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the growing output of one request; raise EngineDeadError if it is aborted."""
+        async with aclosing(super().generate(*args, **kwargs)) as outputs:
             async for output in outputs:
                 if any(reply.finish_reason == "abort" for reply in output.outputs):
                     raise EngineDeadError
@@ -89,114 +89,114 @@ class Unbroken(AsyncLLM):  # type: ignore[misc]  # to mypy vLLM is Any here
 
 
 class Engine:
-    """A running engine of vLLM, as what answers requests."""
+    """A running vLLM engine as a `Source`."""
 
     def __init__(
-        self, llm: Unbroken, lora: LoRARequest | None, runner: asyncio.Runner | None = None
+        self, llm: StrictLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
     ) -> None:
-        """Take an engine, and the adapter beside its model, if any."""
+        """Take an engine, and the adapter to load on its model, if any."""
         self.llm, self._lora, self.runner = llm, lora, runner
-        # Other tokenizers (Mistral's own, slow ones) decode by rules that vLLM has for each.
+        # vLLM has special decoding rules for other tokenizers (Mistral's own, slow ones).
         self._is_fast = isinstance(llm.tokenizer, TokenizersBackend)
 
-    async def ask(self, request: Request, grow: Grow = quiet) -> RequestOutput:
-        """Return the finished output of one request; cancelled, it is aborted in the engine.
+    async def ask(self, request: Request, on_text: OnText = ignore_text) -> RequestOutput:
+        """Return the finished output of one request; when cancelled, the engine aborts it.
 
         Raises:
-            UserError: The engine has died, or was told to end.
+            UserError: The engine has died or is shutting down.
         """
         question, kind = request.question, RequestOutputKind
-        reads = self._is_fast and not READS_TEXT & request.sampling.keys()
+        decodes_here = self._is_fast and not TEXT_SETTINGS & request.sampling.keys()
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
-            **({"detokenize": False} if reads else {}),
+            **({"detokenize": False} if decodes_here else {}),
             structured_outputs=StructuredOutputsParams(json=question.schema)
             if question.schema
             else None,
-            output_kind=kind.FINAL_ONLY if grow is quiet else kind.CUMULATIVE,
+            output_kind=kind.FINAL_ONLY if on_text is ignore_text else kind.CUMULATIVE,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
         key = f"{request.sampling_pass} {request.id}"
-        seen = 0
+        shown = 0
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
-                for reply in output.outputs if reads else ():
+                for reply in output.outputs if decodes_here else ():
                     reply.text = text_of(reply, self.llm.tokenizer)
                 text = output.outputs[0].text
-                grow(text[seen:])
-                seen = len(text)
+                on_text(text[shown:])
+                shown = len(text)
         except (EngineDeadError, EngineGenerateError):
             await self._check_alive()
             raise
         if any(reply.finish_reason == "error" for reply in output.outputs):
-            await self._check_alive()  # so too says an engine that is ending of what comes to it
+            await self._check_alive()  # an engine that is shutting down reports this too
         return output
 
     async def _check_alive(self) -> None:
-        """Raise a UserError where the engine can answer no more: when it is ending, it refuses."""
-        await answered(self.llm, self.llm.is_sleeping())
+        """Raise a UserError if the engine has died or, while shutting down, refuses calls."""
+        await call_engine(self.llm, self.llm.is_sleeping())
 
 
 def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
-    """Return the whole characters of a reply, which may still grow.
+    """Return the complete characters of a reply, which may be unfinished.
 
-    vLLM makes texts of each token and of all its alternatives one by one, which takes longer than
-    all else that this process does for a request (tests/bench/serve.py). Its texts are these, but
-    that it leaves out a last token of which a part is no character, and keeps the space before the
-    first word that tokenizers with `▁` write.
+    vLLM decodes each token and all its alternatives one by one, which takes longer than everything
+    else that this process does for a request (tests/bench/serve.py). Its texts differ in two cases:
+    it drops a last token that ends inside a character, and it keeps the space that tokenizers with
+    `▁` write before the first word.
     """
     tokens = list(reply.token_ids)
     if reply.finish_reason == "stop":
-        tokens = tokens[:-1]  # the last one says so
+        tokens = tokens[:-1]  # the last one is the end token
     text: str = tokenizer.decode(
         tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     return text.rstrip(UNFINISHED)
 
 
-async def answered(
-    llm: Unbroken, call: Coroutine[Any, Any, Any], longest_s: float = CALL_S
+async def call_engine(
+    llm: StrictLLM, call: Coroutine[Any, Any, Any], timeout_s: float = CALL_TIMEOUT_S
 ) -> None:
-    """Wait for a call of an engine, which in vLLM 0.32 has no end where its process dies meanwhile.
+    """Await a call of an engine; in vLLM 0.32 such a call never returns if the engine process dies.
 
     Raises:
-        UserError: The engine has died, is ending and refuses it, or takes longer than `longest_s`.
+        UserError: The engine has died, refuses the call, or takes longer than `timeout_s`.
     """
-    asked = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(call)
     try:
-        async with asyncio.timeout(longest_s):
-            while not asked.done():
-                await asyncio.wait([asked], timeout=POLL_S)
+        async with asyncio.timeout(timeout_s):
+            while not task.done():
+                await asyncio.wait([task], timeout=POLL_S)
                 if llm.errored:
                     raise EngineDeadError
-        asked.result()
-    except Exception:  # whatever vLLM says: it answers no more
-        raise UserError(ENDED) from None
+        task.result()
+    except Exception:  # any error of vLLM means that the engine no longer answers
+        raise UserError(ENGINE_ENDED) from None
     finally:
-        asked.cancel()
+        task.cancel()
 
 
 @contextmanager
 def engine(
     served: Served, settings: Mapping[str, Any], max_tokens: int, seed: int
 ) -> Iterator[Engine]:
-    """Start vLLM on a model, and stop its processes however the block ends.
+    """Start vLLM on a model; its processes always stop at the end of the block.
 
     Args:
-        served: The model, and the adapter beside it, if any.
-        settings: vLLM's further engine arguments.
-        max_tokens: Prompt plus reply of the longest request.
-        seed: Of the engine. A seed per request kills the CPU engine when a prefill is chunked.
+        served: The model, and its adapter, if any.
+        settings: Further engine arguments of vLLM.
+        max_tokens: Limit on prompt plus reply.
+        seed: Seed of the engine. A seed per request kills the CPU engine when a prefill is chunked.
 
     Raises:
-        UserError: It does not start with these settings, or dies.
+        UserError: The engine does not start with these settings, or dies.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
-    given = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
+    arguments = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
     with asyncio.Runner() as runner:
-        with told():
-            args = AsyncEngineArgs(model=str(served.model), **given)
-            llm = runner.run(_started(args))
+        with startup_errors():
+            args = AsyncEngineArgs(model=str(served.model), **arguments)
+            llm = runner.run(_start_engine(args))
         try:
             yield Engine(llm, lora, runner)
         finally:
@@ -204,7 +204,7 @@ def engine(
 
 
 def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any]:
-    """Return the engine arguments that panjue makes, offline and in the server alike."""
+    """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
     return {
         "max_model_len": max_tokens,
@@ -218,62 +218,64 @@ def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Turn what vLLM raises where it cannot start into a UserError."""
+def startup_errors() -> Iterator[None]:
+    """Turn what vLLM raises when it cannot start into a UserError."""
     try:
         yield
     except EngineDeadError:
-        raise UserError(ENDED) from None
-    except ValidationError as error:  # pydantic's, of vLLM's settings
+        raise UserError(ENGINE_ENDED) from None
+    except ValidationError as error:  # pydantic's, about vLLM's settings
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"engine: {place}: {first['msg']}".replace(": : ", ": ")) from None
     except (ValueError, TypeError, KeyError, OSError, VLLMValidationError, ZMQError) as error:
-        # ZMQError: its sockets cannot be made, in a TMPDIR with a long name, say
+        # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long
         raise UserError(f"engine: {(str(error) or type(error).__name__).splitlines()[0]}") from None
-    except RuntimeError as error:  # of its process, which has printed why
-        why = "where memory is short, lower engine.gpu_memory_utilization or max_tokens"
-        raise UserError(f"engine: {str(error).splitlines()[0]}; {why}") from None
+    except RuntimeError as error:  # about its process, which has printed the reason
+        hint = "if memory is short, lower engine.gpu_memory_utilization or max_tokens"
+        raise UserError(f"engine: {str(error).splitlines()[0]}; {hint}") from None
 
 
-async def _started(args: AsyncEngineArgs) -> Unbroken:
-    # As vLLM's own class for offline use: its defaults are for many requests at once.
-    return await ready(start(args, UsageContext.LLM_CLASS))
+async def _start_engine(args: AsyncEngineArgs) -> StrictLLM:
+    # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
+    return await wait_until_ready(start(args, UsageContext.LLM_CLASS))
 
 
-async def ready(llm: Unbroken) -> Unbroken:
-    """Return an engine when it has answered for the first time; end it where it does not.
+async def wait_until_ready(llm: StrictLLM) -> StrictLLM:
+    """Return an engine after its first answer; shut it down if there is none.
 
     Raises:
-        UserError: It does not.
+        UserError: The engine did not answer.
     """
     try:
-        await answered(llm, llm.get_supported_tasks())  # every request asks this; it is remembered
+        await call_engine(
+            llm, llm.get_supported_tasks()
+        )  # every request needs this; vLLM caches it
     except BaseException:
         llm.shutdown()
         raise
     return llm
 
 
-def start(args: AsyncEngineArgs, context: UsageContext) -> Unbroken:
-    """Start the processes of an engine, which end with this one, and wait until they are up."""
+def start(args: AsyncEngineArgs, context: UsageContext) -> StrictLLM:
+    """Start an engine's processes and wait for them; they end when this process ends."""
     with starting_engine():
-        llm: Unbroken = Unbroken.from_engine_args(args, usage_context=context)
+        llm: StrictLLM = StrictLLM.from_engine_args(args, usage_context=context)
     return llm
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling settings that vLLM does not have or does not survive.
+    """Refuse sampling settings that vLLM does not have or that crash it.
 
     Raises:
-        UserError: Names the setting and what is wrong with it.
+        UserError: A setting is unknown, reserved or invalid.
     """
-    ours = {
+    managed = {
         "structured_outputs": "constrained",
-        "output_kind": "nothing: rows are final",
-        "detokenize": "nothing: rows have texts",
+        "output_kind": "nothing: rows hold finished replies",
+        "detokenize": "nothing: rows always hold texts",
     }
-    check_managed("sampling", sampling, ours)
+    check_managed("sampling", sampling, managed)
     check_known("sampling", sampling, SamplingParams.__struct_fields__)
     if "seed" in sampling and on_cpu():
         raise UserError(
@@ -286,5 +288,5 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
 
 
 def on_cpu() -> bool:
-    """Say whether vLLM runs on the processor."""
+    """Say whether vLLM runs on the CPU."""
     return bool(current_platform.is_cpu())

@@ -47,24 +47,24 @@ from panjue.serve.stop import StopSignals
 from panjue.serve.trained import served_model
 
 DECODED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
-"""What is made of completions, beside the submission."""
+"""Files that are derived from completions, besides the submission."""
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> Path:
-    """Generate as the config at `path` says, from where it stopped, and return the run folder."""
+    """Generate with the config at `path`, resuming if possible; return the run folder."""
     return generate(generate_settings(path, overrides))
 
 
 def generate(config: GenerateConfig) -> Path:
     """Write one row per example of `config.test` to `completions.jsonl`; return the run folder.
 
-    A row has the raw replies (`texts`, the first by `sampling`, then the `samples`), why each ended
-    (`finish`), its `alternatives`, token counts and how many sentences `fit` left out; greedy rows
-    list their `near_ties`. An example that cannot be asked has `refused`, the reason, instead.
-    Where an example takes several calls each has its row. Rows that are there are not made again.
+    A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why
+    each ended (`finish`), its `alternatives`, token counts and how many sentences `fit` left out;
+    greedy rows list their `near_ties`. An example that cannot be asked has `refused`, the reason,
+    instead. If an example takes several calls, each call has a row. Existing rows are kept.
 
     Raises:
-        UserError: A file or setting is wrong, or the run folder holds rows made otherwise.
+        UserError: A file or setting is wrong, or the run folder holds rows from other settings.
     """
     console = Console(soft_wrap=True)
     task = load_task(config.task)
@@ -72,25 +72,25 @@ def generate(config: GenerateConfig) -> Path:
     reader = Reader(task, held_out=config.held_out, on_bad_row=config.on_bad_row)
     examples = sum(1 for _ in reader.read(config.test))
     if not examples:
-        why = f"; {reader.skipped}" if reader.skipped.rows else ""
-        raise UserError(f"{config.test}: has no cases{why}")
-    source = answering(config, task)
-    task = configured(task, source.solve, config.run)
+        skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
+        raise UserError(f"{config.test}: has no cases{skipped}")
+    training = find_training(config, task)
+    task = configured(task, training.solve, config.run)
     reader = replace(reader, task=task)
-    made = provenance(config, source, task)
+    record = provenance(config, training, task)
     if config.held_out:
-        check_held_out(source.folder, made["test_sha256"])
+        check_held_out(training.folder, record["test_sha256"])
     with exclusive_lock(config.run):
-        claim(config.run, task, made, source.labels, console)
+        claim(config.run, task, record, training.labels, console)
         reader.skipped.write(config.run / "skipped-test.jsonl")
         if reader.skipped.rows:
             console.print(str(reader.skipped), highlight=False, markup=False)
-        answer(config, reader, source, examples, console)
+        answer(config, reader, training, examples, console)
     return config.run
 
 
 def check_library_settings(config: GenerateConfig, task: Task) -> None:
-    """Refuse what would fail only when the engine is up.
+    """Refuse settings that would otherwise fail only after the engine has started.
 
     Raises:
         UserError: A setting is unknown, or does nothing for the task.
@@ -99,20 +99,18 @@ def check_library_settings(config: GenerateConfig, task: Task) -> None:
     check_known("engine", config.engine, (f.name for f in fields(AsyncEngineArgs)))
     check_sampling(config.sampling)
     if config.samples and not task.answer.uses_samples:
-        raise UserError(
-            f"samples: {config.task!r} decides nothing from further replies; set it to 0"
-        )
+        raise UserError(f"samples: {config.task!r} uses one reply per question; set samples=0")
 
 
 @dataclass(frozen=True)
-class Source:
-    """What answers.
+class Training:
+    """What generation takes from a training result.
 
     Attributes:
-        folder: Of the training result; None for an endpoint that needs none of ours.
-        labels: The label sets of that training.
-        max_tokens: Prompt plus reply; 0 where the endpoint sees to it.
-        solve: How examples of several calls are solved: as in training but for what is set.
+        folder: Folder of the training result; None for an endpoint without one.
+        labels: The label sets of the training.
+        max_tokens: Limit on prompt plus reply; 0 leaves the limit to the endpoint.
+        solve: Settings of examples with several calls: those of training, then those of the config.
     """
 
     folder: Path | None
@@ -122,30 +120,31 @@ class Source:
 
 
 def answer(
-    config: GenerateConfig, reader: Reader, source: Source, examples: int, console: Console
+    config: GenerateConfig, reader: Reader, training: Training, examples: int, console: Console
 ) -> None:
-    """Answer those of the `examples` of the test file that have no rows yet."""
-    place = config.run / "completions.jsonl"
-    known = rows_of(place)
-    done = answered(reader, config, source.labels, known) if known else set()
+    """Answer the examples that have no rows yet; `examples` is the count of the test file."""
+    path = config.run / "completions.jsonl"
+    old_rows = load_rows(path)
+    done = answered_ids(reader, config, training.labels, old_rows) if old_rows else set()
     if len(done) >= examples:
-        console.print(f"{place}: all {examples} are answered already")
+        console.print(f"{path}: all {examples} are answered already")
         return
-    if known:
+    if old_rows:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
-    with StopSignals(config.run) as signals, started(config, reader.task, source) as (asked, asker):
-        signals.at_once = False
-        calls = Calls(asker, todo, sampling_passes(config), known.get if known else lambda _: None)
-        with closing(rows(asked, calls, config.in_flight, signals.check)) as finished:
-            append(place, finished, calls, len(done), examples)
+    find_row = old_rows.get if old_rows else lambda _: None
+    with StopSignals(config.run) as stop, start(config, reader.task, training) as (source, asker):
+        stop.at_once = False
+        calls = Calls(asker, todo, sampling_passes(config), find_row)
+        with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
+            append(path, finished, calls, len(done), examples)
 
 
-def answering(config: GenerateConfig, task: Task) -> Source:
-    """Find what answers.
+def find_training(config: GenerateConfig, task: Task) -> Training:
+    """Find the training result, which an endpoint needs only for the labels.
 
     Raises:
-        UserError: There is nothing trained, and the task or the engine needs it.
+        UserError: There is no training result, and the task or the engine needs one.
     """
     if config.endpoint and config.trained is None:
         if task.ask.labels is not no_labels:
@@ -153,66 +152,67 @@ def answering(config: GenerateConfig, task: Task) -> Source:
                 f"endpoint: {config.task!r} has labels, which training collects; "
                 "set trained=FOLDER of an adapter"
             )
-        return Source(None, Labels(), config.max_tokens or 0, config.solve)
+        return Training(None, Labels(), config.max_tokens or 0, config.solve)
     trained = trained_folder(config)
     manifest = read_json(trained / "manifest.json")
     solve = {**manifest.get("solve", {}), **config.solve}
     max_tokens = config.max_tokens or manifest["max_tokens"]
-    return Source(trained, load_labels(trained / "labels.json"), max_tokens, solve)
+    return Training(trained, load_labels(trained / "labels.json"), max_tokens, solve)
 
 
 @contextmanager
-def started(
-    config: GenerateConfig, task: Task, source: Source
+def start(
+    config: GenerateConfig, task: Task, training: Training
 ) -> Iterator[tuple[Engine | Endpoint, Asker | PlainAsker]]:
-    """Start what answers: the engine or a client of the endpoint, with what makes questions."""
-    constrained, max_tokens = config.constrained, source.max_tokens
+    """Start the engine or a client of the endpoint, and what makes its questions."""
+    constrained, max_tokens = config.constrained, training.max_tokens
     asker: Asker | PlainAsker
-    if source.folder is None:
-        served, asker = None, PlainAsker(task, source.labels, max_tokens, constrained=constrained)
+    if training.folder is None:
+        served, asker = None, PlainAsker(task, training.labels, max_tokens, constrained=constrained)
     else:
         adapter = "none" if config.endpoint else config.adapter
-        served = served_model(source.folder, adapter, config.base)
-        asker = Asker(task, source.labels, served.model, max_tokens, constrained=constrained)
+        served = served_model(training.folder, adapter, config.base)
+        asker = Asker(task, training.labels, served.model, max_tokens, constrained=constrained)
     if config.endpoint:
         with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
             yield endpoint, asker
         return
-    assert served, "`answering` gives a folder where there is no endpoint"
-    with engine(served, config.engine, max_tokens, config.seed) as started:
-        yield started, asker
+    assert served, "without an endpoint, `find_training` returns a folder"
+    with engine(served, config.engine, max_tokens, config.seed) as running:
+        yield running, asker
 
 
-class Unanswered(Exception):
+class MissingRow(Exception):
     """A call has no row yet."""
 
 
 def sampling_passes(config: GenerateConfig) -> list[Sampling]:
-    """Return the sampling of each request that one example takes."""
+    """Return the sampling settings of each request of one call."""
     first = {"logprobs": ALTERNATIVES if config.samples else 2, **config.sampling}
-    return (
-        [first, {**first, "n": config.samples, "temperature": 1.0}] if config.samples else [first]
-    )
+    further = {**first, "n": config.samples, "temperature": 1.0}
+    return [first, further] if config.samples else [first]
 
 
 def check_held_out(trained: Path | None, test_sha256: str) -> None:
-    """Refuse to call a tenth held out that training did not hold out.
+    """Check that training held out a tenth of this test file.
 
     Raises:
-        UserError: Training had a `dev` file, or another training file; or there was none.
+        UserError: Training had a `dev` file or another training file, or there is no training.
     """
     if trained is None:
-        raise UserError("held_out: an endpoint without trained=FOLDER held nothing out")
-    made = read_json(trained / "manifest.json")
-    if made.get("dev_sha256"):
-        raise UserError(f"held_out: {trained} had a dev file; answer that instead: test=DEV")
-    if test_sha256 != made["train_sha256"]:
-        raise UserError(f"held_out: test must be what {trained} was trained on: {made['train']}")
+        raise UserError("held_out: needs a training; set trained=FOLDER")
+    manifest = read_json(trained / "manifest.json")
+    if manifest.get("dev_sha256"):
+        raise UserError(f"held_out: {trained} was trained with a dev file; set test to that file")
+    if test_sha256 != manifest["train_sha256"]:
+        raise UserError(
+            f"held_out: test must be the training file of {trained}: {manifest['train']}"
+        )
 
 
-def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, Any]:
-    """Say what the completions are made of; resuming under anything else is refused."""
-    trained = source.folder
+def provenance(config: GenerateConfig, training: Training, task: Task) -> dict[str, Any]:
+    """Return what the completions depend on; a run resumes only with the same values."""
+    trained = training.folder
     return {
         "task": config.task,
         "test": str(config.test),
@@ -223,7 +223,7 @@ def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, 
         "prompt_sha256": prompt_sha256(config.task),
         "adapter": config.adapter,
         "constrained": config.constrained,
-        "max_tokens": source.max_tokens,
+        "max_tokens": training.max_tokens,
         "seed": config.seed,
         "engine": config.engine,
         "sampling": config.sampling,
@@ -239,76 +239,77 @@ def provenance(config: GenerateConfig, source: Source, task: Task) -> dict[str, 
     }
 
 
-def shaping(made: dict[str, Any]) -> dict[str, Any]:
-    """Return what shapes the output of how a run was made: not the engine's memory and speed."""
-    engine = {key: value for key, value in made.get("engine", {}).items() if key not in RESOURCES}
-    return {**made, "engine": engine}
+def without_resources(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a provenance record without the engine's settings of memory and speed."""
+    engine = {key: value for key, value in record.get("engine", {}).items() if key not in RESOURCES}
+    return {**record, "engine": engine}
 
 
-def claim(run: Path, task: Task, made: dict[str, Any], labels: Labels, console: Console) -> None:
-    """Make `run` the place of these completions: manifest and labels.
+def claim(run: Path, task: Task, record: dict[str, Any], labels: Labels, console: Console) -> None:
+    """Write the manifest and the labels of these completions to `run`.
 
-    Other versions of the libraries are told and do not hinder. Where no completions are left,
-    what was once made of this run's is deleted, and told.
+    Other library versions are allowed and printed. If the run's completions were deleted, the files
+    derived from them are deleted too, and named.
 
     Raises:
-        UserError: Completions made otherwise are there; names what differs.
+        UserError: The folder has completions from other settings; names what differs.
     """
-    place, completions = run / "manifest.json", run / "completions.jsonl"
-    manifest = read_json(place) if place.exists() else {}
-    before = manifest.get("generate", {})
+    path, completions = run / "manifest.json", run / "completions.jsonl"
+    manifest = read_json(path) if path.exists() else {}
+    old_record = manifest.get("generate", {})
     if completions.exists():
-        told = manifest_diff(shaping(before), shaping(made))
-        if told or not before:
+        changed = manifest_diff(without_resources(old_record), without_resources(record))
+        if changed or not old_record:
             raise UserError(
-                f"{completions}: was made otherwise ({told or 'there is no record of how'}); "
-                "choose another run=FOLDER, or delete that file: what was decoded from it goes too"
+                f"{completions}: has other settings ({changed or 'they were not recorded'}); "
+                "choose another run=FOLDER, or delete that file: what was decoded is deleted too"
             )
-        if told := difference(before["versions"], made["versions"]):
-            console.print(f"going on with other versions: {told}", highlight=False, markup=False)
-            made = {**made, "versions": before["versions"]}
-    elif before:
-        stale = [
-            run / name for name in (task.data.submission.name, *DECODED) if (run / name).exists()
-        ]
-        for path in stale:
-            delete(path)
+        if changed := difference(old_record["versions"], record["versions"]):
+            console.print(f"resuming with other versions: {changed}", highlight=False, markup=False)
+            record = {**record, "versions": old_record["versions"]}
+    elif old_record:
+        names = (task.data.submission.name, *DECODED)
+        stale = [run / name for name in names if (run / name).exists()]
+        for file in stale:
+            delete(file)
         if stale:
-            told = ", ".join(path.name for path in stale)
-            console.print(f"{run}: deleted {told}, whose completions are gone", markup=False)
+            deleted = ", ".join(file.name for file in stale)
+            console.print(f"{run}: deleted {deleted}: their completions are gone", markup=False)
     labels.save(run)
-    write_json(place, {**manifest, "generate": made})
+    write_json(path, {**manifest, "generate": record})
 
 
-def rows_of(path: Path) -> Rows | None:
-    """Return the rows that are there, after dropping a torn last one."""
+def load_rows(path: Path) -> Rows | None:
+    """Return the rows of an earlier run, without an incomplete last line; None if there is none."""
     if not path.exists():
         return None
     with stream(path):
-        pass  # opening it drops a torn last line
+        pass  # opening it drops an incomplete last line
     return Rows(path, key=call_key)
 
 
-def answered(reader: Reader, config: GenerateConfig, labels: Labels, known: Rows) -> set[str]:
-    """Return the ids of the examples all of whose calls have their rows."""
+def answered_ids(
+    reader: Reader, config: GenerateConfig, labels: Labels, old_rows: Rows
+) -> set[str]:
+    """Return the ids of the examples whose calls all have rows."""
     task = reader.task
     if not isinstance(task.answer, Solve):
-        return known.ids()
-    return {str(e.id) for e in reader.read(config.test) if is_answered(task, e, labels, known)}
+        return old_rows.ids()
+    return {str(e.id) for e in reader.read(config.test) if is_answered(task, e, labels, old_rows)}
 
 
-def is_answered(task: Task, example: Example, labels: Labels, known: Rows) -> bool:
-    """Say whether the way to an example's answer comes to its end with the rows that are there."""
+def is_answered(task: Task, example: Example, labels: Labels, old_rows: Rows) -> bool:
+    """Say whether the existing rows are enough to compute an example's answer."""
 
     def reply(call: int, question: Example) -> Decoded:
-        row = known.get(call_key({"id": example.id, "call": call}))
+        row = old_rows.get(call_key({"id": example.id, "call": call}))
         if row is None:
-            raise Unanswered
+            raise MissingRow
         return task.ask.decode(first_reply(row), question, labels)
 
     try:
         run_steps(task.answer.solving(example), reply)
-    except Unanswered:
+    except MissingRow:
         return False
     return True
 
@@ -316,19 +317,21 @@ def is_answered(task: Task, example: Example, labels: Labels, known: Rows) -> bo
 def append(
     path: Path, finished: Iterator[dict[str, Any]], calls: Calls, done: int, total: int
 ) -> None:
-    """Append every finished row at once, showing how many examples of `total` are there."""
+    """Append each row as soon as it is finished, and show how many of `total` examples are done."""
     console = Console(soft_wrap=True)
     in_flight = 0
-    with stream(path) as out, meter(console, total, done) as shown:
+    with stream(path) as out, meter(console, total, done) as progress:
         for row in finished:
             out.write(dump(row) + "\n")
             out.flush()
             in_flight += calls.in_flight
-            flow = f"{calls.tokens / shown.seconds:,.0f} tokens/s"
-            many = f", {calls.made} calls, {calls.in_flight} in flight" if "call" in row else ""
-            shown.to(done + calls.solved, f"{shown.rate:.2f} cases/s, {flow}{many}")
-    if calls.made > calls.solved:
-        mean = in_flight / calls.made
+            speed = f"{calls.tokens / progress.seconds:,.0f} tokens/s"
+            details = (
+                f", {calls.finished} calls, {calls.in_flight} in flight" if "call" in row else ""
+            )
+            progress.to(done + calls.solved, f"{progress.rate:.2f} cases/s, {speed}{details}")
+    if calls.finished > calls.solved:
+        mean = in_flight / calls.finished
         console.print(
-            f"{calls.made} calls, {mean:.1f} in flight on average, {flow}", highlight=False
+            f"{calls.finished} calls, {mean:.1f} in flight on average, {speed}", highlight=False
         )

@@ -1,4 +1,4 @@
-"""What stands before vLLM's own server: who may ask, for what, how much, and in what form."""
+"""Check requests before vLLM's server sees them: path, key, size, form and content."""
 
 import asyncio
 import hmac
@@ -21,88 +21,88 @@ from panjue.serve.settings import BASE, LOOPBACK, NAME
 PAGE = Path(__file__).parent / "page"
 
 GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-"""What vLLM answers itself, as it answers anybody."""
+"""Routes that vLLM answers itself."""
 
 POSTED = (*GENERATE, "/v1/judgments")
 READ = ("/v1/models", "/v1/labels", "/metrics")
 HEALTH = ("/health", "/readyz")
-"""What monitors ask; no key is needed."""
+"""Routes for monitoring; they need no key."""
 
-SHOWN = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
-"""The page; it asks for the key itself."""
+PAGE_PATHS = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
+"""Files of the web page; they need no key, the page asks for it."""
 
 ALLOWED = {
     **dict.fromkeys(POSTED, ("POST",)),
     **dict.fromkeys((*READ, *HEALTH), ("GET",)),
-    **dict.fromkeys(SHOWN, ("GET", "HEAD")),
+    **dict.fromkeys(PAGE_PATHS, ("GET", "HEAD")),
 }
-"""Path -> methods. Nothing else of vLLM can be reached, whatever routes it has."""
+"""Path -> methods. All other routes of vLLM are blocked."""
 
-TALK = (
+PROMPT_FIELDS = (
     *("messages", "input", "instructions", "previous_input_messages", "documents"),
     *("tools", "tool_choice", "response_format", "text", "chat_template_kwargs"),
 )
-"""What of a request's body a chat template may put into the prompt: text of a case is no markup
-there. The `prompt` of completions is token for token the client's."""
+"""Fields of a request body that a chat template may put into the prompt; control tokens in their
+texts are escaped. The `prompt` of completions is passed on unchanged."""
 
-BETWEEN_SERVERS = ("kv_transfer_params", "ec_transfer_params")
-"""What vLLM's servers tell one another; `prompt_token_ids` in there would replace the prompt."""
+TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+"""Fields that vLLM servers send each other; `prompt_token_ids` in them would replace the prompt."""
 
 LARGEST_BODY = 2**18
-"""Bytes of a request's body that are read: some 80,000 characters."""
+"""Bytes of a request body that are read: some 80,000 characters."""
 
 LARGEST_DISCARD = 2**26
-"""Bytes that are thrown away, so that a client gets to read why its body was refused."""
+"""Bytes of a larger body that are discarded, so that its client can read the error."""
 
 BODY_TIMEOUT_S = 30.0
 GRACE_S = 1.0
-"""How long vLLM may take to let go of a request that takes too long."""
-
+"""Longest time for vLLM to abort a request that timed out."""
 
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Headers of every response: the page loads nothing from elsewhere and stands in no frame."""
+"""Headers of every response: the page loads nothing from other sites and fits in no frame."""
 
 
 class Problem(Exception):
-    """A request that is answered with an error."""
+    """An error response to a request."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
-        """Say what is wrong and, in `message`, the way out."""
+        """Take the HTTP status, a message on what is wrong and what to do, and further headers."""
         super().__init__(message)
         self.status, self.message, self.headers = status, message, headers
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the error in the form that OpenAI's clients read."""
+        """Return the error in the form of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "service_unavailable"
-        told = {"message": self.message, "type": kind, "param": None, "code": self.status}
-        return {"error": told}
+        error = {"message": self.message, "type": kind, "param": None, "code": self.status}
+        return {"error": error}
 
     async def send(self, send: Send) -> None:
-        """Answer with it."""
+        """Send the response."""
         raw = json.dumps(self.body, ensure_ascii=False).encode()
-        told = {"Content-Type": "application/json", "Content-Length": str(len(raw)), **self.headers}
-        headers = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+        fields = {"Content-Type": "application/json", "Content-Length": str(len(raw))}
+        items = {**fields, **self.headers}.items()
+        headers = [(name.lower().encode(), value.encode()) for name, value in items]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": raw})
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for every request.
+    """The rules for all requests.
 
     Attributes:
-        tokenizer: Of the model: no text of a request's talk is read as one of its control tokens.
-        key: What clients must show, None for nothing.
+        tokenizer: The model's tokenizer; its control tokens are escaped in texts of requests.
+        key: The key that clients must send; None if none is needed.
         local: Whether only this machine can connect.
-        adapter: Whether an adapter answers beside its base, which no client reaches.
+        adapter: Whether vLLM serves an adapter and its base model; clients cannot use the base.
         seeds: Whether the engine survives a seed per request.
-        in_flight: Requests that are answered at once; clients beyond are asked to come back.
-        timeout_s: The longest that one request may take, a slow reader's included.
+        in_flight: Requests that run at once; further clients are told to retry.
+        timeout_s: Longest time for one request, including a client that reads slowly.
     """
 
     tokenizer: Any
@@ -115,49 +115,49 @@ class Rules:
 
 
 class Guard:
-    """The ASGI app that is served; it passes on what may pass.
+    """The ASGI app of the server; it passes allowed requests on to vLLM's app.
 
     Attributes:
-        app: vLLM's app with our routes; None while there is no engine.
-        running: Requests that were passed on and are not answered.
+        app: vLLM's app with our routes; None while no engine is ready.
+        running: Number of requests that were passed on and are not answered yet.
     """
 
     def __init__(self, rules: Rules) -> None:
-        """Begin without an engine."""
+        """Start without an engine."""
         self.rules, self.running = rules, 0
         self.app: ASGIApp | None = None
         self._page = StaticFiles(directory=PAGE, html=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, with an error where it may not pass."""
+        """Answer one request; with an error if it is not allowed."""
         if scope["type"] != "http":
-            return  # there are no websockets here: unanswered, uvicorn refuses them
-        answer = Answer(send)
-        passing = asyncio.create_task(self._pass_on(scope, receive, answer))
+            return  # websockets: without an answer, uvicorn refuses them
+        response = Response(send)
+        task = asyncio.create_task(self._pass_on(scope, receive, response))
         try:
-            await asyncio.wait([passing], timeout=self.rules.timeout_s)
-            if not passing.done():
-                # To vLLM this is a client that hung up: cancelled, its handlers leave the request
-                # in the engine. What has begun is cut off, a reader that does not read as well.
-                answer.is_late.set()
-                await asyncio.wait([passing], timeout=GRACE_S)
-                if not answer.begun:
-                    await Problem(503, "this took too long; try again").send(answer.send_late)
+            await asyncio.wait([task], timeout=self.rules.timeout_s)
+            if not task.done():
+                # This tells vLLM that the client disconnected: cancelled handlers would leave the
+                # request in the engine. A started response is cut off, also for a stalled reader.
+                response.is_late.set()
+                await asyncio.wait([task], timeout=GRACE_S)
+                if not response.started:
+                    await Problem(503, "this took too long; try again").send(response.send_late)
             else:
-                passing.result()
+                task.result()
         except Problem as problem:
-            await problem.send(answer.send)
+            await problem.send(response.send)
         except ClientDisconnect:
             pass
         finally:
-            passing.cancel()
+            task.cancel()
 
-    async def _pass_on(self, scope: Scope, receive: Receive, answer: "Answer") -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, response: "Response") -> None:
         path, method = scope["path"], scope["method"]
         if method not in ALLOWED.get(path, ()):
-            raise Problem(404, f"{method} {path}: there is no such thing here")
-        if path in SHOWN:
-            await self._page(scope, receive, answer.send)
+            raise Problem(404, f"{method} {path}: there is no such route")
+        if path in PAGE_PATHS:
+            await self._page(scope, receive, response.send)
             return
         if path not in HEALTH:
             self._authorize(scope)
@@ -166,95 +166,95 @@ class Guard:
         if path in POSTED and self.running >= self.rules.in_flight:
             raise Problem(503, "too many requests at once; try again")
         if path not in POSTED:
-            await self.app(scope, receive, answer.send)
+            await self.app(scope, receive, response.send)
             return
         body = self._checked(path, await read_json(Headers(scope=scope), receive))
         raw = json.dumps(body, ensure_ascii=False).encode()
         self.running += 1
         try:
-            await self.app(scope, answer.again(raw, receive), answer.send)
+            await self.app(scope, response.replay_body(raw, receive), response.send)
         finally:
             self.running -= 1
 
-    async def idle(self, longest_s: float) -> None:
-        """Wait until what was passed on is answered, but no longer than so many seconds."""
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until all running requests are answered, at most `timeout_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(longest_s):
+            async with asyncio.timeout(timeout_s):
                 while self.running:
                     await asyncio.sleep(0.05)
 
     def _authorize(self, scope: Scope) -> None:
         if self.rules.key is None:
-            # A page elsewhere must not reach us under a name that it points here.
-            with suppress(ValueError):  # of a Host that is no name
+            # DNS rebinding: a foreign page must not reach us under a host name of its own.
+            with suppress(ValueError):  # the Host header is not valid
                 if not self.rules.local or URL(scope=scope).hostname in LOOPBACK:
                     return
-            raise Problem(400, "without a key, ask by the name localhost or 127.0.0.1")
+            raise Problem(400, "without a key, use the host name localhost or 127.0.0.1")
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        # As bytes: compare_digest refuses text that is not ASCII.
+        # As bytes: compare_digest refuses non-ASCII text.
         same = hmac.compare_digest(given.strip().encode(), self.rules.key.encode())
         if scheme.lower() != "bearer" or not same:
-            told = {"WWW-Authenticate": "Bearer"}
-            raise Problem(401, "no key or a wrong one; send 'Authorization: Bearer KEY'", **told)
+            message = "the key is missing or wrong; send 'Authorization: Bearer KEY'"
+            raise Problem(401, message, **{"WWW-Authenticate": "Bearer"})
 
     def _checked(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body as it is passed on.
+        """Return the body to pass on.
 
         Raises:
-            Problem: It asks for what nobody gets here.
+            Problem: It asks for something that is not allowed.
         """
         if path not in GENERATE:
             return body
-        if between := next((name for name in BETWEEN_SERVERS if body.get(name)), None):
-            raise Problem(400, f"{between}: is not taken here")
-        if self.rules.adapter:  # beside which vLLM answers as its base, to who names no model too
+        if field := next((name for name in TRANSFER_FIELDS if body.get(name)), None):
+            raise Problem(400, f"{field}: is not allowed")
+        if self.rules.adapter:  # vLLM uses the base model if a request names no model
             if body.get("model") == BASE:
                 raise Problem(404, f"model: there is no {BASE!r} here, only {NAME!r}")
             body = {**body, "model": body.get("model") or NAME}
-        greedy = body.get("temperature") == 0  # left out, it is 1
+        greedy = body.get("temperature") == 0  # the default is 1
         if not self.rules.seeds and body.get("seed") is not None and not greedy:
-            raise Problem(
-                400, "seed: vLLM on a CPU does not survive it; leave it out, or set temperature 0"
-            )
-        return {**body, **{part: self._shielded(body[part]) for part in TALK if part in body}}
+            raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
+        shielded = {name: self._shielded(body[name]) for name in PROMPT_FIELDS if name in body}
+        return {**body, **shielded}
 
-    def _shielded(self, part: Any) -> Any:
-        """Return a part of the talk in whose texts the model's tokenizer reads no control token."""
-        if isinstance(part, str):
-            return shield(self.rules.tokenizer, part)
-        if isinstance(part, list):
-            return [self._shielded(one) for one in part]
-        if isinstance(part, dict):
-            made = {self._shielded(name): self._shielded(one) for name, one in part.items()}
-            if isinstance(part.get("arguments"), str):  # JSON, which vLLM reads: `\u003c` is a `<`
+    def _shielded(self, value: Any) -> Any:
+        """Return a JSON value with the control tokens in its texts escaped."""
+        if isinstance(value, str):
+            return shield(self.rules.tokenizer, value)
+        if isinstance(value, list):
+            return [self._shielded(item) for item in value]
+        if isinstance(value, dict):
+            result = {self._shielded(key): self._shielded(item) for key, item in value.items()}
+            if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
                 with suppress(ValueError):
-                    read = self._shielded(from_json(part["arguments"]))
-                    made["arguments"] = json.dumps(read, ensure_ascii=False)
-            return made
-        return part
+                    arguments = self._shielded(from_json(value["arguments"]))
+                    result["arguments"] = json.dumps(arguments, ensure_ascii=False)
+            return result
+        return value
 
 
 async def read_json(headers: Headers, receive: Receive) -> dict[str, Any]:
-    """Return a request's body, read from JSON.
+    """Return the JSON object in a request's body.
 
     Raises:
-        Problem: It is too large, too slow, not declared as JSON, or no JSON object.
-        ClientDisconnect: The client hung up.
+        Problem: The body is too large, too slow, not declared as JSON, or no JSON object.
+        ClientDisconnect: The client disconnected.
     """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        # Without this a page elsewhere could ask, though not read: browsers ask us first for JSON.
+        # Otherwise a foreign page could send requests (not read replies): only for JSON do browsers
+        # ask for permission first.
         raise Problem(415, "send JSON, with 'Content-Type: application/json'")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await _body(receive)
-        found = from_json(body)
+        value = from_json(body)
     except TimeoutError:
         raise Problem(408, "the body came too slowly", Connection="close") from None
     except ValueError as error:
         raise Problem(400, f"the body is no JSON in UTF-8: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise Problem(400, "the body must be a JSON object")
-    return found
+    return value
 
 
 async def _body(receive: Receive) -> bytes:
@@ -273,52 +273,52 @@ async def _body(receive: Receive) -> bytes:
     return bytes(body)
 
 
-class Answer:
-    """What is sent to one client.
+class Response:
+    """The response to one client.
 
     Attributes:
-        begun: Whether something was.
-        is_late: Whether it took too long: what comes now is not sent.
+        started: Whether anything was sent.
+        is_late: Set after the timeout; later parts of the response are not sent.
     """
 
     def __init__(self, send: Send) -> None:
-        """Begin with nothing sent."""
-        self._send, self.begun, self.is_late = send, False, asyncio.Event()
+        """Start with nothing sent."""
+        self._send, self.started, self.is_late = send, False, asyncio.Event()
 
-    def again(self, body: bytes, receive: Receive) -> Receive:
-        """Return a `receive` that gives a body which was read already, and then what comes after.
+    def replay_body(self, body: bytes, receive: Receive) -> Receive:
+        """Return a `receive` that first returns a body that was already read, then later messages.
 
-        That is a hung up client, too, when the answer is late.
+        When the response is late, it reports that the client disconnected.
         """
-        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def after() -> Message:
-            if given:
-                return given.pop()
-            coming = asyncio.ensure_future(receive())
+        async def receive_next() -> Message:
+            if unread:
+                return unread.pop()
+            message = asyncio.ensure_future(receive())
             late = asyncio.ensure_future(self.is_late.wait())
             try:
-                await asyncio.wait((coming, late), return_when=asyncio.FIRST_COMPLETED)
-                return coming.result() if coming.done() else {"type": "http.disconnect"}
+                await asyncio.wait((message, late), return_when=asyncio.FIRST_COMPLETED)
+                return message.result() if message.done() else {"type": "http.disconnect"}
             finally:
-                coming.cancel()
+                message.cancel()
                 late.cancel()
 
-        return after
+        return receive_next
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, unless it is late."""
+        """Send a part of the response, unless it is late."""
         if not self.is_late.is_set():
             await self.send_late(message)
 
     async def send_late(self, message: Message) -> None:
-        """Send a part of an answer, with the headers that every answer has."""
+        """Send a part of the response, even if it is late, with the common headers."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.update(SECURITY)
             if message["status"] == 503:
                 headers.setdefault("Retry-After", "5")
-        self.begun = True
+        self.started = True
         await self._send(message)
 
 

@@ -1,4 +1,4 @@
-"""One case, asked by hand: the question to what answers, replies decoded and decided as offline."""
+"""Answer one case at a time: ask, decode and decide as in offline generation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -12,48 +12,46 @@ from panjue.prompts.task import Task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
 from panjue.serve.rows import row
-from panjue.serve.source import Grow, Question, Source, quiet, requests
+from panjue.serve.source import OnText, Question, Source, ignore_text, requests
 
 T = TypeVar("T")
 
 
 class Judge:
-    """Answers examples, any number at a time."""
+    """Answers examples, many at once."""
 
     def __init__(self, asker: Asker, decider: Decider | None, source: Source[Any]) -> None:
-        """Take what makes questions, what decides (None for tasks without), and what answers."""
+        """Take an asker, a decider (None if the task has none) and an engine or endpoint."""
         self.asker, self._decider, self._source = asker, decider, source
         self._numbers = count()
 
     @property
     def task(self) -> Task:
-        """Return the task that is served."""
+        """Return the task of the server."""
         return self.asker.task
 
     async def answer(
-        self, example: Example, question: Question, samples: int, grow: Grow = quiet
+        self, example: Example, question: Question, samples: int, on_text: OnText = ignore_text
     ) -> dict[str, Any]:
-        """Return the answer as the endpoint gives it; `grow` gets the greedy reply as it comes.
+        """Return the body of `POST /v1/judgments`; `on_text` receives the greedy reply in pieces.
 
         Raises:
-            UserError: There is none: what answers has failed.
+            UserError: The engine or the endpoint has failed.
         """
         passes: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
         passes += [{"logprobs": ALTERNATIVES, "n": samples, "temperature": 1.0}] if samples else []
         first, *further = requests(next(self._numbers), question, passes)
-        asked = (self._source.ask(first, grow), *map(self._source.ask, further))
-        outputs = await together(*asked)
-        made = row(
-            list(zip((first, *further), outputs, strict=True)),
-            self.asker.tokenizer,
-            with_alternatives=True,
+        outputs = await gather_or_cancel(
+            self._source.ask(first, on_text), *map(self._source.ask, further)
         )
-        if "refused" in made:
-            raise UserError(made["refused"])
-        usage = {name: made[name] for name in ("prompt_tokens", "completion_tokens")}
+        pairs = list(zip((first, *further), outputs, strict=True))
+        completion = row(pairs, self.asker.tokenizer, with_alternatives=True)
+        if "refused" in completion:
+            raise UserError(completion["refused"])
+        usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}
         return {
-            **await asyncio.to_thread(self._judged, example, made),
-            "finish": made["finish"][0],
+            **await asyncio.to_thread(self._decide, example, completion),
+            "finish": completion["finish"][0],
             "dropped_sentences": question.dropped,
             "loosened_schema": question.loosened,
             "usage": {**usage, "total_tokens": sum(usage.values())},
@@ -62,14 +60,14 @@ class Judge:
     async def stream(
         self, example: Example, question: Question, samples: int
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yield `delta` events as the greedy reply grows, and then the `result`.
+        """Yield a `delta` event for each piece of the greedy reply, then the `result`.
 
         Raises:
             UserError: As for `answer`.
         """
         pieces: asyncio.Queue[str] = asyncio.Queue()
         answering = asyncio.create_task(
-            self.answer(example, question, samples, grow=pieces.put_nowait)
+            self.answer(example, question, samples, on_text=pieces.put_nowait)
         )
         answering.add_done_callback(lambda _: pieces.put_nowait(""))
         try:
@@ -81,25 +79,24 @@ class Judge:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    def _judged(self, example: Example, made: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer, how sure it is, and what was mended in the first reply."""
-        decoded = self.task.ask.decode(first_reply(made), example, self.asker.labels)
-        answer, sure = decoded.answer, {}
-        is_one = len(made["texts"]) == 1
-        if self._decider and (
-            made["alternatives"] or not is_one
-        ):  # one reply of an endpoint says nothing
-            decision = self._decider.decide(example, made, echo=is_one)
+    def _decide(self, example: Example, completion: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer, its confidence, and the repairs of the first reply."""
+        decoded = self.task.ask.decode(first_reply(completion), example, self.asker.labels)
+        answer, confidence = decoded.answer, {}
+        is_single = len(completion["texts"]) == 1
+        # A single reply without alternatives (from an endpoint) gives no probabilities.
+        if self._decider and (completion["alternatives"] or not is_single):
+            decision = self._decider.decide(example, completion, echo=is_single)
             answer = decision.answer
-            sure = {"confidence": decision.confidence, "probabilities": decision.classes}
+            confidence = {"confidence": decision.confidence, "probabilities": decision.classes}
         submission = self.task.data.write(example, answer)
         del submission["id"]
-        return {**submission, "answer": answer, **sure, "repairs": list(decoded.repairs)}
+        return {**submission, "answer": answer, **confidence, "repairs": list(decoded.repairs)}
 
 
-async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """Return what all of `work` returns; when one fails, the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+async def gather_or_cancel(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
+    """Return the results of all coroutines; if one fails, cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

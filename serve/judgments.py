@@ -1,4 +1,4 @@
-"""What panjue answers beside OpenAI's routes: judgments, labels, and whether it is ready."""
+"""The routes that panjue adds to OpenAI's: judgments, labels and readiness."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -14,10 +14,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.engine import VLLMError, with_cancellation
 from panjue.serve.guard import Problem, sse
 from panjue.serve.judge import Judge
-from panjue.serve.names import MOST, find_defendants
+from panjue.serve.names import MAX_DEFENDANTS, find_defendants
 from panjue.serve.source import Question, Refusal
 
-MOST_SAMPLES = 32
+MAX_SAMPLES = 32
 STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -28,23 +28,23 @@ class Case(BaseModel):
 
     fact: str
     """The facts."""
-    defendants: list[str] | None = Field(None, max_length=MOST)
-    """Their names, in order; found in the facts by rule where they are not given."""
+    defendants: list[str] | None = Field(None, max_length=MAX_DEFENDANTS)
+    """Their names, in order; by default they are found in the facts by rules."""
     task: str | None = None
-    """The task that is meant, if the client wants to be sure."""
-    samples: int = Field(0, ge=0, le=MOST_SAMPLES)
-    """Replies drawn beside the greedy one; with them the answer is decided by expected score."""
+    """The expected task; another one than the server's is refused."""
+    samples: int = Field(0, ge=0, le=MAX_SAMPLES)
+    """Samples besides the greedy reply; with them the answer is decided by expected score."""
     stream: bool = False
-    """Answer with server-sent events: `start`, `delta`s, then `result` or `error`."""
+    """Reply with server-sent events: `start`, several `delta`, then `result` or `error`."""
 
 
 class Judgments:
-    """The routes."""
+    """The handlers of these routes."""
 
     def __init__(self, judge: Judge, task: str, law: Mapping[str, str], in_flight: int) -> None:
-        """Take what answers cases of a task, and the texts of articles to show beside them.
+        """Take the judge of a task, and the texts of articles to show with answers.
 
-        No case takes more than `in_flight` replies.
+        A case may take at most `in_flight` replies.
         """
         self._judge, self._task, self._law, self._in_flight = judge, task, law, in_flight
 
@@ -58,25 +58,25 @@ class Judgments:
         """Answer one case.
 
         Raises:
-            VLLMError: There are too many requests at once; vLLM's handlers answer that.
+            VLLMError: Too many requests run at once; vLLM's handlers turn this into a response.
         """
         try:
             return await self._answer(Case.model_validate(body))
         except ValidationError as error:
-            problem = Problem(400, complaint(error))
+            problem = Problem(400, validation_message(error))
         except Problem as error:
             problem = error
         return JSONResponse(problem.body, problem.status)
 
     async def _answer(self, case: Case) -> Response:
-        """Return the answer to one case, whole or as it grows.
+        """Return the answer to one case, at once or as a stream.
 
         Raises:
-            Problem: It cannot be asked, or the engine is ending.
+            Problem: The case cannot be asked, or the engine is shutting down.
         """
         if 1 + case.samples > self._in_flight:
-            raise Problem(400, f"samples: this server writes {self._in_flight} replies at once")
-        # In a thread, since a long case takes a while to fit.
+            raise Problem(400, f"samples: at most {self._in_flight - 1} on this server")
+        # In a thread: shortening a long case takes time.
         example, question = await asyncio.to_thread(self._question, case)
         if case.stream:
             events = self._events(example, question, case.samples)
@@ -99,9 +99,7 @@ class Judgments:
             raise Problem(400, f"task: this server answers {self._task!r} only")
         names = find_defendants(case.fact) if case.defendants is None else case.defendants
         if case.defendants is None and case.fact.strip() and not names:
-            raise Problem(
-                400, "no defendant is found behind 被告人 in 'fact'; list them in 'defendants'"
-            )
+            raise Problem(400, "'fact' names no defendant after 被告人; list them in 'defendants'")
         by_hand = self._judge.task.data.by_hand
         assert by_hand is not None, "checked at start"
         try:
@@ -112,17 +110,17 @@ class Judgments:
     async def _events(
         self, example: Example, question: Question, samples: int
     ) -> AsyncIterator[bytes]:
-        named = {"defendants": list(example.names)}
-        yield sse("start", named)
+        defendants = {"defendants": list(example.names)}
+        yield sse("start", defendants)
         try:
             async with aclosing(self._judge.stream(example, question, samples)) as events:
                 async for event, data in events:
-                    yield sse(event, {**named, **data} if event == "result" else data)
+                    yield sse(event, {**defendants, **data} if event == "result" else data)
         except (UserError, VLLMError) as error:
-            yield sse("error", Problem(503, f"the engine failed half way: {error}").body)
+            yield sse("error", Problem(503, f"the engine failed during the reply: {error}").body)
 
     async def labels(self) -> dict[str, Any]:
-        """Return the label sets that answers are made of, with their counts in training."""
+        """Return the label sets, with the count of each label in training."""
         labels = self._judge.asker.labels
         return {
             "task": self._task,
@@ -132,14 +130,14 @@ class Judgments:
         }
 
     async def ready(self) -> dict[str, str]:
-        """Say that requests can be answered: before that, the guard answers."""
+        """Report that the server is ready; until then the guard replies instead."""
         return {"status": "ready"}
 
 
-def complaint(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a body, in one line."""
+def validation_message(error: ValidationError) -> str:
+    """Return the first error of a request body, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return f"{place!r} is not taken here; what is: {', '.join(Case.model_fields)}"
+        return f"{place!r} is unknown; allowed are: {', '.join(Case.model_fields)}"
     return f"{place}: {first['msg']}"

@@ -1,4 +1,4 @@
-"""Starts the engine of a server and vLLM's app over it, and starts them again when it dies."""
+"""Start the server's engine and vLLM's app, and restart them when the engine dies."""
 
 import asyncio
 import contextlib
@@ -12,18 +12,18 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.app import arguments, vllms_app
+from panjue.serve.app import arguments, build_vllm_app
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import (
     AsyncEngineArgs,
     Engine,
     EngineDeadError,
-    Unbroken,
+    StrictLLM,
     UsageContext,
-    answered,
-    ready,
+    call_engine,
     start,
-    told,
+    startup_errors,
+    wait_until_ready,
 )
 from panjue.serve.guard import Guard
 from panjue.serve.service import Service
@@ -31,60 +31,61 @@ from panjue.serve.settings import NAME
 
 WATCH_S = 1.0
 IDLE_S = 5.0
-LAST_WORDS = 2**16
-"""Bytes of the log that may say why an engine ended that was up."""
+LOG_TAIL = 2**16
+"""Bytes at the end of the log that are searched for the reason why a running engine ended."""
 
 LONGEST_PAUSE_S = 60.0
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 class Lifecycle:
-    """Starts the engine and vLLM's app over it, and starts them again with growing pauses."""
+    """Starts the engine and vLLM's app, and restarts them with growing pauses."""
 
     def __init__(self, service: Service, guard: Guard) -> None:
-        """Take what is served, and what stands before it."""
+        """Take the parts of the server, and the guard that receives its requests."""
         self._service, self._guard = service, guard
 
-    async def run(self, on_ready: Say, say: Say) -> None:
+    async def run(self, on_ready: Print, report: Print) -> None:
         """Keep the engine running until cancelled.
 
         Args:
-            on_ready: Called each time that it can answer, with how long that took.
-            say: Called with each misfortune and what is done about it.
+            on_ready: Called each time the engine is ready, with the time it took.
+            report: Called with each failure and what is done about it.
 
         Raises:
-            UserError: It never came up.
+            UserError: The first start failed.
         """
         if self._service.config.endpoint:
-            async with self._over_endpoint(self._service.config.endpoint) as self._guard.app:
+            async with self._endpoint_app(self._service.config.endpoint) as self._guard.app:
                 on_ready("0 s")
                 await asyncio.Event().wait()
-        pause, came_up = 1.0, False
+        pause, was_ready = 1.0, False
         while True:
-            began, mark, is_up = time.monotonic(), size(self._service.log), False
+            began, offset, is_ready = time.monotonic(), log_size(self._service.log), False
             try:
-                async with self._over_engine() as (app, llm):
-                    self._guard.app, came_up, is_up = app, True, True
+                async with self._engine_app() as (app, llm):
+                    self._guard.app, was_ready, is_ready = app, True, True
                     on_ready(f"{time.monotonic() - began:.0f} s")
                     await self._until_dead(llm)
             except Exception as error:
-                if not (came_up or isinstance(error, UserError)):
+                if not (was_ready or isinstance(error, UserError)):
                     raise
-                mark = max(0, size(self._service.log) - LAST_WORDS) if is_up else mark
-                printed = complaint(self._service.log, mark)
-                more = f" (all of it: {self._service.log})" if printed else ""
-                why = printed or str(error).removeprefix("engine: ")
-                if not came_up:
-                    raise UserError(f"engine: {why}{more}") from None
+                if is_ready:
+                    offset = max(0, log_size(self._service.log) - LOG_TAIL)
+                line = error_line(self._service.log, offset)
+                more = f" (full log: {self._service.log})" if line else ""
+                reason = line or str(error).removeprefix("engine: ")
+                if not was_ready:
+                    raise UserError(f"engine: {reason}{more}") from None
             pause = 1.0 if time.monotonic() - began > 2 * LONGEST_PAUSE_S else pause
-            say(f"the engine ended: {why}; starting it again in {pause:.0f} s")
+            report(f"the engine ended: {reason}; restarting it in {pause:.0f} s")
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     @contextlib.asynccontextmanager
-    async def _over_endpoint(self, name: str) -> AsyncIterator[FastAPI]:
-        """Build an app of our routes alone, over a server that is none of ours."""
+    async def _endpoint_app(self, name: str) -> AsyncIterator[FastAPI]:
+        """Build an app with panjue's routes only; an endpoint answers them."""
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         app.get("/health")(lambda: None)
         async with contextlib.aclosing(Endpoint(name)) as endpoint:
@@ -92,14 +93,14 @@ class Lifecycle:
             yield app
 
     @contextlib.asynccontextmanager
-    async def _over_engine(self) -> AsyncIterator[tuple[FastAPI, Unbroken]]:
-        """Start an engine and build vLLM's app over it, with our routes; end both."""
-        with told():
+    async def _engine_app(self) -> AsyncIterator[tuple[FastAPI, StrictLLM]]:
+        """Start an engine and build vLLM's app with panjue's routes; shut both down at the end."""
+        with startup_errors():
             args = arguments(self._service.config, self._service.served, self._service.max_tokens)
-            llm = await started(args)
+            llm = await start_engine(args)
         try:
-            with told():
-                app = await vllms_app(llm, args)
+            with startup_errors():
+                app = await build_vllm_app(llm, args)
             models = app.state.openai_serving_models
             lora = models.lora_requests[NAME] if self._service.served.adapter else None
             self._service.routes(Engine(llm, lora)).attach(app)
@@ -108,27 +109,27 @@ class Lifecycle:
                     yield app, llm
                 finally:
                     self._guard.app = None
-                    llm.output_processor.propagate_error(EngineDeadError())  # of one that hangs
-                    await self._guard.idle(IDLE_S)  # who asked is told
+                    llm.output_processor.propagate_error(EngineDeadError())  # in case it hangs
+                    await self._guard.idle(IDLE_S)  # clients get their errors
         finally:
             await asyncio.to_thread(llm.shutdown)
 
-    async def _until_dead(self, llm: Unbroken) -> None:
-        """Watch a running engine.
+    async def _until_dead(self, llm: StrictLLM) -> None:
+        """Wait until a running engine dies.
 
         Raises:
-            UserError: It died, or hangs: it is silent for as long as a request may take.
+            UserError: It died, or did not answer within `timeout_s` of a request.
         """
         while True:
-            await answered(llm, llm.is_sleeping(), self._service.config.timeout_s)
+            await call_engine(llm, llm.is_sleeping(), self._service.config.timeout_s)
             await asyncio.sleep(WATCH_S)
 
 
-async def started(args: Namespace) -> Unbroken:
-    """Start an engine in a thread: clients who ask meanwhile are told to come back.
+async def start_engine(args: Namespace) -> StrictLLM:
+    """Start an engine in a thread, so that clients are answered meanwhile: they are told to retry.
 
     Raises:
-        UserError: It does not start with these settings.
+        UserError: The engine does not start with these settings.
     """
     engine_args = AsyncEngineArgs.from_cli_args(args)
     context = UsageContext.OPENAI_API_SERVER
@@ -136,13 +137,13 @@ async def started(args: Namespace) -> Unbroken:
     try:
         llm = await asyncio.shield(starting)
     except asyncio.CancelledError:
-        await _ended(starting)
+        await _stop_start(starting)
         raise
-    return await ready(llm)
+    return await wait_until_ready(llm)
 
 
-async def _ended(starting: asyncio.Future[Unbroken]) -> None:
-    """End an engine that is starting: its thread gives up when its processes are gone."""
+async def _stop_start(starting: asyncio.Future[StrictLLM]) -> None:
+    """Stop an engine that is starting; its thread ends when its processes are killed."""
     while not starting.done():
         for process in multiprocessing.active_children():
             process.kill()
@@ -151,18 +152,18 @@ async def _ended(starting: asyncio.Future[Unbroken]) -> None:
         starting.result().shutdown()
 
 
-def size(log: Path) -> int:
-    """Return how long a log is; 0 where somebody has moved it away."""
+def log_size(log: Path) -> int:
+    """Return the size of a log in bytes; 0 if there is no such file."""
     return log.stat().st_size if log.exists() else 0
 
 
-def complaint(log: Path, mark: int) -> str:
-    """Return the line of the engine's output behind `mark` that says best why it ended, if any."""
+def error_line(log: Path, offset: int) -> str:
+    """Return the first error line of the engine's log after `offset` bytes, if any."""
     output = ""
     with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
-        file.seek(mark)
+        file.seek(offset)
         output = file.read().decode("utf-8", errors="replace")
-    # The first error is the cause, later ones say that the engine did not start because of it.
-    line = re.search(r"^.*\b\w*[Ee]rror: \S.*$", output, re.MULTILINE)
-    cause = line[0] if line else ""
+    # The first error is the cause; later ones only say that the engine did not start.
+    match = re.search(r"^.*\b\w*[Ee]rror: \S.*$", output, re.MULTILINE)
+    cause = match[0] if match else ""
     return re.sub(r"^(\(\w+ pid=\d+\) )?([A-Z]+ [\d: -]+\[[^\]]*\] )?", "", cause).strip()

@@ -1,4 +1,4 @@
-"""Fold a LoRA adapter into its base: one plain model that any engine serves at full speed."""
+"""Merge a LoRA adapter into its base: one plain model that any engine serves at full speed."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,81 +23,79 @@ from panjue.prompts.plumbing.model import load_tokenizer, model_folder, model_sh
 
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
-CLOSE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest relative L2 distance of outputs that rounding to a type explains."""
+MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Type -> largest relative L2 difference of outputs that rounding to it explains."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
 Changed = dict[str, nn.Module]
-"""Name of a module of the base -> what peft has put in its place."""
+"""Name of a module of the base -> the peft module that replaces it."""
 
 
 def main(run: Path, base: str | None = None) -> None:
-    """Write RUN/merged from RUN/adapter and say so."""
+    """Write RUN/merged from RUN/adapter and print its path."""
     print(f"written: {merge(run / 'adapter', run / 'merged', base)}")
 
 
 def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     """Merge `adapter` into the base that its manifest names and write the model to `out`.
 
-    The sum is taken in float32 and stored in the base's own type. `out` appears only when complete
-    and carries the adapter's labels and manifest. A merge that is there already for the same
-    adapter is returned as it is. `base` is where the base is now, if it has moved.
+    The weights are added in float32 and stored in the base's own type. `out` appears only when it
+    is complete, with the adapter's labels and manifest. An existing merge of the same adapter is
+    reused. `base` is the folder or hub name of the base, if it has moved.
 
     Raises:
-        UserError: There is no adapter, the base is not the one it was trained on, or the adapter
-            is of a kind that cannot be folded into it.
+        UserError: There is no adapter, it was trained on another base, or it is of a kind that
+            cannot be merged.
     """
     if not (adapter / "manifest.json").exists():
-        raise UserError(f"{adapter}: no adapter of panjue is there; run `panjue sft` first")
-    with exclusive_lock(
-        out.parent, f".{out.name}.lock", wait=True
-    ):  # of two, the second finds it made
+        raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
+    # Of two processes, the second one waits and finds the merge.
+    with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
         return _merge(adapter, out, base)
 
 
 def _merge(adapter: Path, out: Path, base: str | None) -> Path:
-    made = read_json(adapter / "manifest.json")
-    stamp = {**made, "adapter_sha256": model_sha256(adapter)}
-    if (out / "manifest.json").exists() and read_json(out / "manifest.json") == stamp:
+    manifest = read_json(adapter / "manifest.json")
+    merged_manifest = {**manifest, "adapter_sha256": model_sha256(adapter)}
+    if (out / "manifest.json").exists() and read_json(out / "manifest.json") == merged_manifest:
         return out
-    place = check_base(adapter, made, base)
+    base_folder = check_base(adapter, manifest, base)
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        fold(place, adapter, temporary)
+        fold(base_folder, adapter, temporary)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # as large as the base
+        shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
         raise
-    load_tokenizer(place).save_pretrained(temporary)
+    load_tokenizer(base_folder).save_pretrained(temporary)
     shutil.copy(adapter / "labels.json", temporary / "labels.json")
-    write_json(temporary / "manifest.json", stamp)
+    write_json(temporary / "manifest.json", merged_manifest)
     replace_folder(temporary, out)
     return out
 
 
 def fold(base: Path, adapter: Path, out: Path) -> None:
-    """Write `base` with `adapter` in it into the folder `out`, without its tokenizer.
+    """Write `base` merged with `adapter` to the folder `out`, without the tokenizer.
 
-    Goes through the base's files and holds one at a time, however large the base is. What the
-    adapter leaves alone is copied as it is. Where that cannot be, the base is loaded whole.
+    The base's files are read one at a time, so that memory suffices for a base of any size; weights
+    that the adapter does not change are copied. If this is impossible, the whole base is loaded.
 
     Raises:
-        UserError: The adapter is of a kind that cannot be folded into this base, or it cannot be
-            written.
+        UserError: The adapter is of a kind that cannot be merged, or `out` cannot be written.
     """
-    model = hollow_with(base, adapter)
+    model = load_without_base_weights(base, adapter)
     changed = changed_modules(model.get_base_model())
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         files = {
-            path.name: opened.enter_context(safe_open(path, framework="pt"))
+            path.name: stack.enter_context(safe_open(path, framework="pt"))
             for path in weight_files(base)
         }
-        where = {key: file for file in files.values() for key in file.keys()}  # noqa: SIM118
+        file_of = {key: file for file in files.values() for key in file.keys()}  # noqa: SIM118
         try:
-            if goes_by_file(model, changed, set(where)):
-                fold_files(files, where, changed, adapter, out)
+            if can_fold_by_file(model, changed, set(file_of)):
+                fold_files(files, file_of, changed, adapter, out)
                 for path in base.glob("*.json"):
                     if path.name in CONFIGS:
                         shutil.copy(path, out)
@@ -108,9 +106,9 @@ def fold(base: Path, adapter: Path, out: Path) -> None:
 
 
 def weight_files(base: Path) -> list[Path]:
-    """Return the files that transformers reads a model's weights from.
+    """Return the files from which transformers loads a model's weights.
 
-    Hubs have others beside them: in other types, or under the names of other programs.
+    Hub folders may hold more weight files: in other types, or for other programs.
     """
     index = base / "model.safetensors.index.json"
     if not index.exists():
@@ -120,92 +118,91 @@ def weight_files(base: Path) -> list[Path]:
 
 def fold_files(
     files: Mapping[str, Any],
-    where: Mapping[str, Any],
+    file_of: Mapping[str, Any],
     changed: Changed,
     adapter: Path,
     out: Path,
 ) -> None:
-    """Write each of the base's files with the modules in it folded, one after another.
+    """Write the base's files one after another, with their changed modules merged.
 
     Args:
         files: Name -> open file of the base.
-        where: Name of a weight -> the file that it is in.
-        changed: What the adapter changes.
-        adapter: For messages.
+        file_of: Name of a weight -> its open file.
+        changed: The modules that the adapter changes.
+        adapter: Folder of the adapter, for messages.
         out: The folder to write to.
     """
     owners = {key: name for name in changed for key in keys_of(name, changed[name])}
-    done: dict[str, Tensor] = {}  # of a module in two files, those of the second one
+    done: dict[str, Tensor] = {}  # merged weights that belong to a later file
     for name, file in files.items():
         tensors = {}
         for key in file.keys():  # noqa: SIM118
             owner = owners.get(key)
             if owner is not None and key not in done:
                 module = changed[owner]
-                weights = {key: where[key].get_tensor(key) for key in keys_of(owner, module)}
+                weights = {key: file_of[key].get_tensor(key) for key in keys_of(owner, module)}
                 done |= folded(owner, module, weights, adapter)
             tensors[key] = file.get_tensor(key) if owner is None else done.pop(key)
         save_file(tensors, out / name, metadata={"format": "pt"})
 
 
-def hollow_with(base: Path, adapter: Path) -> PeftModel:
-    """Return the adapter's weights in a base that has none: each is one zero, seen everywhere.
+def load_without_base_weights(base: Path, adapter: Path) -> PeftModel:
+    """Load the adapter on a base whose weights are zeros that take no memory.
 
-    On the meta device, which is made for this, peft leaves the adapter's weights out too.
+    The meta device cannot be used for this: there peft does not load the adapter's weights either.
 
     Raises:
-        UserError: The base's weights are packed bits, to which nothing can be added.
+        UserError: The base is quantized, so nothing can be added to its weights.
     """
     config = AutoConfig.from_pretrained(base)
     if getattr(config, "quantization_config", None):
-        raise UserError(f"{base}: its weights are quantized, no adapter folds in; use adapter=lora")
+        raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
-    hollow = without_weights(skeleton)
-    # What is read takes the place of the zeros: nothing can be copied into them.
-    return PeftModel.from_pretrained(hollow, str(adapter), low_cpu_mem_usage=True).eval()
+    zeros = with_zero_weights(skeleton)
+    # low_cpu_mem_usage replaces the tensors: zeros that share memory cannot be copied into.
+    return PeftModel.from_pretrained(zeros, str(adapter), low_cpu_mem_usage=True).eval()
 
 
-def without_weights(module: Module) -> Module:
-    """Put zeros of the same shapes, which take no memory, in the place of all weights."""
+def with_zero_weights(module: Module) -> Module:
+    """Replace all weights by zeros of the same shapes that take no memory; return the module."""
     module._apply(lambda weight: torch.zeros(()).expand(weight.shape))  # type: ignore[no-untyped-call]
     return module
 
 
 def changed_modules(model: nn.Module) -> Changed:
-    """Return what an adapter has put in the place of modules, by name."""
-    found: Changed = {}
+    """Return the peft modules that replace modules of the base, by name."""
+    changed: Changed = {}
     for name, module in model.named_modules():
-        outer = any(name.startswith(f"{other}.") for other in found)
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not outer:
-            found[name] = module
-    return found
+        is_inner = any(name.startswith(f"{other}.") for other in changed)
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not is_inner:
+            changed[name] = module
+    return changed
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Return the module of the base that one of the adapter's stands for."""
+    """Return the module of the base that a peft module replaces."""
     layer: Any = module
-    inner: nn.Module = (
-        layer.get_base_layer() if isinstance(module, BaseTunerLayer) else layer.original_module
-    )
-    return inner
+    is_tuner = isinstance(module, BaseTunerLayer)
+    base_module: nn.Module = layer.get_base_layer() if is_tuner else layer.original_module
+    return base_module
 
 
 def keys_of(name: str, module: nn.Module) -> list[str]:
-    """Return the names of its weights in the base's files."""
+    """Return the names of a module's weights in the base's files."""
     return [f"{name}.{leaf}" for leaf in original(module).state_dict()]
 
 
-def goes_by_file(model: PeftModel, changed: Changed, keys: set[str]) -> bool:
-    """Say whether the base's files hold each weight that changes under the model's name for it.
+def can_fold_by_file(model: PeftModel, changed: Changed, keys: set[str]) -> bool:
+    """Say whether each changed weight is in the base's files under the name the model uses.
 
-    Of some mixtures of experts they hold it in parts, under other names. Where embedding and head
-    are one weight, both change with it.
+    For some mixtures of experts the files have parts of weights under other names. If embedding and
+    head share a weight, changing it would change both.
     """
     config = model.config.get_text_config()
-    inner = model.get_base_model()
-    ends = (inner.get_input_embeddings(), inner.get_output_embeddings())
-    tied = config.tie_word_embeddings and any(end in changed.values() for end in ends)
+    base = model.get_base_model()
+    embeddings = (base.get_input_embeddings(), base.get_output_embeddings())
+    tied = config.tie_word_embeddings and any(e in changed.values() for e in embeddings)
     plain = all(
         isinstance(module, ModulesToSaveWrapper)
         or (
@@ -214,111 +211,112 @@ def goes_by_file(model: PeftModel, changed: Changed, keys: set[str]) -> bool:
         )
         for module in changed.values()
     )
-    there = all(key in keys for name in changed for key in keys_of(name, changed[name]))
-    return plain and there and not tied and model.active_peft_config.bias == "none"
+    in_files = all(key in keys for name in changed for key in keys_of(name, changed[name]))
+    return plain and in_files and not tied and model.active_peft_config.bias == "none"
 
 
 def folded(
     name: str, module: nn.Module, weights: Mapping[str, Tensor], adapter: Path
 ) -> dict[str, Tensor]:
-    """Return the weights of a module of the base with the adapter in them, in their own types.
+    """Return the merged weights of a module, each in its own type.
 
     Raises:
-        UserError: Its outputs are then others than with the adapter beside it.
+        UserError: The merged module has other outputs than base and adapter.
     """
     leaves = {key: key.removeprefix(f"{name}.") for key in weights}
     if isinstance(module, ModulesToSaveWrapper):
         new = module.modules_to_save[module.active_adapters[0]].state_dict()
         return {key: new[leaf].to(weights[key].dtype) for key, leaf in leaves.items()}
-    assert isinstance(module, Linear | Embedding), "`goes_by_file` lets no other through"
-    inner = original(module)
-    # Copies: what is read lies in the mapped file, and peft adds in place.
-    given = {leaves[key]: weight.to(torch.float32, copy=True) for key, weight in weights.items()}
-    inner.load_state_dict(given, assign=True)
-    inputs = probe(inner)
+    assert isinstance(module, Linear | Embedding), "`can_fold_by_file` allows no other module"
+    layer = original(module)
+    # Copies: the weights are mapped from the file, and peft adds in place.
+    state = {leaves[key]: weight.to(torch.float32, copy=True) for key, weight in weights.items()}
+    layer.load_state_dict(state, assign=True)
+    inputs = random_inputs(layer)
     with torch.no_grad():
         before = module(inputs)
-        with refusing(adapter):
+        with merge_errors(adapter):
             module.merge()
         check_same(before, module(inputs), torch.float32, adapter)
-    merged = inner.state_dict()
-    without_weights(inner)
+    merged = layer.state_dict()
+    with_zero_weights(layer)
     return {key: merged[leaf].to(weights[key].dtype) for key, leaf in leaves.items()}
 
 
 @contextmanager
-def refusing(adapter: Path) -> Iterator[None]:
-    """Say in one line what peft says of an adapter that it cannot merge."""
+def merge_errors(adapter: Path) -> Iterator[None]:
+    """Turn what peft raises for an adapter that it cannot merge into a UserError."""
     try:
         yield
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise UserError(f"{adapter}: {str(error).splitlines()[0]} Use adapter=lora") from None
 
 
-def probe(module: nn.Module) -> Tensor:
-    """Return random inputs of a layer; of an embedding 256 of its rows."""
+def random_inputs(module: nn.Module) -> Tensor:
+    """Return random inputs of a layer: 4 vectors, or 256 token ids of an embedding."""
     random = torch.Generator().manual_seed(0)
     if isinstance(module, nn.Embedding):
         return torch.randint(module.num_embeddings, (256,), generator=random)
-    assert isinstance(module, nn.Linear), "`goes_by_file` lets no other through"
+    assert isinstance(module, nn.Linear), "`can_fold_by_file` allows no other module"
     return torch.randn(4, module.in_features, generator=random)
 
 
 def fold_whole(base: Path, adapter: Path, out: Path) -> None:
-    """Do what `fold` does with the whole base in memory, as peft and transformers do it.
+    """Merge with the whole base in memory, with the functions of peft and transformers.
 
     Raises:
-        UserError: The model that was written is another than base and adapter.
+        UserError: The written model has other outputs than base and adapter.
     """
-    how = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
-    whole = AutoModelForCausalLM.from_pretrained(base, **how)
-    model = PeftModel.from_pretrained(whole, str(adapter)).eval()
+    options = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    base_model = AutoModelForCausalLM.from_pretrained(base, **options)
+    model = PeftModel.from_pretrained(base_model, str(adapter)).eval()
     before = logits(model)
     dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
-    with refusing(adapter):
+    with merge_errors(adapter):
         merged = model.merge_and_unload()
     merged.to(dtype).save_pretrained(out)
-    del whole, model, merged
-    check_same(before, logits(AutoModelForCausalLM.from_pretrained(out, **how)), dtype, adapter)
+    del base_model, model, merged
+    check_same(before, logits(AutoModelForCausalLM.from_pretrained(out, **options)), dtype, adapter)
 
 
 def logits(model: PreTrainedModel | PeftModel) -> Tensor:
-    """Return a model's logits of its first tokens: [1, tokens, vocabulary]."""
+    """Return a model's logits for the first 32 token ids: [1, tokens, vocabulary]."""
     ids = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]
     with torch.no_grad():
-        found: Tensor = model.eval()(ids).logits
-    return found
+        result: Tensor = model.eval()(ids).logits
+    return result
 
 
 def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path) -> None:
-    """Refuse a merge that makes another model.
+    """Check that a merge has not changed the outputs.
 
     Raises:
-        UserError: Names how far it is from base and adapter.
+        UserError: They differ too much; says by how much.
     """
-    apart = float((before - after).norm() / before.norm().clamp(min=1e-12))
-    if not apart <= CLOSE.get(dtype, CLOSE[torch.bfloat16]):  # no number is not close either
+    difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
+    if not difference <= MAX_DIFFERENCE.get(
+        dtype, MAX_DIFFERENCE[torch.bfloat16]
+    ):  # NaN is refused too
         raise UserError(
-            f"{adapter}: merged with its base it is another model (its outputs differ by "
-            f"{apart:.1%}); serve it as it is: adapter=lora"
+            f"{adapter}: merging it changes the outputs (by {difference:.1%}); use adapter=lora"
         )
 
 
-def check_base(adapter: Path, made: dict[str, str], base: str | None = None) -> Path:
-    """Return the folder of the base that `adapter` was trained on, which may be `base` now.
+def check_base(adapter: Path, manifest: dict[str, str], base: str | None = None) -> Path:
+    """Return the folder of the base that `adapter` was trained on; `base` if it has moved.
 
     Raises:
-        UserError: That base is gone or has other weights now.
+        UserError: The base is missing or has other weights.
     """
-    name = base or made["base"]
+    name = base or manifest["base"]
     try:
         folder = model_folder(name)
     except UserError as error:
         moved = "" if base else f" (the base of {adapter}; if it has moved, say base=FOLDER)"
         raise UserError(f"{error}{moved}") from None
-    if model_sha256(folder) != made["base_sha256"]:
+    if model_sha256(folder) != manifest["base_sha256"]:
         raise UserError(
             f"{adapter}: was trained on another base than {name} is now; "
-            "say base=FOLDER where that is, or train again"
+            "set base=FOLDER to that base, or train again"
         )
     return folder

@@ -1,4 +1,4 @@
-"""`panjue serve`: vLLM's own server in this process, from start to drained stop."""
+"""`panjue serve`: run vLLM's server in this process until it is stopped."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ from panjue.serve.lifecycle import Lifecycle
 from panjue.serve.service import Service, make_service
 from panjue.serve.settings import (
     LOOPBACK,
-    OF_PLAIN_VLLM,
-    OF_VLLMS_SERVER,
-    SERVER_OURS,
+    REMOVED_VARIABLES,
+    SERVER_ARGUMENTS,
+    SERVER_MANAGED_SETTINGS,
     ServeConfig,
     serve_settings,
     server_key,
@@ -37,22 +37,22 @@ PROGRESS_S = 5.0
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
-    """Serve as the config at `path` says, until stopped."""
+    """Serve with the config at `path` until stopped."""
     serve(serve_settings(path, overrides))
 
 
 def serve(config: ServeConfig) -> None:
-    """Start everything and answer until SIGTERM or Ctrl-C; then finish what runs, and stop.
+    """Start the engine and the server; on SIGTERM or Ctrl-C finish running requests and stop.
 
     Raises:
         UserError: A file or setting is wrong, the port is in use, or the engine does not start.
     """
     console = Console(soft_wrap=True, highlight=False)
     key = server_key(config.host)
-    for name in OF_PLAIN_VLLM:
+    for name in REMOVED_VARIABLES:
         os.environ.pop(name, None)
-    check_managed("engine", config.engine, SERVER_OURS)
-    known = [*(f.name for f in fields(AsyncEngineArgs)), *OF_VLLMS_SERVER]
+    check_managed("engine", config.engine, SERVER_MANAGED_SETTINGS)
+    known = [*(f.name for f in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
     check_known("engine", config.engine, known)
     with bound(config.host, config.port) as listener:
         console.print("preparing the model")
@@ -64,10 +64,10 @@ def serve(config: ServeConfig) -> None:
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Take the address before anything slow begins; nobody can connect before it listens.
+    """Bind the address before the slow start; clients can connect only after `listen`.
 
     Raises:
-        UserError: It is taken, or is none of this machine.
+        UserError: The port is in use, or the address is not one of this machine.
     """
     try:
         family, kind, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -87,10 +87,10 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def output_to(log: Path) -> Iterator[Console]:
-    """Append what this process and its engine print to `log`; yield a console of the terminal.
+    """Redirect the output of this process and its engine to `log`; yield the terminal's console.
 
     Raises:
-        UserError: It cannot be written to.
+        UserError: The log cannot be written.
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -111,13 +111,13 @@ def output_to(log: Path) -> Iterator[Console]:
 
 
 def rules(config: ServeConfig, service: Service, key: str | None) -> Rules:
-    """Return what holds for every request."""
+    """Return the rules for all requests."""
     return Rules(
         service.asker.tokenizer,
         key,
         local=config.host in LOOPBACK,
         adapter=service.served.adapter is not None,
-        # A seed per request kills vLLM's engine on a CPU when a prefill is cut in pieces.
+        # A seed per request kills vLLM's engine on a CPU when a prefill is chunked.
         seeds=not on_cpu(),
         in_flight=config.in_flight,
         timeout_s=config.timeout_s,
@@ -125,27 +125,29 @@ def rules(config: ServeConfig, service: Service, key: str | None) -> Rules:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers: they kill the process when it has drained."""
+    """uvicorn's server without its signal handlers, which kill the process at the end."""
 
-    _asked = 0.0
+    _stopped_at = 0.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
     def stop(self) -> None:
-        """Take no more connections and finish what runs; asked again, leave it.
+        """Accept no more connections and finish running requests; a second call aborts them.
 
-        A signal that follows at once is the first once more.
+        A second call within `SIGNAL_DEBOUNCE_S` counts as the first one.
         """
-        self.force_exit = self.should_exit and time.monotonic() - self._asked > SIGNAL_DEBOUNCE_S
+        self.force_exit = (
+            self.should_exit and time.monotonic() - self._stopped_at > SIGNAL_DEBOUNCE_S
+        )
         if not self.should_exit:
-            self.should_exit, self._asked = True, time.monotonic()
+            self.should_exit, self._stopped_at = True, time.monotonic()
 
 
 def http_server(app: ASGIApp, drain_s: int) -> Server:
-    """Return a server that answers through `app`."""
+    """Return an HTTP server of `app`."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -158,42 +160,42 @@ def http_server(app: ASGIApp, drain_s: int) -> Server:
 
 
 async def run(service: Service, guard: Guard, listener: socket.socket, console: Console) -> None:
-    """Run engine and HTTP server side by side until one of them ends."""
+    """Run the engine and the HTTP server until one of them ends."""
     server = http_server(guard, service.config.drain_s)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    ready = f"ready: {url}/ after {{}} (Ctrl-C stops)"
-    lifecycle = Lifecycle(service, guard)
-    engine = asyncio.create_task(
-        lifecycle.run(lambda took: console.print(ready.format(took)), console.print)
-    )
-    showing = asyncio.create_task(progress(guard, console))
-    answering = asyncio.create_task(server.serve(sockets=[listener]))
+
+    def on_ready(duration: str) -> None:
+        console.print(f"ready: {url}/ after {duration} (Ctrl-C stops)")
+
+    engine = asyncio.create_task(Lifecycle(service, guard).run(on_ready, console.print))
+    reporting = asyncio.create_task(progress(guard, console))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
 
     def stop() -> None:
         if not server.should_exit:
-            console.print("stopping: what runs is finished; a second signal ends it at once")
+            console.print("stopping after the running requests; a second signal stops at once")
         server.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     try:
-        await asyncio.wait((engine, answering), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((engine, serving), return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         try:
-            await answering
-        except OSError as error:  # both of two that bind before they listen got the port
+            await serving
+        except OSError as error:  # two processes can bind a port, but only one can listen
             raise UserError(f"port {port}: {error.strerror}; set port=…") from None
         if engine.done():
             engine.result()
     finally:
-        for task in (engine, showing):
+        for task in (engine, reporting):
             task.cancel()
-        await asyncio.gather(engine, showing, return_exceptions=True)
+        await asyncio.gather(engine, reporting, return_exceptions=True)
 
 
 async def progress(guard: Guard, console: Console) -> None:
-    """Say every few seconds that the engine is still starting."""
+    """Print every few seconds that the engine is still starting."""
     began = time.monotonic()
     while guard.app is None:
         console.print(f"starting the engine, {time.monotonic() - began:.0f} s …")

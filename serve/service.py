@@ -1,4 +1,4 @@
-"""What `panjue serve` serves: the model, what asks it, what decides."""
+"""The parts of `panjue serve`: model, prompts, decision rule, law texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from panjue.serve.trained import Served, served_model
 
 @dataclass(frozen=True)
 class Service:
-    """What is served.
+    """The parts of a server.
 
     Attributes:
         config: The settings.
-        asker: Makes questions.
-        decider: Decides; None for tasks without.
-        law: Article -> its text, to show beside the label.
-        served: Folders of the model and of the adapter beside it.
+        asker: Turns examples into questions.
+        decider: Decides answers; None if the task has none.
+        law: Article -> its text, to show with the label.
+        served: Folders of the model and of its adapter.
     """
 
     config: ServeConfig
@@ -39,7 +39,7 @@ class Service:
 
     @property
     def max_tokens(self) -> int:
-        """Return how long prompt and reply may be together."""
+        """Return the limit on prompt plus reply."""
         return self.asker.max_tokens
 
     @property
@@ -48,26 +48,25 @@ class Service:
         return self.config.run / "engine.log"
 
     def routes(self, source: Source[Any]) -> Judgments:
-        """Return our routes over what answers."""
+        """Return panjue's routes, answered by an engine or endpoint."""
         judge = Judge(self.asker, self.decider, source)
         return Judgments(judge, self.config.task, self.law, self.config.in_flight)
 
 
 def make_service(config: ServeConfig) -> Service:
-    """Read what is served, and merge it if need be; the engine is not started yet."""
+    """Load all parts, and merge the adapter if needed; the engine is not started yet."""
     task, trained = load_task(config.task), trained_folder(config)
     if task.data.by_hand is None:
-        raise UserError(f"task: {config.task!r} cannot be asked by hand, it has no 'by_hand'")
+        raise UserError(f"task: {config.task!r} cannot be served: it does not define 'by_hand'")
     labels = load_labels(trained / "labels.json")
     max_tokens = config.max_tokens or read_json(trained / "manifest.json")["max_tokens"]
     texts = read_law(config.law) if config.law else {}
     adapter = "none" if config.endpoint else config.adapter
     served = served_model(trained, adapter, config.base)
-    fitted = None if adapter == "none" else trained
     return Service(
         config,
         Asker(task, labels, served.model, max_tokens),
-        fitted_decider(task, labels, fitted),
+        fitted_decider(task, labels, None if adapter == "none" else trained),
         {article: texts[article] for article in labels.names("articles") if article in texts},
         served,
     )

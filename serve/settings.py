@@ -14,13 +14,13 @@ from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import load_task
 
 NAME = "panjue"
-"""What clients call the model that answers."""
+"""Model name for clients."""
 
 BASE = "base"
-"""What vLLM calls the base beside an adapter; no client reaches it."""
+"""vLLM's name for the base model under an adapter; clients cannot use it."""
 
 KEY = "PANJUE_API_KEY"
-"""Environment variable with the key that clients must show."""
+"""Environment variable with the key that clients must send."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
@@ -33,7 +33,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
 }
-"""Of every process of vLLM, where the user has not set them."""
+"""Environment variables of all vLLM processes, unless the user has set them."""
 
 MANAGED_SETTINGS = {
     "model": "trained",
@@ -45,9 +45,9 @@ MANAGED_SETTINGS = {
     "structured_outputs_config": "constrained",
     "load_format": "nothing: only safetensors are loaded",
     "trust_remote_code": "nothing: a model's code is never run",
-    "hf_token": "the environment variable HF_TOKEN: what is set here is written down",
+    "hf_token": "the environment variable HF_TOKEN: settings are written to files",
 }
-"""Engine arguments that panjue makes itself -> the setting to use instead."""
+"""Engine arguments that panjue sets itself -> the setting to use instead."""
 
 RESOURCES = (
     "gpu_memory_utilization",
@@ -66,105 +66,102 @@ RESOURCES = (
     "data_parallel_size",
     "disable_log_stats",
 )
-"""Engine arguments of memory and speed. A run goes on under others: where memory ran out, that is
-what must change."""
+"""Engine arguments of memory and speed. A run may resume with other values, since after running out
+of memory they must change."""
 
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
-"""Each case has a schema of its own, and llguidance builds it in milliseconds; xgrammar takes some
-twenty times as long (tests/bench/schema.py); `auto` would mix them."""
+"""Each case has its own schema. llguidance compiles one in milliseconds, xgrammar takes some twenty
+times as long (tests/bench/schema.py); `auto` would use both."""
 
-
-SERVER_OURS = {
+SERVER_MANAGED_SETTINGS = {
     **MANAGED_SETTINGS,
     "host": "host",
     "port": "port",
     "uds": "nothing: set host and port",
     "api_key": f"the environment variable {KEY}",
-    "served_model_name": "nothing: it is called panjue",
-    "generation_config": "nothing: requests say how to sample",
+    "served_model_name": "nothing: the name is panjue",
+    "generation_config": "nothing: each request sets its sampling",
     "lora_modules": "adapter",
     "max_num_queued_reqs": "in_flight",
     "uvicorn_log_level": "nothing: see engine.log",
-    "disable_fastapi_docs": "nothing: they cannot be reached",
+    "disable_fastapi_docs": "nothing: the docs are never served",
 }
 """The same for the arguments of vLLM's server."""
 
-
-OF_VLLMS_SERVER = (
+SERVER_ARGUMENTS = (
     "chat_template",
     "default_chat_template_kwargs",
     "enable_auto_tool_choice",
     "tool_call_parser",
 )
-"""Arguments of vLLM's own server, beside its engine's, that matter here."""
+"""Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
 
-
-OF_PLAIN_VLLM = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
-"""Environment variables of vLLM's server that would undo what ours sees to: key and model name."""
+REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
+"""Variables of vLLM's server that are unset: they would change its checks of key and model name."""
 
 
 class EngineConfig(Config):
-    """Which training result is served, and how."""
+    """Which training result is used, and how."""
 
     task: str = "judgment"
     """Name of a folder in prompts/tasks/."""
     run: Path
-    """Folder that is written to."""
+    """Folder for all output."""
     trained: Path | None = None
-    """Adapter or model folder of a training run; by default the one in `run`."""
+    """Adapter or model folder of a training; by default the one in `run`."""
     base: str | None = None
-    """Where the base is now, folder or hub name, if it has moved since training; the same files."""
+    """Folder or hub name of the base model, if it has moved since training; with the same files."""
     adapter: Literal["merge", "lora", "none"] = "merge"
-    """Serve the adapter folded into a cached copy of its base, as it is, or the base alone."""
+    """`merge` the adapter into a cached copy of its base, load it as `lora`, or use `none`."""
     max_tokens: int | None = Field(None, ge=64)
-    """Prompt plus reply; by default what training had, so that cases are shortened alike. Of an
-    endpoint without `trained`, the reply alone; by default as long as the endpoint lets it be."""
+    """Limit on prompt plus reply; by default that of training, so that cases are shortened alike.
+    For an endpoint without `trained`: limit on the reply; by default the endpoint's."""
     seed: int = 0
-    """Of the engine."""
+    """Seed of the engine."""
     in_flight: int = Field(256, ge=1)
-    """Replies in the engine at once. More wait; the server asks their clients to come back."""
+    """Replies in the engine at once. Further ones wait; the server tells their clients to retry."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """Passed to vLLM's engine as they are."""
+    """Further arguments of vLLM's engine, passed on unchanged."""
     endpoint: str | None = None
-    """URL#MODEL of an OpenAI-compatible server that answers instead of an engine of our own."""
+    """URL#MODEL of an OpenAI-compatible server, used instead of our own engine."""
 
 
 class GenerateConfig(EngineConfig):
-    """Settings of one generation; completions and submission are written to `run`."""
+    """Settings of generation; completions and submission are written to `run`."""
 
     test: Path
-    """Cases to answer."""
+    """File with the cases to answer."""
     constrained: bool = True
-    """Decode under each case's schema. Without it replies are free text, repaired if need be."""
+    """Decode under each case's JSON schema. If false, replies are free text, repaired if needed."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """Passed to vLLM's SamplingParams as they are; greedy by default."""
+    """Arguments of vLLM's SamplingParams, passed on unchanged; greedy by default."""
     samples: int = Field(0, ge=0)
-    """Further replies per case, drawn at temperature 1; with them, answers are decided."""
+    """Further replies per case, sampled at temperature 1; the answer is then decided from all."""
     on_bad_row: OnBadRow = "stop"
-    """What a row of `test` does that is no case: stop the run, or be listed and left out."""
+    """What to do with an invalid row of `test`: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
-    """How an example of several calls is solved; what is not set is as it was in training."""
+    """Settings of examples with several calls; by default those of training."""
     held_out: bool = False
-    """Answer only the tenth of `test` that training on it held out: `panjue tune` fits on that."""
+    """Answer only the tenth of `test` that training held out; `panjue tune` needs these answers."""
 
 
 class ServeConfig(EngineConfig):
     """Settings of the server; the engine's output goes to `run`/engine.log."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond this machine only with a key in PANJUE_API_KEY."""
+    """Address to listen on. If other machines reach it, PANJUE_API_KEY must be set."""
     port: int = Field(8000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 picks a free one."""
     law: Path | None = None
-    """JSON file, article -> {"text": …}, whose texts are shown beside articles."""
+    """JSON file, article -> {"text": …}; the texts are shown with the articles."""
     timeout_s: float = Field(600, gt=0)
-    """The longest that one request may take."""
+    """Longest time for one request."""
     drain_s: int = Field(30, ge=0)
-    """How long running requests may go on after a stop was asked for."""
+    """Longest time for running requests to finish after a stop signal."""
 
 
 def trained_folder(config: EngineConfig) -> Path:
-    """Return the folder of the training result to serve.
+    """Return the folder of the training result.
 
     Raises:
         UserError: It has no labels or manifest, or was trained for another task.
@@ -182,41 +179,41 @@ def trained_folder(config: EngineConfig) -> Path:
 
 
 def check_trained(folder: Path, task: str) -> None:
-    """Refuse what was trained for another task, or with other labels than lie beside it now.
+    """Refuse a training result of another task, or one whose labels.json has changed.
 
     Raises:
         UserError: Names the folder and what does not match.
     """
-    made = read_json(folder / "manifest.json")
-    if "task" not in made or not (folder / "labels.json").exists():
-        raise UserError(f"{folder}: is no adapter or model folder; take RUN/adapter or RUN/model")
-    if made["task"] != task:
-        raise UserError(f"{folder}: was trained for the task {made['task']!r}, not {task!r}")
-    if sha256(folder / "labels.json") != made["labels_sha256"]:
+    manifest = read_json(folder / "manifest.json")
+    if "task" not in manifest or not (folder / "labels.json").exists():
+        raise UserError(f"{folder}: is no adapter or model folder; use RUN/adapter or RUN/model")
+    if manifest["task"] != task:
+        raise UserError(f"{folder}: was trained for task {manifest['task']!r}, not {task!r}")
+    if sha256(folder / "labels.json") != manifest["labels_sha256"]:
         raise UserError(
-            f"{folder}: labels.json is not the one it was trained with; restore it or train again"
+            f"{folder}: labels.json has changed since training; restore it or train again"
         )
 
 
 def server_key(host: str) -> str | None:
-    """Return the key that clients must show, if the environment has one.
+    """Return the key that clients must send, if one is set.
 
     Raises:
-        UserError: It cannot be sent in a header, or is missing though other machines reach `host`.
+        UserError: It cannot be sent in a header, or is missing and other machines reach `host`.
     """
     key = os.environ.get(KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
     if host not in LOOPBACK and not key:
-        raise UserError(f"host={host}: can be reached by others; set {KEY} to a secret")
+        raise UserError(f"host={host}: other machines can reach it; set {KEY} to a secret")
     return key
 
 
 def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConfig:
-    """Read the config at `path`, and refuse what is wrong with it before vLLM is imported.
+    """Read the config at `path` and check it before vLLM is imported.
 
     Raises:
-        UserError: A key or value is wrong, or the task, test file or training result is not there.
+        UserError: A key or value is wrong, or the task, test file or training result is missing.
     """
     config = load_config(GenerateConfig, path, overrides)
     load_task(config.task)
@@ -228,11 +225,11 @@ def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConf
 
 
 def serve_settings(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
-    """Read the config at `path`, and refuse what is wrong with it before vLLM is imported.
+    """Read the config at `path` and check it before vLLM is imported.
 
     Raises:
-        UserError: A key or value is wrong, the task or training result is not there, or other
-            machines reach the address and there is no key.
+        UserError: A key or value is wrong, the task or training result is missing, or other
+            machines reach the address and no key is set.
     """
     config = load_config(ServeConfig, path, overrides)
     load_task(config.task)

@@ -1,4 +1,4 @@
-"""One way to ask: requests, what answers them, and one loop over any number of them."""
+"""Requests, the protocol of what answers them, and the loop that runs many of them at once."""
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -9,36 +9,36 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Messages, Schema
 
 POLL_S = 0.5
-"""How often, at the least, `complete` looks whether it is to end."""
+"""Longest time between two calls of the `check` of `complete`."""
 
 Sampling = Mapping[str, Any]
-"""How a reply is sampled, in the words of vLLM's SamplingParams and of OpenAI: `temperature`, 0
-where it is left out, `n`, `max_tokens`, …"""
+"""Sampling settings with the names of vLLM's SamplingParams and of OpenAI: `temperature` (0 by
+default), `n`, `max_tokens`, …"""
 
-Grow = Callable[[str], None]
-"""Is given each piece of a reply as it comes."""
+OnText = Callable[[str], None]
+"""Callback that receives each new piece of a reply."""
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
 
-def quiet(_: str) -> None:
-    """Do nothing with a piece of a reply."""
+def ignore_text(_: str) -> None:
+    """Ignore a piece of a reply."""
 
 
 class Refusal(Exception):
-    """One example cannot be asked; its message says why."""
+    """One example cannot be asked; the message says why."""
 
 
 class Question(NamedTuple):
-    """What is asked.
+    """The prompt of one call, and the form of its reply.
 
     Attributes:
         prompt: Token ids up to where the reply begins.
-        schema: Of the reply; None where it is free.
+        schema: JSON Schema of the reply; None for free text.
         room: Tokens left for the reply.
-        dropped: Sentences that `fit` left out of the prompt.
-        loosened: Whether the schema is a smaller one than the task's.
-        messages: The prompt as an endpoint that has its own tokenizer takes it.
+        dropped: Number of sentences that `fit` left out of the prompt.
+        loosened: Whether the schema is looser than the task's.
+        messages: The prompt as chat messages, for an endpoint with its own tokenizer.
     """
 
     prompt: list[int]
@@ -46,7 +46,7 @@ class Question(NamedTuple):
     room: int
     dropped: int
     loosened: bool = False
-    messages: Messages = []  # noqa: RUF012  # never changed
+    messages: Messages = []  # noqa: RUF012  # never mutated
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Request:
 
     Attributes:
         id: The example's id.
-        question: What is asked.
+        question: The prompt and the schema.
         sampling: How the reply is sampled.
-        sampling_pass: 0, 1, … of the requests that together make one example's row.
+        sampling_pass: Number of this request, from 0, among those that make up one row.
     """
 
     id: int | str
@@ -67,56 +67,56 @@ class Request:
 
     @property
     def is_greedy(self) -> bool:
-        """Say whether the reply is the likeliest one."""
+        """Say whether decoding is greedy."""
         return not self.sampling.get("temperature")
 
 
 def requests(key: int | str, question: Question, passes: Sequence[Sampling]) -> list[Request]:
-    """Return the requests that put one question, one for each of `passes`: greedy by default."""
+    """Return the requests for one question, one for each of `passes`; greedy by default."""
     return [Request(key, question, sampling, number) for number, sampling in enumerate(passes)]
 
 
 class Source(Protocol[Outcome_co]):
-    """What answers requests."""
+    """What answers requests: an engine or an endpoint."""
 
     @property
     def runner(self) -> asyncio.Runner | None:
-        """Return the runner of its event loop; None where that runs already."""
+        """Return the runner of its event loop; None if that loop is running already."""
         ...
 
-    async def ask(self, request: Request, grow: Grow = quiet) -> Outcome_co:
-        """Return what it answers; cancelled, it lets go of the request.
+    async def ask(self, request: Request, on_text: OnText = ignore_text) -> Outcome_co:
+        """Return the outcome of a request; when cancelled, it aborts the request.
 
         Args:
-            request: What is asked.
-            grow: Is given the pieces of the first reply as they come.
+            request: The request.
+            on_text: Receives each new piece of the first reply.
 
         Raises:
-            UserError: It can answer no more.
+            UserError: It can no longer answer.
         """
         ...
 
 
 class Pending:
-    """Requests that are drawn as there is room for them.
+    """Requests that are not sent yet.
 
     Attributes:
-        exhausted: Whether no more will come.
+        exhausted: Whether no requests are left.
     """
 
     def __init__(self, requests: Iterable[Request | None]) -> None:
-        """Take the requests; None among them says that the next depends on an output to come."""
+        """Take the requests; None means that the next one needs a missing outcome."""
         self._requests, self.exhausted = iter(requests), False
 
-    def draw(self, most: int) -> Iterator[Request]:
-        """Yield the next requests, at most so many, as far as they depend on nothing to come."""
+    def draw(self, count: int) -> Iterator[Request]:
+        """Yield at most `count` requests, and stop at one that needs a missing outcome."""
         end = object()
-        while most > 0 and not self.exhausted:
+        while count > 0 and not self.exhausted:
             request = next(self._requests, end)
             self.exhausted = request is end
             if not isinstance(request, Request):
                 return
-            most -= 1
+            count -= 1
             yield request
 
 
@@ -128,15 +128,16 @@ def complete(
 ) -> Generator[tuple[Request, Outcome_co], None, None]:
     """Yield every request with its outcome, in the order they finish.
 
-    Requests are drawn one by one, at most `in_flight` run at once: memory stays flat and preparing
-    the next prompts overlaps with decoding. None among them says that the next depends on an
-    outcome that is still to come. `check` is called between outcomes, and twice a second.
+    Requests are drawn one by one and at most `in_flight` run at once: memory use stays constant,
+    and the next prompts are prepared during decoding. None among the requests means that the next
+    one needs an outcome that is still missing. `check` is called between outcomes and at least
+    twice a second; it may raise.
 
     Raises:
-        UserError: The source can answer no more; what runs is waited for and yielded first.
+        UserError: The source can no longer answer; running requests are awaited and yielded first.
     """
     runner = source.runner
-    assert runner, "a loop that runs already awaits `ask`"
+    assert runner, "in a running event loop, await `ask` instead"
     pending, failure = Pending(requests), None
     running: dict[asyncio.Task[Outcome_co], Request] = {}
     try:
@@ -146,8 +147,10 @@ def complete(
                 task = runner.get_loop().create_task(source.ask(request))
                 running[task] = request
             if not running:
-                return  # the next depends on an outcome that nobody has handed on
-            for task in runner.run(_some(running)):
+                return  # the next request needs an outcome that the caller did not use
+            first = asyncio.FIRST_COMPLETED
+            done, _ = runner.run(asyncio.wait(running, timeout=POLL_S, return_when=first))
+            for task in done:
                 request = running.pop(task)
                 error = task.exception()
                 if error is None:
@@ -159,18 +162,11 @@ def complete(
         if failure:
             raise failure
     finally:
-        if running:  # else whoever asks this source next waits for their outcomes too
-            runner.run(_cancelled(running))
+        if running:  # else the next `complete` on this source would wait for them too
+            runner.run(_cancel(running))
 
 
-async def _some(running: Iterable[asyncio.Task[Outcome_co]]) -> set[asyncio.Task[Outcome_co]]:
-    """Return those that are done by now, of which there may be none."""
-    first = asyncio.FIRST_COMPLETED
-    done, _ = await asyncio.wait(running, timeout=POLL_S, return_when=first)
-    return done
-
-
-async def _cancelled(running: Iterable[asyncio.Task[Any]]) -> None:
+async def _cancel(running: Iterable[asyncio.Task[Any]]) -> None:
     for task in running:
         task.cancel()
     await asyncio.wait(running)

@@ -1,4 +1,4 @@
-"""SIGTERM or Ctrl-C while generating: what is answered stays, and a word says how to go on."""
+"""SIGTERM or Ctrl-C during generation: keep the finished rows and say how to resume."""
 
 import signal
 import time
@@ -9,52 +9,51 @@ from typing import Self
 from panjue.prompts.plumbing.errors import Stopped
 
 LATE_S = 1.0
-"""How much later than its engine this process may get a signal that is sent to both: so long is
-waited for one when the block fails."""
+"""When the block fails, a signal is awaited for so long: the engine may get it before we do."""
 
 
 class StopSignals:
-    """While the block runs, SIGTERM and Ctrl-C end it with a word on how to go on.
+    """Within the block, SIGTERM and Ctrl-C end it with a message on how to resume.
 
     Attributes:
-        at_once: Whether a signal ends the block where it is; else `check` does. vLLM survives the
-            first while it starts, and not while it works.
+        at_once: Whether a signal raises immediately; otherwise `check` raises. Set it only while
+            vLLM starts: a running vLLM does not survive an exception at an arbitrary point.
     """
 
     def __init__(self, run: Path) -> None:
-        """Say of `run` that it can be gone on with."""
-        self._word = (
-            f"stopped; {run / 'completions.jsonl'} has what is answered, "
-            "the same command goes on from there"
+        """Take the run folder that the message names."""
+        self._message = (
+            f"stopped; {run / 'completions.jsonl'} has the finished rows, "
+            "run the same command again to resume"
         )
         self._received, self.at_once = 0, True
 
     def __enter__(self) -> Self:
-        """Take the signals."""
-        both = (signal.SIGTERM, signal.SIGINT)
-        self._before = {number: signal.signal(number, self._receive) for number in both}
+        """Install the signal handlers."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._old_handlers = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give the signals back; an engine that a Ctrl-C reached too has failed for that reason."""
+        """Restore the handlers; if a Ctrl-C also killed the engine, report the signal instead."""
         failed = kind is not None and issubclass(kind, Exception)
         try:
             if failed and not self._received:
                 time.sleep(LATE_S)
         finally:
-            for number, handler in self._before.items():
+            for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
         if failed:
             self.check()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        for one in self._before:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not break the engine's end
+        for handled in self._old_handlers:
+            signal.signal(handled, signal.SIG_IGN)  # a second signal must not disturb the shutdown
         self._received = number
         if self.at_once:
             self.check()
 
     def check(self) -> None:
-        """End the block if there was a signal."""
+        """Raise `Stopped` if there was a signal."""
         if self._received:
-            raise Stopped(self._word, self._received) from None
+            raise Stopped(self._message, self._received) from None

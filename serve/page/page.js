@@ -1,4 +1,4 @@
-// The page: a case in, cards out. Text of a case only ever becomes text nodes, never markup.
+// The page: sends a case and shows its judgments. Text of a case becomes text nodes, never markup.
 
 const TEXTS = {
   zh: {
@@ -18,14 +18,14 @@ const TEXTS = {
   en: {
     notice: "This is a statistical guess, not a judgment and not legal advice.",
     fact: "Facts of the case", factHint: "Paste the facts here; defendants are introduced by 被告人.",
-    defendants: "Defendants", defendantsHint: "Left empty, they are found in the facts; correct them and ask again.",
+    defendants: "Defendants", defendantsHint: "If empty, they are found in the facts; correct them and ask again.",
     add: "Add one", remove: "Remove", name: "Name",
-    samples: "How", fast: "Fast: one reply", careful: "Careful: decide from samples", key: "Key",
-    go: "Guess", stop: "Stop", result: "The guess", highlight: "Sentences that name each defendant", raw: "What the model wrote",
+    samples: "Mode", fast: "Fast: one reply", careful: "Careful: decide from samples", key: "Key",
+    go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
     charges: "Charges", articles: "Articles", penalty: "Penalty", article: (a) => `Art. ${a}`,
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
-    repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `Too long: ${d} sentences were left out.`,
+    repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     empty: "Please enter the facts first.", noKey: "A key is needed.", offline: "The server does not answer; is it still running?",
     other: "中文",
   },
@@ -33,29 +33,29 @@ const TEXTS = {
 
 const $ = (id) => document.getElementById(id);
 const hue = (i) => `hsl(${(210 + i * 137.5) % 360} 62% 48%)`;
-let words = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
-let running = null;
+let texts = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
+let running = null; // AbortController of the current request
 let law = null; // article -> text, fetched once
-let shown = null; // the last result, to show it again in the other language
-let touched = false; // whether the names are the user's own
+let lastResult = null; // displayed again when the language changes
+let namesEdited = false; // whether the user has changed the names
 
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 function translate() {
-  document.documentElement.lang = words === TEXTS.zh ? "zh" : "en";
-  for (const node of document.querySelectorAll("[data-text]")) node.textContent = words[node.dataset.text];
-  for (const node of document.querySelectorAll("[data-hint]")) node.placeholder = words[node.dataset.hint];
-  $("language").textContent = words.other;
+  document.documentElement.lang = texts === TEXTS.zh ? "zh" : "en";
+  for (const node of document.querySelectorAll("[data-text]")) node.textContent = texts[node.dataset.text];
+  for (const node of document.querySelectorAll("[data-hint]")) node.placeholder = texts[node.dataset.hint];
+  $("language").textContent = texts.other;
   setNames(names());
-  if (shown) show(shown);
+  if (lastResult) show(lastResult);
 }
 
 const names = () => [...$("names").querySelectorAll("input")].map((input) => input.value.trim()).filter(Boolean);
@@ -66,14 +66,14 @@ function setNames(list) {
 
 function chip(name, i) {
   const item = element("li", { class: "chip" });
-  const input = element("input", { value: name, "aria-label": words.name, maxlength: "40" });
+  const input = element("input", { value: name, "aria-label": texts.name, maxlength: "40" });
   const remove = () => {
-    touched = true;
+    namesEdited = true;
     item.remove();
     $("add").focus();
   };
   const close = element("button", { type: "button", onclick: remove }, "×");
-  const label = () => close.setAttribute("aria-label", `${words.remove} ${input.value}`);
+  const label = () => close.setAttribute("aria-label", `${texts.remove} ${input.value}`);
   input.addEventListener("input", label);
   label();
   item.append(input, close);
@@ -81,12 +81,12 @@ function chip(name, i) {
   return item;
 }
 
-function complain(text) {
+function showProblem(text) {
   $("problem").textContent = text;
   $("problem").hidden = !text;
 }
 
-// Server-sent events of a response, as [event, data].
+// Yields the server-sent events of a response as [event, data].
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -114,49 +114,49 @@ async function post(body, signal) {
   if (response.status === 401) {
     $("keyed").hidden = false;
     $("key").focus();
-    throw new Error(words.noKey);
+    throw new Error(texts.noKey);
   }
   throw new Error((await response.json()).error.message);
 }
 
 async function ask(event) {
   event.preventDefault();
-  if (running) return; // Ctrl+Enter does not heed the button
-  complain("");
+  if (running) return; // Ctrl+Enter also works while the button is disabled
+  showProblem("");
   const fact = $("fact").value;
   if (!fact.trim()) {
-    complain(words.empty);
+    showProblem(texts.empty);
     $("fact").focus();
     return;
   }
-  const began = performance.now();
+  const start = performance.now();
   running = new AbortController();
   $("go").disabled = true;
   $("stop").hidden = false;
   try {
-    const given = names();
-    const body = { fact, samples: Number($("samples").value), stream: true, ...(given.length ? { defendants: given } : {}) };
+    const defendants = names();
+    const body = { fact, samples: Number($("samples").value), stream: true, ...(defendants.length ? { defendants } : {}) };
     const response = await post(body, running.signal);
     law ??= (await (await fetch("v1/labels", { headers: headers() })).json()).law ?? {};
-    shown = null;
+    lastResult = null;
     $("result").hidden = false;
     $("cards").replaceChildren();
     $("marked").replaceChildren();
     $("raw").textContent = "";
-    $("state").textContent = words.asking;
+    $("state").textContent = texts.asking;
     for await (const [kind, data] of events(response)) {
       if (kind === "start") {
         setNames(data.defendants);
-        touched = touched && given.length > 0;
+        namesEdited = namesEdited && defendants.length > 0;
       }
       if (kind === "delta") $("raw").textContent += data.text;
       if (kind === "error") throw new Error(data.error.message);
-      if (kind === "result") show({ ...data, fact, seconds: (performance.now() - began) / 1000 });
+      if (kind === "result") show({ ...data, fact, seconds: (performance.now() - start) / 1000 });
     }
   } catch (error) {
-    if (error.name === "AbortError") $("state").textContent = words.stopped;
-    else complain(error instanceof TypeError ? words.offline : error.message);
-    if (!shown) $("state").textContent = error.name === "AbortError" ? words.stopped : "";
+    if (error.name === "AbortError") $("state").textContent = texts.stopped;
+    else showProblem(error instanceof TypeError ? texts.offline : error.message);
+    if (!lastResult) $("state").textContent = error.name === "AbortError" ? texts.stopped : "";
   } finally {
     running = null;
     $("go").disabled = false;
@@ -165,42 +165,42 @@ async function ask(event) {
 }
 
 function show(result) {
-  shown = result;
-  const notes = [words.done(result.defendants.length, result.seconds.toFixed(1), result.usage.completion_tokens)];
-  if (result.repairs.length) notes.push(words.repaired(result.repairs.length));
-  if (result.dropped_sentences) notes.push(words.dropped(result.dropped_sentences));
+  lastResult = result;
+  const notes = [texts.done(result.defendants.length, result.seconds.toFixed(1), result.usage.completion_tokens)];
+  if (result.repairs.length) notes.push(texts.repaired(result.repairs.length));
+  if (result.dropped_sentences) notes.push(texts.dropped(result.dropped_sentences));
   $("state").textContent = notes.join(" ");
   $("cards").replaceChildren(...result.answer.judgments.map((judgment, i) => card(judgment, i, result)));
   mark(result);
 }
 
 function card(judgment, i, result) {
-  const sure = result.confidence?.[i] ?? {};
-  const made = element(
+  const confidence = result.confidence?.[i] ?? {};
+  const node = element(
     "article",
     { tabindex: "0", onmouseenter: () => pick(i), onfocus: () => pick(i), onmouseleave: () => pick(-1), onblur: () => pick(-1) },
     element("h3", {}, judgment.name),
     element(
       "dl", {},
-      ...field("charges", sure, judgment.charges.map((charge) => element("p", {}, charge))),
-      ...field("articles", sure, judgment.articles.map(article)),
-      ...field("penalty", sure, [element("p", {}, judgment.penalty), bars(result.probabilities?.[i]?.penalty ?? {})]),
+      ...field("charges", confidence, judgment.charges.map((charge) => element("p", {}, charge))),
+      ...field("articles", confidence, judgment.articles.map(article)),
+      ...field("penalty", confidence, [element("p", {}, judgment.penalty), bars(result.probabilities?.[i]?.penalty ?? {})]),
     ),
   );
-  made.style.setProperty("--hue", hue(i));
-  return made;
+  node.style.setProperty("--hue", hue(i));
+  return node;
 }
 
 const percent = (share) => `${Math.round(share * 100)}%`;
 
-function field(name, sure, values) {
-  const told = name in sure ? [element("span", {}, percent(sure[name]))] : [];
-  return [element("dt", {}, element("span", {}, words[name]), ...told), element("dd", {}, ...values)];
+function field(name, confidence, values) {
+  const share = name in confidence ? [element("span", {}, percent(confidence[name]))] : [];
+  return [element("dt", {}, element("span", {}, texts[name]), ...share), element("dd", {}, ...values)];
 }
 
 function article(number) {
   const text = law?.[number];
-  return element("p", {}, words.article(number), ...(text ? [element("small", {}, text.length > 60 ? `${text.slice(0, 60)}……` : text)] : []));
+  return element("p", {}, texts.article(number), ...(text ? [element("small", {}, text.length > 60 ? `${text.slice(0, 60)}……` : text)] : []));
 }
 
 function bars(shares) {
@@ -216,52 +216,52 @@ function bars(shares) {
 function mark(result) {
   const sentences = result.fact.match(/[^。！？；\n]*[。！？；\n]*/gu).filter(Boolean);
   $("marked").replaceChildren(...sentences.map((sentence) => {
-    const who = named(sentence, result.defendants);
-    if (!who.length) return document.createTextNode(sentence);
-    const made = element("mark", { "data-who": who.join(" ") }, sentence);
-    made.style.setProperty("--hue", hue(who[0]));
-    return made;
+    const indices = defendantsIn(sentence, result.defendants);
+    if (!indices.length) return document.createTextNode(sentence);
+    const node = element("mark", { "data-defendants": indices.join(" ") }, sentence);
+    node.style.setProperty("--hue", hue(indices[0]));
+    return node;
   }));
 }
 
-// The places of those who are named in a sentence; 张某甲 does not name 张某.
-function named(sentence, everybody) {
-  const found = [];
-  for (const name of [...everybody].sort((a, b) => b.length - a.length)) {
+// Indices of the defendants that a sentence names; 张某甲 does not name 张某.
+function defendantsIn(sentence, defendants) {
+  const indices = [];
+  for (const name of [...defendants].sort((a, b) => b.length - a.length)) {
     if (!sentence.includes(name)) continue;
-    found.push(everybody.indexOf(name));
+    indices.push(defendants.indexOf(name));
     sentence = sentence.replaceAll(name, "\n");
   }
-  return found.sort((a, b) => a - b);
+  return indices.sort((a, b) => a - b);
 }
 
 function pick(i) {
-  for (const made of $("marked").querySelectorAll("mark")) {
-    const hit = made.dataset.who.split(" ").includes(String(i));
-    made.classList.toggle("picked", hit);
-    if (hit) made.style.setProperty("--hue", hue(i));
+  for (const node of $("marked").querySelectorAll("mark")) {
+    const isNamed = node.dataset.defendants.split(" ").includes(String(i));
+    node.classList.toggle("picked", isNamed);
+    if (isNamed) node.style.setProperty("--hue", hue(i));
   }
 }
 
 $("ask").addEventListener("submit", ask);
 $("stop").addEventListener("click", () => running?.abort());
 $("add").addEventListener("click", () => {
-  touched = true;
-  const made = chip("", $("names").children.length);
-  $("names").append(made);
-  made.querySelector("input").focus();
+  namesEdited = true;
+  const node = chip("", $("names").children.length);
+  $("names").append(node);
+  node.querySelector("input").focus();
 });
 $("fact").addEventListener("input", () => {
-  const kept = touched ? names().filter((name) => $("fact").value.includes(name)) : [];
-  touched = kept.length > 0;
-  if (kept.length < names().length) setNames(kept); // the others belonged to another text
+  const kept = namesEdited ? names().filter((name) => $("fact").value.includes(name)) : [];
+  namesEdited = kept.length > 0;
+  if (kept.length < names().length) setNames(kept); // the other names belonged to another case
 });
-$("names").addEventListener("input", () => { touched = true; });
+$("names").addEventListener("input", () => { namesEdited = true; });
 $("fact").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
 });
 $("language").addEventListener("click", () => {
-  words = words === TEXTS.zh ? TEXTS.en : TEXTS.zh;
+  texts = texts === TEXTS.zh ? TEXTS.en : TEXTS.zh;
   translate();
 });
 translate();

@@ -32,7 +32,7 @@ def solve_all(llm: Engine, asker: Asker, examples: list[Example], reply: int) ->
     calls, in_flight, began = Calls(asker, iter(examples), turns), 0, time.perf_counter()
     for _ in rows(llm, calls, in_flight=256):
         in_flight += calls.in_flight
-    return time.perf_counter() - began, calls.made, in_flight, calls.tokens
+    return time.perf_counter() - began, calls.finished, in_flight, calls.tokens
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.serve.names import MOST, find_defendants
+from panjue.serve.names import MAX_DEFENDANTS, find_defendants
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_text_full_of_names_comes_to_an_end() -> None:
     assert len(find_defendants("，被告人张三" * 14_500)) == 1
     assert len(find_defendants("".join(f"被告人张{chr(0x4E00 + i)}。" for i in range(9000)))) <= 200
     many = "、".join(f"张某{chr(0x4E00 + i)}" for i in range(20_000))
-    assert len(find_defendants(f"被告人{many}。")) <= 2 * MOST
+    assert len(find_defendants(f"被告人{many}。")) <= 2 * MAX_DEFENDANTS
 
 
 def test_how_well_it_does_on_real_cases(shared: Path) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.openai import events
-from panjue.serve.chat import KEYS, Asked, client, pasted, read_fact, speaker
+from panjue.serve.chat import KEYS, ChatOptions, client, connect, read_fact, read_paste
 from panjue.serve.endpoint import Endpoint
 
 PANJUE = Path(sys.executable).with_name("panjue")
@@ -91,7 +91,7 @@ def test_a_long_paste_arrives_whole() -> None:
     reader = threading.Thread(target=lambda: _drain(parent), daemon=True)
     reader.start()
     writer.start()
-    assert pasted(child) == long
+    assert read_paste(child) == long
     writer.join()
     os.close(child)
     reader.join()
@@ -141,10 +141,10 @@ def stranger(server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def asked_once(
-    asked: Asked, console: Console | None = None, grow: Callable[[str], None] = print
+    asked: ChatOptions, console: Console | None = None, grow: Callable[[str], None] = print
 ) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
-        async with speaker(asked, console or Console()) as (ask, law):
+        async with connect(asked, console or Console()) as (ask, law):
             assert law == {}
             return await ask(FACT, grow)
 
@@ -153,8 +153,8 @@ def asked_once(
 
 def test_an_openai_compatible_server_that_is_not_ours(stranger: str, trained: Path) -> None:
     with pytest.raises(UserError, match="say --labels"):
-        asked_once(Asked(stranger))
-    asked = Asked(stranger, labels=trained / "adapter/labels.json")
+        asked_once(ChatOptions(stranger))
+    asked = ChatOptions(stranger, labels=trained / "adapter/labels.json")
     grown: list[str] = []
     told = asked_once(asked, grow=grown.append)
     assert json.loads("".join(grown))
@@ -180,7 +180,7 @@ def test_a_server_that_refuses_the_schema(
 
     monkeypatch.setattr(Endpoint, "_body", body)
     said = Console(record=True, file=io.StringIO(), width=1000)
-    told = asked_once(Asked(stranger, labels=trained / "adapter/labels.json"), said)
+    told = asked_once(ChatOptions(stranger, labels=trained / "adapter/labels.json"), said)
     assert [judgment["name"] for judgment in told["judgments"]] == ["张某甲", "李某乙"]
     assert seen == [True, False]
     assert "refused with a schema (400: " in said.export_text()
@@ -220,7 +220,7 @@ def test_what_goes_wrong_ends_in_one_line(
 )
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(UserError, match=r"^--url \S*: write it like \S+$"):
-        asyncio.run(shown_by(Asked(url)))
+        asyncio.run(shown_by(ChatOptions(url)))
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_the_first_key_that_is_set_is_shown(
 ) -> None:
     for name, key in zip(KEYS, keys, strict=True):
         monkeypatch.setenv(name, key)
-    assert asyncio.run(shown_by(Asked("http://127.0.0.1:9"))) == shown
+    assert asyncio.run(shown_by(ChatOptions("http://127.0.0.1:9"))) == shown
 
 
-async def shown_by(asked: Asked) -> str | None:
+async def shown_by(asked: ChatOptions) -> str | None:
     async with client(asked) as http:
         return str(http.headers["Authorization"]) if "Authorization" in http.headers else None

@@ -60,7 +60,7 @@ def test_a_hundred_turns_come_through_whole(way: str, llm: Engine, merged: Path)
     assert not any("refused" in row for row in made)
     assert (calls.solved, calls.in_flight) == (1, 0)
     # 17 windows, 100 sextuples, emotions of 30 and seven times 10; or no windows; or one call.
-    assert calls.made == len(made) == {"whole": 1, "retrieval": 108, "window": 125}[way]
+    assert calls.finished == len(made) == {"whole": 1, "retrieval": 108, "window": 125}[way]
     answer = answer_of(task, example, made)
     assert [one["id"] for one in answer["sentences"]] == list(range(1, 101))
     assert list(task.data.check(example, task.data.write(example, answer), None)) == []
@@ -156,7 +156,7 @@ def test_an_endpoint_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch)
     plain = PlainAsker(TASK, Labels(), 400, constrained=True)
     with (
         closing(Endpoint("http://127.0.0.1:9/v1#x")) as endpoint,
-        pytest.raises(UserError, match="what is answered is kept"),
+        pytest.raises(UserError, match="finished rows are kept"),
     ):
         list(rows(endpoint, Calls(plain, iter([dialogue(1)])), in_flight=1))
     with pytest.raises(UserError, match="is not URL#MODEL"):

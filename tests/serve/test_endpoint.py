@@ -163,7 +163,7 @@ def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
         return None
 
     server.behave = behave
-    with pytest.raises(UserError, match=r"404 Not Found \(gone\); what is answered is kept"):
+    with pytest.raises(UserError, match=r"404 Not Found \(gone\); finished rows are kept"):
         ask(server)
     kept = {row["question"] for row in server.made}  # type: ignore[attr-defined]
     assert kept == {"1/window 0", *(f"1/sextuple {n}" for n in (1, 3, 4, 5, 6))}
@@ -232,7 +232,7 @@ def test_a_reply_in_no_form_ends_the_run(
 ) -> None:
     monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0,))
     server.behave = lambda _: (200, {}, reply)
-    with pytest.raises(UserError, match="goes on from there"):
+    with pytest.raises(UserError, match="again to resume"):
         ask(server)
 
 
@@ -309,7 +309,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(
     assert "all 2 are answered already" in panjue(*words).stdout
     other = panjue(*words, "solve.bucket=false")
     assert other.returncode == 2
-    assert "was made otherwise (solve.bucket:" in other.stderr
+    assert "has other settings (solve.bucket:" in other.stderr
 
 
 def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
         _, told = running.communicate(timeout=LONGEST_S)
     release.set()
     assert running.returncode == 128 + signal.SIGTERM
-    assert told.decode().endswith("the same command goes on from there\n")
+    assert told.decode().endswith("run the same command again to resume\n")
 
 
 def test_a_task_with_labels_needs_a_training(

@@ -72,7 +72,7 @@ def test_a_run_goes_on_under_other_settings_of_memory_and_speed(
     assert "15 of 24 are answered already" in done.stdout
     assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
     done = panjue("generate", *words, "engine.dtype=bfloat16")
-    assert "was made otherwise (engine.dtype: float32 -> bfloat16)" in done.stderr
+    assert "has other settings (engine.dtype: float32 -> bfloat16)" in done.stderr
 
 
 def test_a_finished_run_starts_no_engine(
@@ -96,7 +96,7 @@ def test_other_versions_are_told_and_hinder_nothing(
     manifest["generate"]["versions"]["transformers"] = "5.0"
     write_json(copy / "manifest.json", manifest)
     main(answered / "generate.yaml", [f"run={copy}"])
-    assert "going on with other versions: transformers: 5.0 -> " in capsys.readouterr().out
+    assert "resuming with other versions: transformers: 5.0 -> " in capsys.readouterr().out
     now = read_json(copy / "manifest.json")["generate"]
     assert now["versions"] == manifest["generate"]["versions"], (
         "they are of the rows that are there"
@@ -110,7 +110,7 @@ def test_what_was_decoded_from_completions_goes_with_them(
     shutil.copytree(answered, copy)
     for name in ("scores.json", "report.html"):
         (copy / name).write_text("{}", "utf-8")
-    with pytest.raises(UserError, match=r"sampling\.temperature: null -> 0\.5.*goes too"):
+    with pytest.raises(UserError, match=r"sampling\.temperature: null -> 0\.5.*deleted too"):
         main(answered / "generate.yaml", words)
     (copy / "completions.jsonl").unlink()
     with pytest.raises(UserError, match="engine"):  # so it never answers

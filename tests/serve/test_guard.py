@@ -371,7 +371,7 @@ def test_a_seed_that_the_engine_does_not_survive_is_refused(
     told = inside(app, "POST", "/v1/chat/completions", json=body)
     assert told.status_code == status
     if status == 400:
-        assert "seed: vLLM on a CPU" in told.json()["error"]["message"]
+        assert "seed: it kills vLLM on a CPU" in told.json()["error"]["message"]
     survives = before(server, echo, seeds=True)
     assert inside(survives, "POST", "/v1/completions", json=body).status_code == 200
 

@@ -182,7 +182,7 @@ BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "another task": ({"task": "reading"}, "this server answers 'judgment' only"),
     "too many samples": ({"samples": 1000}, "samples"),
     "negative samples": ({"samples": -1}, "samples"),
-    "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is not taken here"),
+    "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is unknown"),
     "a thousand defendants": (
         {"defendants": [f"被告人{n}" for n in range(1000)]},
         "at most 200 items",

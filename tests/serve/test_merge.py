@@ -193,7 +193,7 @@ def test_a_merge_that_fails_leaves_nothing(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Linear, "merge", lambda self: self.merged_adapters.append("default"))
-    with pytest.raises(UserError, match="it is another model"):
+    with pytest.raises(UserError, match="changes the outputs"):
         merge(trained / "adapter", tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
@@ -209,10 +209,10 @@ def test_a_merge_that_makes_another_model_is_refused(
     whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, adapter = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
-    monkeypatch.setattr(merging, "goes_by_file", lambda *_: not whole)
+    monkeypatch.setattr(merging, "can_fold_by_file", lambda *_: not whole)
     monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
     monkeypatch.setattr(Linear, "merge", lambda self: self.merged_adapters.append("default"))
-    complaint = r"merged with its base it is another model \(its outputs differ by"
+    complaint = r"merging it changes the outputs \(by"
     with pytest.raises(UserError, match=complaint):
         fold(base, adapter, tmp_path / "out")
 
@@ -221,5 +221,7 @@ def test_no_adapter_is_folded_into_packed_bits(tmp_path: Path) -> None:
     base, adapter = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
     config = read_json(base / "config.json")
     write_json(base / "config.json", {**config, "quantization_config": {"quant_method": "fp8"}})
-    with pytest.raises(UserError, match="quantized, no adapter folds in; use adapter=lora"):
+    with pytest.raises(
+        UserError, match="quantized, no adapter can be merged into it; use adapter=lora"
+    ):
         fold(base, adapter, tmp_path / "out")

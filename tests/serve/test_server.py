@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.config import load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.app import arguments
-from panjue.serve.lifecycle import complaint
+from panjue.serve.lifecycle import error_line
 from panjue.serve.server import bound, serve
 from panjue.serve.settings import ServeConfig
 from panjue.serve.trained import Served
@@ -28,7 +28,7 @@ def test_the_first_error_is_the_cause(tmp_path: Path) -> None:
 
     def why(text: str, mark: int = 0) -> str:
         log.write_text(text, "utf-8")
-        return complaint(log, mark)
+        return error_line(log, mark)
 
     assert why("INFO fine\n\nit ended here\n") == ""
     told = "x\n(EngineCore pid=7) ValueError: first\nRuntimeError: second\n"

@@ -192,7 +192,7 @@ def test_signals(
             running, told = kill(config, number, 3)
             assert running.returncode == 128 + number, told
             # Not always the last line: Python tidies up after an engine that was interrupted.
-            assert "the same command goes on from there\n" in told, told
+            assert "run the same command again to resume\n" in told, told
             # A terminal's Ctrl-C reaches the engine too, which says so at length.
             assert number == signal.SIGINT or "Traceback" not in told, told
     assert finished(config) <= {"stop", "length"}
@@ -213,7 +213,7 @@ def test_engine_ends(
         with promise.attempt():
             running, told = kill(config, number, 3, engine=True)
             assert running.returncode == 2, told
-            assert "the same command goes on\n" in told, told
+            assert "run the same command again to resume\n" in told, told
             assert finished(config) <= {"stop", "length"}
     if full:
         with promise.attempt():
