@@ -18,7 +18,7 @@ Json = Any
 Record = tuple[int | str, Callable[[], dict[str, Json]]]
 """Where a row of a file stands, and what reads it or raises a UserError that says what it has."""
 
-OF_A_RUN = (
+RUN_FILES = (
     "manifest.json",
     "config.yaml",
     "labels.json",

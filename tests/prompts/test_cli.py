@@ -141,7 +141,7 @@ def test_nothing_that_is_read_is_written_over(
     gold, path = folder / "test.jsonl", folder / "submission.jsonl"
     before = path.read_bytes()
     assert typed(monkeypatch, "score", gold, path, "--json", path) == 2
-    told = f"{path}: is read here or belongs to a run; write somewhere else"
+    told = f"{path}: is an input or belongs to a run; choose another output"
     assert told in capsys.readouterr().err
     of_run = folder / "completions.jsonl"
     of_run.write_text("{}", "utf-8")

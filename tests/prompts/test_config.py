@@ -180,7 +180,7 @@ def test_settings_that_panjue_makes_itself_are_refused_with_the_one_to_use() -> 
     check_managed("trainer", {"max_steps": 8}, {"seed": "seed"})
     with pytest.raises(UserError) as caught:
         check_managed("trainer", {"max_steps": 8, "seed": 1}, {"seed": "seed"})
-    assert str(caught.value) == "trainer: 'seed' is panjue's to set; use seed"
+    assert str(caught.value) == "trainer: 'seed' is set by panjue; use seed"
 
 
 @pytest.mark.parametrize(

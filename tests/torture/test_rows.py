@@ -31,7 +31,7 @@ def row(**changes: Any) -> bytes:
 
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "an id that came before": (row(id=0), "id 0 stands already at 1"),
+    "an id that came before": (row(id=0), "id 0 is already used at 1"),
     "empty facts": (row(fact=" \n"), "'fact' must be a text that is not empty"),
     "no facts": (b'{"id": 1, "defendants": ["\xe7\x94\xb2"]}', "'fact' must be"),
     "no defendants": (row(defendants=[]), "'defendants' must list"),

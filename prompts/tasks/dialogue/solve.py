@@ -120,7 +120,7 @@ def _part(turns: tuple[Turn, ...], which: range) -> tuple[Turn, ...]:
 
 
 def _similar(settings: Settings) -> Any:
-    folder = settings.kept_in
+    folder = settings.cache_folder
     return similarity(settings.similarity, folder and folder / "vectors.sqlite")
 
 
