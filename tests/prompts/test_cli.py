@@ -119,7 +119,7 @@ def test_a_folder_where_a_file_is_wanted_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, "score", folder, folder / "submission.jsonl") == 2
-    assert f"{folder}: is a folder, a file is wanted here" in capsys.readouterr().err
+    assert f"{folder}: is a folder, expected a file" in capsys.readouterr().err
 
 
 def test_a_package_that_is_missing_is_named(

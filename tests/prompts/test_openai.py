@@ -127,7 +127,7 @@ def test_what_another_try_would_meet_again_is_told_at_once(
     [
         (None, "disconnected"),
         (502, "502 Bad Gateway"),
-        ({"error": "at a 200"}, "its reply has not OpenAI's form"),
+        ({"error": "at a 200"}, "its reply is not in OpenAI's format"),
     ],
 )
 def test_who_fails_again_and_again_is_named(
