@@ -49,7 +49,7 @@ def _load(module: str, name: str) -> Callable[..., Any]:
 
 @app.command()
 def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) -> None:
-    """Write synthetic cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
+    """Write invented cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
     from panjue.prompts.tasks.judgment.demo import write_demo
 
     write_demo(folder, {"train": train, "test": test, "base": base})
@@ -57,7 +57,7 @@ def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) 
 
 @app.command()
 def base(config: Path, overrides: Overrides = None) -> None:
-    """Train a tiny base model and its tokenizer from scratch, on synthetic cases."""
+    """Train a tiny base model and its tokenizer from scratch, on invented cases."""
     settings = _load("finetune.settings", "base_settings")(config, overrides or [])
     _load("finetune.base", "make_base")(settings)
 

@@ -255,7 +255,7 @@ def test_markup_in_a_span_is_that_of_the_text() -> None:
         ({"id": "1", "answer": None}, "must be a text"),
         ({"id": "1"}, "fields must be"),
         ({"id": "1", "answer": "", "type": "no"}, "fields must be"),
-        ({"id": 1, "answer": ""}, "the id is written 1"),
+        ({"id": 1, "answer": ""}, "the id is 1"),
     ],
 )
 def test_faults(row: dict[str, Any], complaint: str | None) -> None:
