@@ -174,7 +174,7 @@ def test_the_schema(reply: dict[str, str], valid: bool) -> None:
     assert Draft202012Validator(TASK.ask.schema(EXAMPLE, Labels())).is_valid(reply) == valid
 
 
-MENDED = "a span that is not in the text, mended"
+REPLACED = "a span that is not in the text, replaced"
 
 
 OTHER = "not the JSON that was asked for"
@@ -185,9 +185,9 @@ OTHER = "not the JSON that was asked for"
     [
         ('{"type":"span","answer":"夫妻感情破裂"}', "span", "夫妻感情破裂", []),
         ('{"type":"yes","answer":""}', "yes", "", []),
-        ('{"type":"span","answer":"夫妻感情己破裂"}', "span", "夫妻感情破裂", [MENDED]),
-        ('{"type":"span","answer":"夫妻情破裂"}', "span", "夫妻感情破裂", [MENDED]),
-        ('{"type":"span","answer":"每月支付了生活费800"}', "span", "每月支付生活费800", [MENDED]),
+        ('{"type":"span","answer":"夫妻感情己破裂"}', "span", "夫妻感情破裂", [REPLACED]),
+        ('{"type":"span","answer":"夫妻情破裂"}', "span", "夫妻感情破裂", [REPLACED]),
+        ('{"type":"span","answer":"每月支付了生活费800"}', "span", "每月支付生活费800", [REPLACED]),
         ('{"type":"span","answer":"张三丰在武当山"}', "unknown", "", ["dropped"]),
         ('{"type":"span","answer":""}', "unknown", "", [OTHER]),
         ('{"type":"yes","answer":"是的"}', "yes", "", [OTHER]),
