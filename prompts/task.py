@@ -202,7 +202,7 @@ class AfterThinking:
         decoded = self.read(rest, example, labels)
         if decoded.repairs:
             return decoded
-        return replace(decoded, repairs=("what was thought is left out",))
+        return replace(decoded, repairs=("think block dropped",))
 
 
 def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None) -> Task:
@@ -218,7 +218,7 @@ def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None)
     """
     if not isinstance(task.answer, Solve):
         if given:
-            raise UserError("solve: this task takes one call, there is nothing to set")
+            raise UserError("solve: this task takes one call and has no settings")
         return task
     kind = type(task.answer.settings)
     try:

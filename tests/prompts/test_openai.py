@@ -99,7 +99,7 @@ def test_what_a_server_broke_off_is_asked_again(reason: str, server: Server) -> 
 def test_a_judge_that_comes_to_no_end_is_named(server: Server) -> None:
     half = {"message": {"content": "这两个名称是"}, "finish_reason": "length"}
     server.fates = [{"choices": [half]}]
-    with pytest.raises(UserError, match="judge m: is cut off before it comes to an end"):
+    with pytest.raises(UserError, match="judge m: reply cut off at 1024 tokens"):
         judges(f"{server.url}#m")
 
 
