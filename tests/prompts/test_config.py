@@ -132,7 +132,7 @@ def test_a_broken_file_is_named_with_line_and_problem(
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("trainer.lr={a: '${'}", "no viable alternative"),
         ("trainer.lr=[1, '${nothing}']", "Interpolation key 'nothing' not found"),
-        ("trainer=[1]", "a list cannot stand for a section"),
+        ("trainer=[1]", "a list cannot replace a section"),
     ],
 )
 def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, problem: str) -> None:

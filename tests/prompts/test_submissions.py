@@ -66,7 +66,7 @@ BROKEN = [
     ("list", b'[{"id": 1}, 7]', ":row 2: expected a JSON object, found int"),
     ("list", '[{"id": "罪"}]'.encode("gbk"), ": not UTF-8; save the file as UTF-8"),
     ("list", b'[{"id": 1}, {"ret": 1}]', ":row 2: the row has no 'id'"),
-    ("list", b'[{"id": "\\ud800"}]', ":row 1: .* it is no character"),
+    ("list", b'[{"id": "\\ud800"}]', ":row 1: .* only half a character"),
     ("list", b'[{"id": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]", ": it is nested too deeply"),
     ("table", b"\xef\xbb\xbfid,ret\n", ": starts with a byte order mark; save"),
     ("table", b"qid,ret\n1,[]\n", ":1: the header is not id,ret"),
@@ -75,7 +75,7 @@ BROKEN = [
     ("table", b"id,ret\n1,[]\n2,peru\n", ":3: 'ret' is not JSON"),
     ("table", b'id,ret\n1,"[]', ":2: not CSV: unexpected end"),
     ("table", b"id,ret\n1,[]\n\xff,[]\n", ":3: not UTF-8; save the file as UTF-8"),
-    ("table", b'id,ret\n1,"[""\\ud800""]"\n', ":2: .* it is no character"),
+    ("table", b'id,ret\n1,"[""\\ud800""]"\n', ":2: .* only half a character"),
 ]
 
 

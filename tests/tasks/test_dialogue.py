@@ -483,7 +483,7 @@ def test_broken_emotions_are_told_and_no_row_is_lost(emo: Any) -> None:
 
 def test_a_folder_without_dialogues_is_named(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UserError, match="no folder with dialogues"):
+        with pytest.raises(UserError, match="has no dialogues"):
             list(Reader(TASK).read(place))
 
 
