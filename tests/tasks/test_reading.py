@@ -119,7 +119,7 @@ def test_bad_questions_are_named_and_may_be_skipped(tmp_path: Path) -> None:
     assert [(place, reason[:12]) for (_, place), reason in reader.skipped.rows.items()] == [
         ("data[0].paragraphs[0].qas[1]", "'question' m"),
         ("data[0].paragraphs[0].qas[2]", "id a1_1 is a"),
-        ("data[0].paragraphs[0].qas[3]", "a \\ud800-\\ud"),
+        ("data[0].paragraphs[0].qas[3]", "a lone \\ud80"),
         ("data[1]", "expected {pa"),
     ]
 
