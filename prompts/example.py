@@ -1,4 +1,4 @@
-"""One question, its answer, and the calls that lead there."""
+"""One question, its answer, and the calls that produce the answer."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ Answer = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """What somebody says in a dialogue.
+    """One sentence of a dialogue.
 
     Attributes:
-        number: Its place in the dialogue, from 1: sentences repeat themselves.
-        holder: Who says it.
-        sentence: What is said.
-        event: What it is about, where that is known.
+        number: Its position in the dialogue, from 1; sentences may repeat.
+        holder: The speaker.
+        sentence: The text.
+        event: The event that it is about; empty if not known.
     """
 
     number: int
@@ -28,20 +28,21 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """One question: what fills the template, and the answer we hope for.
+    """One question: the fields of the prompt template, and the gold answer.
 
     Attributes:
         id: Unique within its file; joins examples, completions and scores.
         text: The long part, which `fit` may shorten; `{text}` in the template.
-        names: Those the answer is about, in order; `fit` keeps the sentences that introduce them.
+        names: The persons that the answer is about, in order; `fit` keeps the first sentence that
+            names each.
         inputs: Further fields of the template.
         answer: The gold answer; None in a test file.
-        references: Where several answers may be right, sets of them as the hand-in writes them:
-            a score is the mean over the sets of how well the best of a set is met.
-        groups: Attributes to report apart, e.g. `{"defendants": "2"}`; never shown to the model.
-        anchor: What the text is read for: `fit` keeps the sentences that share most with it.
-        turns: Of a dialogue, those that the answer is about.
-        notes: What somebody should know of its row, though it is a good one.
+        references: Sets of gold answers in the format of the submission, if several are correct.
+            The score is the mean over the sets of the best match in each set.
+        groups: Attributes to report by, e.g. `{"defendants": "2"}`; never shown to the model.
+        anchor: The question about the text: `fit` keeps the sentences most similar to it.
+        turns: The sentences of a dialogue that the answer is about.
+        notes: Warnings about a row that is valid.
     """
 
     id: int | str
@@ -61,9 +62,9 @@ class Decoded:
     """A reply after repair.
 
     Attributes:
-        answer: Always complete: what could not be read is answered by the task's fallback.
-        repairs: What was mended, one short text each; empty when the reply was valid as it came.
-        readable: False when nothing at all could be read, so that the answer is a guess.
+        answer: Always complete: unreadable parts get the task's fallback.
+        repairs: One short text per repair; empty if the reply was valid.
+        readable: False if nothing could be read, so that the answer is a guess.
     """
 
     answer: Answer
@@ -72,40 +73,40 @@ class Decoded:
 
 
 Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
-"""The way to an answer that takes several calls.
+"""The steps of an answer that takes several calls.
 
-It yields the questions that can be put by now, each an example of the same task with an id of its
-own, receives their replies in that order, decoded, and returns the answer. Given the same replies
-it asks the same questions: that is how a run is gone on with, and decoded again without a model.
+It yields the questions that can be asked now, each an example of the same task with its own id,
+receives their decoded replies in that order, and returns the answer. The same replies always give
+the same questions: so a run can resume, and can be decoded again without a model.
 """
 
 
 def once(example: Example) -> Solving:
-    """Solve by one call: the example is the question."""
+    """Solve with one call: the example is the question."""
     [decoded] = yield [example]
     return decoded.answer
 
 
 def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
-    """Return the answer that is found where question 0, 1, … gets this reply."""
+    """Return the answer that results when `reply` answers question 0, 1 and so on."""
     number, replies = 0, None
     while True:
         try:
             questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
-        except StopIteration as found:
-            answer: Answer = found.value
+        except StopIteration as end:
+            answer: Answer = end.value
             return answer
         replies = [reply(number + i, question) for i, question in enumerate(questions)]
         number += len(replies)
 
 
 class First:
-    """The answer is the first reply. The other ways to an answer differ from this in what they say.
+    """The answer is the first reply. `Decide`, `Rank` and `Solve` are the alternatives.
 
     Attributes:
-        fields: Of an item of the answer, those that are decided from several replies.
-        settings: How `Solve` goes about it; None where one call is enough.
-        uses_samples: Whether further replies beside the first change the answer.
+        fields: The fields of an item of the answer that are decided from several replies.
+        settings: The settings of `Solve`; None if one call is enough.
+        uses_samples: Whether replies after the first one change the answer.
     """
 
     fields: tuple[str, ...] = ()
@@ -113,25 +114,24 @@ class First:
     uses_samples = False
 
     def solving(self, example: Example) -> Solving:
-        """Begin on the way to an example's answer."""
+        """Start the steps to an example's answer."""
         return once(example)
 
     def training_examples(self, example: Example) -> Iterator[Example]:
-        """Yield the questions of a perfect run, with their answers: what a model is trained on."""
+        """Yield the training examples: the questions of a perfect run, with their answers."""
         yield example
 
 
 @dataclass(frozen=True)
 class Decide(First):
-    """An answer is decided from what several samples and their probabilities say.
+    """The answer is decided from several samples and their probabilities.
 
     Attributes:
-        items: The key under which the answer lists its items.
-        sets: Fields of an item that are label sets, decided by expected F1. Where there are two,
-            `Labels.pairs` says which labels of theirs go together.
+        items: The key of the list of items in the answer.
+        sets: Fields of an item that are label sets, decided by expected F1. If there are two,
+            `Labels.pairs` gives the labels that occur together.
         classes: Fields of an item with one label, decided by probability.
-        order: Field -> its labels in their own order; where the submission has numbers, these
-            count through them.
+        order: Field -> its labels in order. A number in the submission is an index into this list.
     """
 
     items: str
@@ -141,17 +141,17 @@ class Decide(First):
     uses_samples = True
 
     def __post_init__(self) -> None:
-        """Name all fields that are decided."""
+        """Set `fields` to all fields that are decided."""
         object.__setattr__(self, "fields", (*self.sets, *self.classes))
 
 
 @dataclass(frozen=True)
 class Rank(First):
-    """An answer is a list, best first, and several samples are ranked by their votes.
+    """The answer is a list, best first, ranked by the votes of several samples.
 
     Attributes:
-        field: The key of the list in the answer, and of its labels, which fill it up.
-        length: How long it is.
+        field: The key of the list in the answer, and of the labels that fill it up.
+        length: The length of the list.
     """
 
     field: str
@@ -161,13 +161,13 @@ class Rank(First):
 
 @dataclass(frozen=True)
 class Solve(First):
-    """An answer takes several calls.
+    """The answer takes several calls.
 
     Attributes:
-        steps: Example, settings -> the way to its answer.
-        gold_oracle: Example with its gold answer -> what answers each question of `steps` as a
-            perfect model would: question -> question with its answer.
-        settings: The defaults.
+        steps: Example, settings -> the steps to its answer.
+        gold_oracle: Example with its gold answer -> a function that answers each question of
+            `steps` as a perfect model would: question -> question with its answer.
+        settings: The settings of `steps`.
     """
 
     steps: Callable[[Example, Any], Solving]
@@ -175,13 +175,13 @@ class Solve(First):
     settings: SolveSettings
 
     def solving(self, example: Example) -> Solving:
-        """Begin on the way to an example's answer."""
+        """Start the steps to an example's answer."""
         return self.steps(example, self.settings)
 
     def training_examples(self, example: Example) -> Iterator[Example]:
         """Yield the questions of a perfect run, with their answers.
 
-        They come out of the very `steps` that are used later, so that training sees what use sees.
+        The questions come from the same `steps` as in use, so that training and use match.
         """
         oracle, asked = self.gold_oracle(example), []
 
@@ -195,31 +195,31 @@ class Solve(First):
 
 
 def call_key(row: Mapping[str, Any]) -> str:
-    """Return the key of a row of `completions.jsonl`: its id, and which of its calls it is."""
+    """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any."""
     return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
 
 
 def first_reply(row: Mapping[str, Any]) -> str:
-    """Return the first reply of a row of `completions.jsonl`; empty where it could not be asked."""
+    """Return the first reply of a row of `completions.jsonl`; empty if it was refused."""
     return str(row["texts"][0]) if row.get("refused") is None else ""
 
 
 UNKNOWN = "-"
-"""The group of an example whose attribute nobody knows."""
+"""The group of an example whose attribute is not known."""
 
-NOBODY_KNOWS = (None, "", UNKNOWN, "n/a", "N/A")
-"""What files have for an attribute that is not known."""
+UNKNOWN_VALUES = (None, "", UNKNOWN, "n/a", "N/A")
+"""The values that data files use for an unknown attribute."""
 
 
-def groups_of(found: Any) -> dict[str, str]:
-    """Return attribute -> group, those left out that nobody knows.
+def groups_of(groups: Any) -> dict[str, str]:
+    """Return attribute -> group, without the unknown ones.
 
     Raises:
-        UserError: There is no such mapping, or a group is no text, number or truth value.
+        UserError: `groups` is no mapping, or a group is no text, number or truth value.
     """
-    if not isinstance(found, dict):
+    if not isinstance(groups, dict):
         raise UserError("groups must be an object: attribute to group")
-    for name, group in found.items():
+    for name, group in groups.items():
         if not isinstance(group, str | int | float | None):
             raise UserError(f"group {name!r} must be one text or number")
-    return {name: str(group) for name, group in found.items() if group not in NOBODY_KNOWS}
+    return {name: str(group) for name, group in groups.items() if group not in UNKNOWN_VALUES}

@@ -1,4 +1,4 @@
-"""The one rule for cases that are too long: whole sentences go, the least telling first."""
+"""Shorten cases that are too long: drop whole sentences, the least useful first."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,28 +16,28 @@ SENTENCE = re.compile(
     r"(?:[^。！？；!?;\n.]++|\.(?!\s+[“‘\"'(]?[A-ZÀ-Þ]))*+"
     r"(?:[。！？；!?;\n]+[”’」』）)]*|\.\s+|$)"
 )
-"""A full stop of the Latin script ends a sentence where white space and a capital follow."""
+"""A Latin full stop ends a sentence only before white space and a capital letter."""
 
 CLAUSE = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
-LONG = 200
-"""Characters above which a sentence is cut at its commas too, where the text is read for an
-`anchor`: some such texts have no full stops at all."""
+MAX_SENTENCE_LENGTH = 200
+"""In characters. With an `anchor`, longer sentences are cut at their commas: some such texts have
+no full stops at all."""
 
 GAP = "……"
-"""Stands in the text where sentences were left out, so that the model and a reader can see it."""
+"""Replaces dropped sentences in the text, so that the model and a reader can see the gap."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """An example that fits its budget, and what that took.
+    """An example shortened to its budget, with counts.
 
     Attributes:
-        example: The example, its text shortened if need be.
+        example: The example, with its text shortened if necessary.
         tokens: Tokens of its prompt.
-        full_tokens: Tokens of the prompt before anything was left out.
-        dropped: Sentences left out.
-        fits: False when even the sentences that introduce the names exceed the budget; `example`
-            is then as short as the rule allows, and the caller must refuse it by name.
+        full_tokens: Tokens of the prompt of the whole text.
+        dropped: Number of dropped sentences.
+        fits: False if even the sentences that introduce the names exceed the budget; `example`
+            is then as short as the rule allows, and the caller must refuse it by id.
     """
 
     example: Example
@@ -50,43 +50,43 @@ class Fitted:
 def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitted:
     """Shorten `example.text` until its prompt has at most `budget` tokens.
 
-    Sentences that name nobody go first, those that share least with `example.anchor` before the
-    others, from the middle outwards; then the longest of those that name somebody. The first
-    sentence that names each of `example.names` always stays. Where none names anybody (masked
-    names differ) the beginning stays, or with an anchor what shares most with it: no text is left
-    empty. Training and serving call this with the same budget, so that a model sees in use what it
-    saw in training. It reads neither the answer nor the labels.
+    Sentences without a name are dropped first: the least similar to `example.anchor` first, then
+    from the middle outwards. Sentences with a name follow, the longest first. The first sentence
+    that names each of `example.names` always stays. If no sentence has a name (masked names
+    differ), the first sentence stays, or with an anchor the most similar one: no text becomes
+    empty. Training and serving use the same budget, so that both see the same prompts. The answer
+    and the labels are not read.
 
     Args:
         example: Any example.
-        budget: Largest number of prompt tokens.
-        count: Tokens of the prompt of an example.
+        budget: Maximum number of prompt tokens.
+        count: Example -> tokens of its prompt.
     """
     full = count(example)
     if full <= budget:
         return Fitted(example, full, full, 0, fits=True)
-    sentences = split_sentences(example.text, LONG if example.anchor else None, example.names)
-    victims = leaving_order(sentences, example.names, example.anchor)
-    # Tokens fall with every sentence that leaves, so the fewest that must go are found by halving.
-    low, high = 1, len(victims)
+    max_length = MAX_SENTENCE_LENGTH if example.anchor else None
+    sentences = split_sentences(example.text, max_length, example.names)
+    order = leaving_order(sentences, example.names, example.anchor)
+    # Every dropped sentence lowers the token count, so binary search finds the fewest to drop.
+    low, high = 1, len(order)
     while low < high:
         middle = (low + high) // 2
-        if count(without(example, sentences, victims[:middle])) <= budget:
+        if count(without(example, sentences, order[:middle])) <= budget:
             high = middle
         else:
             low = middle + 1
-    gone = victims[:low]
-    shorter = without(example, sentences, gone) if gone else example
+    dropped = order[:low]
+    shorter = without(example, sentences, dropped) if dropped else example
     tokens = count(shorter)
-    return Fitted(shorter, tokens, full, len(gone), fits=tokens <= budget)
+    return Fitted(shorter, tokens, full, len(dropped), fits=tokens <= budget)
 
 
 class FittedPrompt(NamedTuple):
-    """The prompt of an example, shortened if need be.
+    """The prompt of an example, shortened if necessary.
 
     Attributes:
-        fitted: The example, and what fitting it took; the whole of it where `room` alone is more
-            than there is.
+        fitted: The shortened example; not shortened if `room` alone exceeds `max_tokens`.
         messages: The prompt as chat messages.
         ids: Its token ids.
         room: Tokens kept free for the reply.
@@ -103,8 +103,8 @@ def fit_prompt(
 ) -> FittedPrompt:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
-    The room is measured on the task's fallback, not on the gold answer: a case of 63 defendants
-    keeps more room than one of two, and training and serving come to the same.
+    The room depends on the task's fallback, not on the gold answer: a case of 63 defendants gets
+    more room than one of two, and training and serving get the same result.
     """
     room = reply_room(task, example, labels, tokenizer)
     prompts: list[tuple[Messages, list[int]]] = []
@@ -116,26 +116,28 @@ def fit_prompt(
 
     if room < max_tokens:
         fitted = fit(example, max_tokens - room, count)
-    else:  # no text is short enough, and this one is left as it is
+    else:  # no text is short enough: do not shorten it
         full = count(example)
         fitted = Fitted(example, full, full, 0, fits=False)
     [(messages, ids)] = prompts
-    assert len(ids) == fitted.tokens, "`fit` counts last what it returns"
+    assert len(ids) == fitted.tokens, "the last count of `fit` is of the example that it returns"
     return FittedPrompt(fitted, messages, ids, room)
 
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
-    """Return the tokens kept free for the reply to `example`, whatever its answer is."""
+    """Return the tokens kept free for the reply to `example`; they do not depend on its answer."""
     fallback = task.ask.decode("", example, labels).answer
     reserve = task.ask.reserve
     tokens = reserve(example) if callable(reserve) else reserve
     return tokens + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
-def split_sentences(text: str, longest: int | None = None, names: Sequence[str] = ()) -> list[str]:
-    """Cut `text` after its sentence ends, and sentences above `longest` at their commas.
+def split_sentences(
+    text: str, max_length: int | None = None, names: Sequence[str] = ()
+) -> list[str]:
+    """Cut `text` after its sentence ends, and sentences above `max_length` at their commas.
 
-    Never within one of `names`: John F. Kennedy is one. Joined again the parts give the text.
+    Names such as John F. Kennedy are never cut. The parts, joined again, give the text.
     """
     masked = text
     for name in sorted(names, key=len, reverse=True):
@@ -144,7 +146,7 @@ def split_sentences(text: str, longest: int | None = None, names: Sequence[str] 
         part
         for sentence in SENTENCE.findall(masked)
         for part in (
-            CLAUSE.findall(sentence) if longest and len(sentence) > longest else [sentence]
+            CLAUSE.findall(sentence) if max_length and len(sentence) > max_length else [sentence]
         )
     ]
     ends = list(accumulate(map(len, parts)))
@@ -152,33 +154,33 @@ def split_sentences(text: str, longest: int | None = None, names: Sequence[str] 
 
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = "") -> list[int]:
-    """Return the indices of the sentences that may go, the first to go first."""
-    naming = [names_in(sentence, names) for sentence in sentences]
+    """Return the indices of the sentences that may be dropped, in the order of dropping."""
+    found_names = [names_in(sentence, names) for sentence in sentences]
     introducing = {
-        next((i for i, named in enumerate(naming) if name in named), -1) for name in names
+        next((i for i, found in enumerate(found_names) if name in found), -1) for name in names
     } - {-1}
     middle = (len(sentences) - 1) / 2
     pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}
     shared = [sum(pair in sentence for pair in pairs) for sentence in sentences]
     nameless = sorted(
-        (i for i, named in enumerate(naming) if not named),
+        (i for i, found in enumerate(found_names) if not found),
         key=lambda i: (shared[i], abs(i - middle), i),
     )
-    others = sorted(
-        (i for i, named in enumerate(naming) if named and i not in introducing),
+    naming = sorted(
+        (i for i, found in enumerate(found_names) if found and i not in introducing),
         key=lambda i: (-len(sentences[i]), i),
     )
-    order = [*nameless, *others]
+    order = [*nameless, *naming]
     if introducing:
         return order
-    # The beginning stays, or what would go last; white space alone is neither.
+    # Keep the first sentence, or the last in the order; skip those of only white space.
     candidates = reversed(order) if anchor else range(len(sentences))
     kept = next((i for i in candidates if sentences[i].strip()), 0)
     return [i for i in order if i != kept]
 
 
 def names_in(sentence: str, names: Sequence[str]) -> set[str]:
-    """Return those of `names` that stand in `sentence`; 张某甲 does not name 张某."""
+    """Return those of `names` that occur in `sentence`; 张某甲 does not name 张某."""
     found = set()
     for name in sorted(names, key=len, reverse=True):
         if name in sentence:
@@ -187,11 +189,11 @@ def names_in(sentence: str, names: Sequence[str]) -> set[str]:
     return found
 
 
-def without(example: Example, sentences: Sequence[str], gone: Sequence[int]) -> Example:
-    """Return `example` with the sentences `gone` replaced by one `GAP` per stretch."""
-    absent = set(gone)
-    kept = [
+def without(example: Example, sentences: Sequence[str], dropped: Sequence[int]) -> Example:
+    """Return `example` without the sentences `dropped`; one `GAP` replaces neighboring ones."""
+    absent = set(dropped)
+    parts = [
         (GAP if i - 1 not in absent else "") if i in absent else sentence
         for i, sentence in enumerate(sentences)
     ]
-    return replace(example, text="".join(kept))
+    return replace(example, text="".join(parts))

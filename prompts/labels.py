@@ -1,4 +1,4 @@
-"""The label sets of a training file: collected once, frozen beside the adapter, used everywhere."""
+"""The label sets of a training file: collected once and saved with the adapter."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,10 +17,10 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Labels:
-    """What training saw, by field of an answer (for `judgment`: charges, articles, penalty).
+    """The labels of the training answers by field (for `judgment`: charges, articles, penalty).
 
     Attributes:
-        counts: Field -> label -> number of training answers that carry it, commonest first.
+        counts: Field -> label -> number of training answers with it, commonest first.
         most: Field -> largest number of labels in one answer.
         pairs: Label of the first field -> label of the second -> number of answers with both.
     """
@@ -57,19 +57,19 @@ def load_labels(path: Path) -> Labels:
     """Read a `labels.json`.
 
     Raises:
-        UserError: It is missing, broken, or of another shape.
+        UserError: The file is missing, broken, or no labels file.
     """
     try:
         return LABELS.validate_python(read_json(path))
     except ValidationError as error:
         [first, *_] = error.errors()
-        place = ".".join(map(str, first["loc"]))
-        told = f"{place}: {first['msg']}" if place else first["msg"]
-        raise UserError(f"{path}: not a labels file of panjue: {told}") from None
+        key = ".".join(map(str, first["loc"]))
+        problem = f"{key}: {first['msg']}" if key else first["msg"]
+        raise UserError(f"{path}: not a labels file of panjue: {problem}") from None
 
 
 def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
-    """Count the labels of `answers`, each a mapping from field to the labels it carries.
+    """Count the labels of `answers`, each a mapping from field to labels.
 
     The first two fields of an answer give the pairs table.
     """
@@ -81,9 +81,9 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
         for kind, labels in sets.items():
             counts.setdefault(kind, Counter()).update(labels)
             most[kind] = max(most[kind], len(labels))
-        of_both = list(sets.values())[:2]
-        for label in of_both[0] if len(of_both) == 2 else ():
-            pairs.setdefault(label, Counter()).update(of_both[1])
+        first_two = list(sets.values())[:2]
+        for label in first_two[0] if len(first_two) == 2 else ():
+            pairs.setdefault(label, Counter()).update(first_two[1])
     return Labels(
         {kind: _ranked(counter) for kind, counter in counts.items()},
         dict(most),

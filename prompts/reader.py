@@ -1,4 +1,4 @@
-"""How a file of examples is read: which rows count, with which groups, and what a bad row does."""
+"""Read a file of examples: choose the rows, add the groups, handle bad rows."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -12,31 +12,31 @@ from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_c
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]
-"""What becomes of a row that is no example."""
+"""What to do with a bad row."""
 
 
 class Skipped:
-    """The rows that were passed over, each once, however often its file was read.
+    """The skipped rows; each counts once, even if its file is read several times.
 
     Attributes:
-        rows: (file, place in it) -> what is wrong there.
+        rows: (file, place in the file) -> the reason.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self.rows: dict[tuple[Path, int | str], str] = {}
 
     def add(self, path: Path, place: int | str, reason: str) -> None:
-        """Pass a row over."""
+        """Add a row."""
         self.rows[path, place] = reason
 
     def __str__(self) -> str:
-        """Say how many there are, of one or more, and which is the first."""
+        """Return the count and the first row; there must be at least one."""
         [(path, place), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 
     def write(self, path: Path) -> None:
-        """List them in a JSONL file; where there are none, there is none."""
+        """Write the rows to a JSONL file; without rows, delete the file."""
         if not self.rows:
             path.unlink(missing_ok=True)
             return
@@ -47,13 +47,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the files of a task as one run wants it.
+    """Reads the files of a task with the options of one run.
 
     Attributes:
-        task: Whose files they are.
+        task: The task of the files.
         side: Id -> further groups of an example; see `side_groups`.
-        held_out: Whether only the tenth is read that training holds out.
-        on_bad_row: Whether a row that is no example ends the work, or is noted in `skipped`.
+        held_out: Whether to read only the tenth that training holds out.
+        on_bad_row: Whether a bad row stops the run, or is added to `skipped`.
     """
 
     task: Task
@@ -66,7 +66,7 @@ class Reader:
         """Yield the examples of a file, each id once.
 
         Raises:
-            UserError: The file cannot be read; or a row is bad, and bad rows are not skipped.
+            UserError: The file cannot be read, or a row is bad and `on_bad_row` is `stop`.
         """
         first: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
@@ -76,7 +76,7 @@ class Reader:
                 groups = {**example.groups, **self._further_groups(example, row)}
                 before = first.setdefault(str(example.id), place)
                 if before != place:
-                    raise UserError(f"id {example.id} stands already at {before}")
+                    raise UserError(f"id {example.id} is already used at {before}")
             except UserError as error:
                 if self.on_bad_row == "stop":
                     raise UserError(f"{path}:{place}: {error}") from None
@@ -86,18 +86,18 @@ class Reader:
                 yield replace(example, groups=groups)
 
     def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return groups beside those the task reads: of the row's `groups`, of the side file."""
+        """Return the groups from the row's `groups` and from the side file; the latter win."""
         return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     """Return id -> groups of a side file, whose rows have an `id` and groups.
 
-    Of an attribute that a line of the cases has as well, the side file's counts. The ids of all
-    files that are read must be of one kind.
+    If a case has the same attribute, the value of the side file counts. An id must mean the same
+    case in all files that are read with it.
 
     Raises:
-        UserError: The file is missing or broken, or has one id twice.
+        UserError: The file is missing or broken, or has an id twice.
     """
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():
@@ -105,16 +105,16 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
             row = parse_case(raw)
             key = str(row.pop("id", ""))
             if not key or key in side:
-                raise UserError(f"id {key} stands there already" if key else "the row has no 'id'")
+                raise UserError(f"id {key} occurs twice" if key else "the row has no 'id'")
             side[key] = groups_of(row)
     return side
 
 
 def is_held_out(example: Example) -> bool:
-    """Choose a tenth of all examples by the hash of their text, whatever file they stand in."""
+    """Choose a tenth of all examples by the hash of their text, in whatever file they are."""
     return int(text_hash(example)[:8], 16) % 10 == 0
 
 
 def text_hash(example: Example) -> str:
-    """Return what every choice among examples goes by: no id, no order, no label."""
+    """Return the hash that every selection of examples uses; id, order and label play no part."""
     return hashlib.sha256(example.text.encode()).hexdigest()

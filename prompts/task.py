@@ -1,4 +1,4 @@
-"""What a task is, and how one is found by name."""
+"""The definition of a task, and how to load one by name."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,40 +22,40 @@ Messages = list[dict[str, str]]
 Schema = dict[str, Any]
 
 BUILT_IN = ("ngrams", "agree")
-"""What compares texts where nothing else is said: it needs no model."""
+"""The default embeddings and judge: they compare texts without a model."""
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
     """Return a row's id.
 
     Raises:
-        UserError: There is none, or it is neither a number nor a string.
+        UserError: The id is missing, or is neither a number nor a string.
     """
-    found = row.get("id")
-    if not isinstance(found, int | str) or isinstance(found, bool):
+    value = row.get("id")
+    if not isinstance(value, int | str) or isinstance(value, bool):
         raise UserError("'id' must be a number or a string")
-    return found
+    return value
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
     """Return the text of a field.
 
     Raises:
-        UserError: It is missing, empty, or no text.
+        UserError: The field is missing, empty, or not a string.
     """
-    found = row.get(field)
-    if not isinstance(found, str) or not found.strip():
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
         raise UserError(f"{field!r} must be a text that is not empty")
-    return found
+    return value
 
 
 def no_labels(_examples: Iterable[Example]) -> Labels:
-    """Collect nothing: the task has no label sets."""
+    """Return no labels: the task has no label sets."""
     return Labels()
 
 
 def no_faults(_example: Example, _row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Find nothing wrong with a submission row beyond its id."""
+    """Yield nothing: of a submission row only the id is checked."""
     return iter(())
 
 
@@ -65,7 +65,7 @@ def no_baselines(_example: Example) -> Iterator[tuple[str, Row, Row]]:
 
 
 def unit_weight(_example: Example) -> float:
-    """Weigh every example alike."""
+    """Give every example the same weight."""
     return 1.0
 
 
@@ -80,13 +80,13 @@ class Data:
     """The files of a task: cases in, a submission out.
 
     Attributes:
-        read: One row of a cases file -> its example; a UserError says what is wrong with it.
+        read: One row of a cases file -> its example; raises a UserError for a bad row.
         write: Example, answer -> one row of the official submission, with its `id`.
-        rows: A cases file -> its rows; by default one JSON object a line.
-        submission: The form of the submission file.
-        check: Example, submission row, labels if known -> what the contest would refuse.
-        by_hand: Text and names as somebody types them -> example; None where nobody does.
-        languages: Of the texts, as ISO 639-1 has them.
+        rows: A cases file -> its rows; by default one JSON object per line.
+        submission: The format of the submission file.
+        check: Example, submission row, labels or None -> the faults that the contest would reject.
+        by_hand: Typed text and names -> example; None if the task takes no typed input.
+        languages: ISO 639-1 codes of the texts' languages.
     """
 
     read: Callable[[Mapping[str, Any]], Example]
@@ -104,14 +104,13 @@ class Ask:
 
     Attributes:
         prompt: Example -> chat messages, from `tasks/<task>/prompt.md`.
-        schema: Example, labels -> JSON Schema of exactly this example's reply.
-        decode: Reply, example, labels -> answer. Never raises. What it makes of an empty reply
-            is the task's fallback, and the first baseline that a score is printed beside. A think
-            block is dropped before.
+        schema: Example, labels -> JSON Schema of this example's reply.
+        decode: Reply, example, labels -> answer. Never raises. The think block is dropped before.
+            The answer to an empty reply is the task's fallback and its first baseline.
         target: Example -> the gold reply, compact JSON, always valid under the schema.
         labels: Training examples -> the label sets.
-        reserve: Tokens kept free for a reply beyond one and a half times the fallback's, or a
-            function of the example that returns them.
+        reserve: Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback; or a
+            function of the example that returns this number.
     """
 
     prompt: Callable[[Example], Messages]
@@ -122,7 +121,7 @@ class Ask:
     reserve: int | Callable[[Example], int] = 64
 
     def __post_init__(self) -> None:
-        """Make every task, a new one too, read replies without their think block."""
+        """Make `decode` drop the think block, so that no task has to."""
         if not isinstance(self.decode, AfterThinking):
             object.__setattr__(self, "decode", AfterThinking(self.decode))
 
@@ -132,20 +131,20 @@ class Score:
     """How answers are scored and reported.
 
     Attributes:
-        metrics: See `tasks/metrics.py`. The last is the headline.
+        metrics: See `tasks/metrics.py`. The last one is the headline metric.
         weight: Example -> its weight in the mean over examples.
-        fallback: What the fallback is called.
-        baselines: Example -> (name, gold row, row) of what is trivially reached, or by people.
-        reported: Numbers that stand beside the metrics in the scores file: name -> (attribute of
-            groups, or `baselines`; which of them; metric).
-        classes: A gold or submission row -> the classes that it names, for reports by class.
-        order: Field -> its values as reports have them in order, penalties from the gravest on;
-            `class` for what `classes` names.
-        shown: What a report shows of a gold row and a submission row, where that is neither what
-            is decided nor a class.
-        compared_by: What the metrics compare texts by, for their tables; None: they compare none.
-        by_meaning: Names of what gives cosines and of a judge -> `metrics`, `shown` and
-            `compared_by` with these; None where no texts are compared.
+        fallback: Name of the fallback in reports.
+        baselines: Example -> (name, gold row, row) of trivial or human answers.
+        reported: Further numbers of the scores file: name -> (attribute of groups or `baselines`;
+            its value; metric).
+        classes: A gold or submission row -> its classes, for reports by class.
+        order: Field -> the order of its values in reports, e.g. penalties by severity; the key
+            `class` is for the values of `classes`.
+        shown: Gold row, submission row -> the fields that a report shows; None: the decided fields
+            or the classes.
+        compared_by: Name of the text comparison, for the tables; None if no texts are compared.
+        by_meaning: Names of the embeddings and of the judge -> `metrics`, `shown` and
+            `compared_by` that use these; None if no texts are compared.
     """
 
     metrics: tuple[Metric, ...]
@@ -161,25 +160,25 @@ class Score:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return what the metrics are called."""
+        """Return the names of the metrics."""
         return tuple(map(name_of, self.metrics))
 
 
 @dataclass(frozen=True)
 class Task:
-    """One question we put to the model. Its folder's name is the task's name everywhere.
+    """One question to the model. The name of its folder is the name of the task everywhere.
 
-    Six fields are needed: `Data(read, write)`, `Ask(prompt, schema, decode)`, `Score(metrics)`.
+    Six fields are required: `Data(read, write)`, `Ask(prompt, schema, decode)`, `Score(metrics)`.
     """
 
     data: Data
     ask: Ask
     score: Score
     answer: First = field(default_factory=First)
-    """How an answer comes about: `First`, `Decide`, `Rank` or `Solve`."""
+    """How replies become the answer: `First`, `Decide`, `Rank` or `Solve`."""
 
     def gold(self, example: Example) -> Row:
-        """Return what a submission row of a labelled example is scored against."""
+        """Return the gold row of a labelled example."""
         if example.references:
             return {"id": example.id, "references": example.references}
         assert example.answer is not None, "a test case has no gold row"
@@ -188,14 +187,14 @@ class Task:
 
 @dataclass(frozen=True)
 class AfterThinking:
-    """How every task reads a reply: what stands before `</think>` is no part of the answer."""
+    """A decoder that drops the think block, up to `</think>`, before it reads a reply."""
 
     read: Callable[[str, Example, Labels], Decoded]
 
     def __call__(self, reply: str, example: Example, labels: Labels) -> Decoded:
-        """Read what follows the think block; leaving it out counts as a repair.
+        """Read the text after the think block; dropping the block counts as a repair.
 
-        A reply that is JSON as it stands has none: a `</think>` in it belongs to a text.
+        A reply that is valid JSON has no think block: a `</think>` in it is part of a string.
         """
         rest = after_thinking(reply)
         if rest == reply or load_json(reply) is not None:
@@ -203,23 +202,23 @@ class AfterThinking:
         decoded = self.read(rest, example, labels)
         if decoded.repairs:
             return decoded
-        return replace(decoded, repairs=("what was thought is left out",))
+        return replace(decoded, repairs=("think block dropped",))
 
 
 def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None) -> Task:
-    """Return the task as it solves under these settings.
+    """Return the task with these settings of `solve`.
 
     Args:
         task: Any task.
-        given: Settings of `solve`; what is left out has its default.
-        folder: Of the run, where the settings keep what is dear to find again.
+        given: Settings of `solve`; the others keep their defaults.
+        folder: The run folder, where expensive intermediate results are cached.
 
     Raises:
-        UserError: There is no such setting, or the task takes one call.
+        UserError: A setting is unknown or invalid, or the task takes one call.
     """
     if not isinstance(task.answer, Solve):
         if given:
-            raise UserError("solve: this task takes one call, there is nothing to set")
+            raise UserError("solve: this task takes one call and has no settings")
         return task
     kind = type(task.answer.settings)
     try:
@@ -230,10 +229,10 @@ def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None)
 
 
 def comparing(task: Task, embeddings: str, judge: str) -> Task:
-    """Return the task as its metrics compare texts by these.
+    """Return the task with metrics that compare texts by these embeddings and this judge.
 
     Raises:
-        UserError: A name means nothing, or the task compares no texts.
+        UserError: A name is invalid, or the metrics of the task compare no texts.
     """
     if (embeddings, judge) == BUILT_IN:
         return task
@@ -244,8 +243,8 @@ def comparing(task: Task, embeddings: str, judge: str) -> Task:
 
 def task_folders() -> dict[str, Path]:
     """Return the name of every task -> its folder."""
-    places = (place for root in tasks.__path__ for place in Path(root).glob("*/task.py"))
-    return {place.parent.name: place.parent for place in sorted(places)}
+    paths = (path for root in tasks.__path__ for path in Path(root).glob("*/task.py"))
+    return {path.parent.name: path.parent for path in sorted(paths)}
 
 
 def load_task(name: str) -> Task:
@@ -254,10 +253,10 @@ def load_task(name: str) -> Task:
     Raises:
         UserError: There is no such folder.
     """
-    known = list(task_folders())
-    if name not in known:
+    names = list(task_folders())
+    if name not in names:
         raise UserError(
-            f"no task {name!r} in prompts/tasks/ ({', '.join(known)}){did_you_mean(name, known)}"
+            f"no task {name!r} in prompts/tasks/ ({', '.join(names)}){did_you_mean(name, names)}"
         )
     task: Task = import_module(f"{tasks.__name__}.{name}.task").TASK
     return task

@@ -1,1 +1,1 @@
-"""What every part stands on and no task knows of: settings, files, errors, locks, HTTP."""
+"""Modules that all folders use and that do not depend on a task: settings, files, errors, HTTP."""

@@ -15,7 +15,7 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 C = TypeVar("C", bound="Config")
 
 DATA = ("train", "dev", "mix", "groups")
-"""Settings of a training that name data files."""
+"""Settings of a training run that name data files."""
 
 
 class Config(BaseModel):
@@ -29,17 +29,17 @@ class Config(BaseModel):
 class SolveSettings(Config):
     """Base of the settings of a task that takes several calls."""
 
-    _kept_in: Path | None = PrivateAttr(None)
+    _cache_folder: Path | None = PrivateAttr(None)
 
     @property
-    def kept_in(self) -> Path | None:
-        """Return the run folder, where what is dear to find again is kept; None: nowhere."""
-        return self._kept_in
+    def cache_folder(self) -> Path | None:
+        """Return the run folder, which caches expensive results; None: no cache."""
+        return self._cache_folder
 
     def in_folder(self, folder: Path | None) -> Self:
         """Return the same settings for a run in `folder`."""
         copy = self.model_copy()
-        copy._kept_in = folder
+        copy._cache_folder = folder
         return copy
 
 
@@ -49,20 +49,20 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     Raises:
         UserError: The file is missing or broken, or a key is unknown, absent or of the wrong type.
     """
-    merged: Any = _loaded(path)
+    merged: Any = _load_yaml(path)
     for word in overrides:
-        given = _override(word)
+        override = _override(word)
         try:
-            merged = OmegaConf.merge(merged, given)
+            merged = OmegaConf.merge(merged, override)
         except TypeError:
             raise UserError(
-                f"{word!r}: a list cannot stand for a section, nor the reverse"
+                f"{word!r}: a list cannot replace a section, nor a section a list"
             ) from None
     try:
         values = OmegaConf.to_container(merged, resolve=True)
-    except OmegaConfBaseException as error:  # what a `${…}` names is not there
-        by = (repr(word) for word in reversed(overrides) if _sets(word, str(error.full_key)))
-        place = next(by, f"{path}: {error.full_key}")
+    except OmegaConfBaseException as error:  # the target of a `${…}` is missing
+        causes = (repr(word) for word in reversed(overrides) if _sets(word, str(error.full_key)))
+        place = next(causes, f"{path}: {error.full_key}")
         raise UserError(f"{place}: {_problem(error)[1]}") from None
     try:
         return cls.model_validate(values)
@@ -70,11 +70,11 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
         raise UserError(f"{path}: {first_complaint(cls, error)}") from None
 
 
-def _loaded(path: Path) -> DictConfig:
+def _load_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or 'is no YAML mapping'}") from None
+        raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"
@@ -101,14 +101,14 @@ def _override(word: str) -> DictConfig:
     quote = f"""put text in quotes: {_key(word)}='"…"'"""
     try:
         if _has_comment(word.partition("=")[2]):
-            raise UserError(f"{word!r}: what follows # is a comment in YAML; {quote}")
+            raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
         return OmegaConf.from_dotlist([word])
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"{word!r}: {_problem(error)[1]}; the value is YAML, {quote}") from None
 
 
 def _has_comment(value: str) -> bool:
-    """Say whether a # stands between the tokens of YAML: there it begins what is left out."""
+    """Say whether a # stands between two YAML tokens, where it starts a comment."""
     end = 0
     for token in yaml.scan(value):
         if "#" in value[end : token.start_mark.index]:
@@ -118,71 +118,73 @@ def _has_comment(value: str) -> bool:
 
 
 def _problem(error: Exception) -> tuple[str, str]:
-    """Return `:line` where an error of YAML has one, else nothing, and what is wrong there."""
+    """Return `:line` of a YAML error, empty if it has no line, and the message."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return "", str(error).splitlines()[0]
-    line, begun = error.problem_mark.line, error.context_mark
-    since = f" ({error.context} from line {begun.line + 1})" if begun and begun.line < line else ""
-    return f":{line + 1}", f"{error.problem}{since}"
+    line, start = error.problem_mark.line, error.context_mark
+    context = (
+        f" ({error.context} from line {start.line + 1})" if start and start.line < line else ""
+    )
+    return f":{line + 1}", f"{error.problem}{context}"
 
 
-def check_managed(section: str, given: Iterable[str], ours: Mapping[str, str]) -> None:
-    """Refuse the settings of a library that panjue makes itself.
+def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str]) -> None:
+    """Refuse the settings of a library that panjue sets itself.
 
     Args:
-        section: Its name in the config file.
-        given: The settings' names.
-        ours: Those that panjue makes -> the setting to use instead.
+        section: Name of the section in the config file.
+        keys: The names of the settings in it.
+        managed: Settings that panjue sets -> the setting to use instead.
 
     Raises:
         UserError: Names the setting and the one to use.
     """
-    for key in given:
-        if key in ours:
-            raise UserError(f"{section}: {key!r} is panjue's to set; use {ours[key]}")
+    for key in keys:
+        if key in managed:
+            raise UserError(f"{section}: {key!r} is set by panjue; use {managed[key]}")
 
 
-def check_known(section: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None:
     """Refuse settings that a library does not have.
 
     Raises:
         UserError: Names the setting and the nearest known one.
     """
     names = list(known)
-    for key in given:
+    for key in keys:
         if key not in names:
             raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
 
 
 def first_complaint(cls: type[Config], error: ValidationError) -> str:
-    """Return what a user should know of the first thing that is wrong with settings."""
+    """Return the message of the first error in settings."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"no setting {key!r}{did_you_mean(key, cls.model_fields)}"
     if first["type"] == "missing":
-        known = cls.model_fields.get(key)  # None for a key inside a section
-        return f"set {key!r}: {(known and known.description) or 'it has no default'}"
-    if not key:  # of several settings together
+        info = cls.model_fields.get(key)  # None for a key inside a section
+        return f"set {key!r}: {(info and info.description) or 'it has no default'}"
+    if not key:  # the error is about several settings
         return str(first["msg"]).removeprefix("Value error, ")
     return f"{key}: {first['msg']}, got {first['input']!r}"
 
 
-ABSOLUTE = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
-WITHIN = re.compile(
+ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
+EMBEDDED_PATH = re.compile(
     r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
 )
-"""An absolute path behind `=`, a colon or a quote."""
+"""An absolute path after `=`, a colon or a quote."""
 
 
 def scrubbed(value: Any) -> Any:
-    """Return settings without absolute paths: of each its last part stays."""
+    """Return settings with each absolute path reduced to its last part."""
     if isinstance(value, Mapping):
         return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    if ABSOLUTE.match(value):
+    if ABSOLUTE_PATH.match(value):
         return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
-    return WITHIN.sub(r"\1", value)
+    return EMBEDDED_PATH.sub(r"\1", value)

@@ -1,7 +1,7 @@
-"""Tools to read replies that are nearly right. All total, all linear in the reply.
+"""Functions that read nearly correct replies. All are total, and linear in the reply's length.
 
-Not json-repair (0.64 was tried): it takes the square of a reply's length where lists are torn again
-and again (56,000 characters, 18 s), and reads the 1 of a 12 that was cut as a 1: life imprisonment.
+Not json-repair (0.64 was tried): it is quadratic on replies with many unclosed lists (56,000
+characters, 18 s), and it reads a 12 that was cut after its first digit as 1: life imprisonment.
 """
 
 import json
@@ -16,7 +16,7 @@ THINKING = re.compile(r"^.*?</think>", re.DOTALL)
 
 
 def load_json(reply: str) -> Any:
-    """Return `reply` read as JSON, or None where it is none."""
+    """Return the value of `reply` as JSON, or None if it is not valid JSON."""
     try:
         return json.loads(reply)
     except (ValueError, RecursionError):
@@ -26,49 +26,49 @@ def load_json(reply: str) -> Any:
 def named_objects(text: str, keys: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return (name, object) of every object with one of `keys` in the first JSON of `text`.
 
-    The order is that of the text. Empty where the text opens no JSON that closes again.
+    They are in the order of the text. Empty if the text has no complete JSON.
     """
     start = min((i for i in (text.find("{"), text.find("[")) if i >= 0), default=-1)
     try:
         value = json.JSONDecoder().raw_decode(text, start)[0] if start >= 0 else None
     except (ValueError, RecursionError):
         return []
-    found, waiting = [], [value]
-    while waiting:
-        item = waiting.pop()
+    named, stack = [], [value]
+    while stack:
+        item = stack.pop()
         if isinstance(item, dict):
             name = next((item[key] for key in keys if isinstance(item.get(key), str)), None)
-            found += [(name, item)] if name is not None else []
-            waiting += reversed(item.values())
+            named += [(name, item)] if name is not None else []
+            stack += reversed(item.values())
         elif isinstance(item, list):
-            waiting += reversed(item)
-    return found
+            stack += reversed(item)
+    return named
 
 
 def flatten_forms(text: str) -> str:
-    """Bring full-width digits, letters and brackets to their plain forms.
+    """Convert full-width digits, letters and brackets to their plain forms.
 
-    Curly quotes too, where no plain one is there: beside plain ones they belong to the text.
+    Curly quotes too, if there are no plain ones: next to plain quotes they are part of the text.
     """
     plain = text if '"' in text else text.translate(QUOTES)
     return unicodedata.normalize("NFKC", plain)
 
 
 def after_thinking(reply: str) -> str:
-    """Drop a leading think block; of one that was cut nothing is left."""
+    """Drop a leading think block; nothing remains if the block is not closed."""
     if "</think>" in reply:
         return THINKING.sub("", reply, count=1)
     return "" if reply.lstrip().startswith("<think>") else reply
 
 
 def field_text(segment: str, keys: str) -> str | None:
-    """Return what stands behind the first of the keys (`a|b`): a string, a list or a number.
+    """Return the text of the value after the first of the keys (`a|b`): string, list or number.
 
-    A list that was cut off counts as far as it goes; a number that was (1 of 12?) does not.
+    Of a list that was cut off the existing part counts; a number that may be cut does not.
     """
     value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?:\.0++)?+(?=\s*+[,}}\]])"
-    found = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
-    return found[1] if found else None
+    match = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
+    return match[1] if match else None
 
 
 def strings_in(text: str) -> list[str]:
@@ -77,30 +77,30 @@ def strings_in(text: str) -> list[str]:
 
 
 def unquote(text: str) -> str:
-    """Return the value of a JSON string, or `text` itself where it is none."""
+    """Return the value of a JSON string; of any other text, the text without outer quotes."""
     value = load_json(text)
     return value if isinstance(value, str) else text.strip('"')
 
 
 PUNCTUATION = re.compile(r"[\s、，,；;：:。·“”\"'()（）《》<>]+")
-"""What two spellings of one label may differ in. Not the `.` and `-` of article numbers."""
+"""Characters that two spellings of a label may differ in; not the `.` and `-` of articles."""
 
 
 def normal(label: str) -> str:
-    """Return the form under which the spellings of a charge, an article or a class meet.
+    """Return the normal form of a charge, an article or a class, equal for all its spellings.
 
-    In plain forms and lower case, without white space, punctuation and a last 罪.
+    It has plain characters, lower case, no white space, no punctuation and no final 罪.
     """
     return PUNCTUATION.sub("", flatten_forms(label)).lower().removesuffix("罪")
 
 
 def snap(label: str, known: Mapping[str, str]) -> str | None:
-    """Return the label of which `label` is another spelling, or None.
+    """Return the known label of which `label` is a spelling, or None.
 
-    Never the nearest: 行贿 is near 受贿, and Article 13 near Article 3.
+    Similar labels do not match: 行贿 is similar to 受贿, and Article 13 to Article 3.
 
     Args:
-        label: What the model wrote.
+        label: A label written by the model.
         known: `normal(label)` -> label, for every known label.
     """
     return label if label in known.values() else known.get(normal(label))

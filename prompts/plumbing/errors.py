@@ -1,4 +1,4 @@
-"""The exceptions a user is meant to read."""
+"""Exceptions with messages for the user."""
 
 import difflib
 import errno
@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 SIGNAL_DEBOUNCE_S = 2.0
-"""Within this time a signal is the first once more: `make` and launchers pass on what all got."""
+"""A second signal within this time is a copy: `make` and launchers forward a signal to processes
+that have received it already."""
 
 
 class UserError(Exception):
-    """The run cannot go on, and the person at the keyboard can fix it.
+    """The run cannot continue, and the user can fix the cause.
 
     Its message is one line: the thing, the place, the way out. The command line prints it and
     exits with code 2; any other exception is our bug and keeps its traceback.
@@ -19,53 +20,54 @@ class UserError(Exception):
 
 
 class Unreadable(UserError):
-    """A file cannot be opened at all: what it holds is not in question."""
+    """A file cannot be opened; its content is not the problem."""
 
 
 class Stopped(BaseException):
-    """A signal has ended the work, which can be gone on with; the message says how.
+    """A signal has stopped the run; the message says how to resume.
 
-    Like `KeyboardInterrupt`, it is nothing that a library may catch on the way.
+    Like `KeyboardInterrupt`, it is no `Exception`, so that libraries do not catch it.
     """
 
     def __init__(self, message: str, signal: int) -> None:
-        """Say what is saved; the command's exit code tells the signal, as shells do."""
+        """Set the message, and the exit code for the signal as shells do."""
         super().__init__(message)
         self.exit_code = 128 + signal
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a full disk, a spent quota and a limit on files say."""
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk, an exceeded quota and a limit on the file size."""
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the process with one line and exit code 2 where a user can mend what went wrong."""
+    """End the process with one line and exit code 2 on an error that the user can fix."""
     try:
         yield
     except UserError as error:
         print(f"panjue: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        if not error.filename and error.errno not in NO_ROOM:
+        is_full = error.errno in DISK_FULL_ERRORS
+        if not error.filename and not is_full:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        more = "; make room, then the same command goes on" if error.errno in NO_ROOM else ""
-        print(f"panjue: {place}{error.strerror}{more}", file=sys.stderr)
+        hint = "; free some space, then the same command resumes" if is_full else ""
+        print(f"panjue: {place}{error.strerror}{hint}", file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("panjue"):
             raise
-        told = "make install, or pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')"
-        print(f"panjue: {error.name} is not installed; {told}", file=sys.stderr)
+        hint = "make install, or pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')"
+        print(f"panjue: {error.name} is not installed; {hint}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
-        with suppress(OSError):  # a Ctrl-C ends `| tee` too
+        with suppress(OSError):  # a Ctrl-C may have ended the `| tee` that we print to
             print(f"panjue: {stopped}", file=sys.stderr)
         sys.exit(stopped.exit_code)

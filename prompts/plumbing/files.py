@@ -1,4 +1,4 @@
-"""Files that survive: JSON lines in, whole-or-absent files out, streams that continue."""
+"""Robust files: JSON lines, atomic writes, and append-only streams that resume."""
 
 import hashlib
 import itertools
@@ -16,9 +16,9 @@ from panjue.prompts.plumbing.errors import Unreadable, UserError
 Json = Any
 
 Record = tuple[int | str, Callable[[], dict[str, Json]]]
-"""Where a row of a file stands, and what reads it or raises a UserError that says what it has."""
+"""Place of a row in its file, and a function that returns the row or raises a UserError."""
 
-OF_A_RUN = (
+RUN_FILES = (
     "manifest.json",
     "config.yaml",
     "labels.json",
@@ -27,19 +27,19 @@ OF_A_RUN = (
     "decode.json",
     "log.jsonl",
 )
-"""Files of a run folder that commands which only look at it must not write over."""
+"""Files of a run folder that scoring and reporting commands must not overwrite."""
 
 BOM = b"\xef\xbb\xbf"
 
 LARGEST_LINE = 2**24
-"""Bytes of a line of cases: some five million characters, more than any case has."""
+"""Maximum bytes of a line: about five million characters, more than any case has."""
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
 
-    The official example file opens with two such comments. A byte order mark is accepted. Of a
-    line above `LARGEST_LINE` comes just enough for `parse_case` to refuse it.
+    The official example file starts with two such comments. A byte order mark is accepted. A line
+    above `LARGEST_LINE` is cut one byte after it, so that `parse_case` refuses it.
 
     Raises:
         UserError: The file cannot be opened.
@@ -57,16 +57,16 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file that somebody gave us.
+    """Open an input file.
 
     Raises:
-        Unreadable: It cannot be opened.
+        Unreadable: The file cannot be opened.
     """
     try:
         return path.open("rb")
     except IsADirectoryError:
         raise Unreadable(
-            f"{path}: is a folder, a file is wanted here; are order and task right?"
+            f"{path}: is a folder, expected a file; check the order of the files and --task"
         ) from None
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from None
@@ -82,7 +82,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
     """Yield (line number, object) of a JSONL file, as `lines` does.
 
     Raises:
-        UserError: The file is missing, or a line is no UTF-8 or no JSON object; names the line.
+        UserError: The file is missing, or a line is not UTF-8 or no JSON object; names the line.
     """
     for number, raw in lines(path):
         with at(f"{path}:{number}"):
@@ -92,7 +92,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Open the message of a `UserError` with the place where it came up."""
+    """Prefix the message of a `UserError` with its place."""
     try:
         yield
     except UserError as error:
@@ -100,29 +100,29 @@ def at(place: str) -> Iterator[None]:
 
 
 def parse_case(raw: bytes) -> dict[str, Json]:
-    """Read one line of a file that somebody gave us.
+    """Read one line of an input file as a JSON object.
 
     Raises:
-        UserError: As for `parse_line`, or it is longer than any case.
+        UserError: As for `parse_line`, or the line is longer than `LARGEST_LINE`.
     """
     if len(raw) > LARGEST_LINE:
-        raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is")
+        raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
     return parse_line(raw)
 
 
 def generation(run: Path) -> dict[str, Any]:
-    """Return how a run was answered, as its manifest.json has it; empty where it was not."""
-    place = run / "manifest.json"
-    manifest = read_json(place) if place.exists() else {}
-    found: dict[str, Any] = manifest.get("generate") or {}
-    return found
+    """Return the section `generate` of a run's manifest.json; empty if there is none."""
+    path = run / "manifest.json"
+    manifest = read_json(path) if path.exists() else {}
+    section: dict[str, Any] = manifest.get("generate") or {}
+    return section
 
 
 def parse_line(raw: bytes) -> dict[str, Json]:
     """Read one line as a JSON object.
 
     Raises:
-        UserError: The line is no UTF-8, no JSON, or no object.
+        UserError: The line is not UTF-8, not JSON, or no object.
     """
     row: dict[str, Json] = parse(raw, dict)
     return row
@@ -132,7 +132,7 @@ def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
     """Read bytes as a JSON object or a JSON list.
 
     Raises:
-        UserError: They are no UTF-8, no JSON, or of another kind.
+        UserError: They are not UTF-8, not JSON, or of another kind.
     """
     try:
         row = json.loads(raw.decode("utf-8"))
@@ -141,43 +141,43 @@ def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
     except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON: {error}") from None
     if not isinstance(row, kind):
-        wanted = "object" if kind is dict else "list"
-        raise UserError(f"expected a JSON {wanted}, found {type(row).__name__}")
+        expected = "object" if kind is dict else "list"
+        raise UserError(f"expected a JSON {expected}, found {type(row).__name__}")
     if rb"\u" in raw:
         check_text(row)
     return row
 
 
 def check_text(value: Json) -> None:
-    """Refuse a string that cannot be written again: JSON escapes can name half a character.
+    """Refuse strings that cannot be written as UTF-8: a JSON escape can be half a character.
 
     Raises:
-        UserError: There is one.
+        UserError: There is such a string.
     """
     try:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError("a \\ud800-\\udfff escape stands alone; it is no character") from None
+        raise UserError("a lone \\ud800-\\udfff escape is only half a character") from None
     except RecursionError:
         raise UserError("it is nested too deeply") from None
 
 
 def dump(value: Json) -> str:
-    """Return `value` as compact JSON on one line, Chinese as it is."""
+    """Return `value` as compact JSON on one line, with unescaped Chinese."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that appears under its name only when the block ended well.
+    """Open a text file that appears under its name only if the block ends without an error.
 
     Raises:
-        UserError: A folder stands there.
+        UserError: The path is a folder.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # what a kill leaves is written over
+    temporary = path.with_name(f".{path.name}.tmp")  # overwritten if a killed process left it
     try:
         with _named(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
             yield out
@@ -189,7 +189,7 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:
-    """Let `temporary` take the place of `folder`, when all of it has reached the disk."""
+    """Replace `folder` by `temporary`, after all of it has reached the disk."""
     sync(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
@@ -197,7 +197,7 @@ def replace_folder(temporary: Path, folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a folder, if it is there."""
+    """Delete a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -222,7 +222,7 @@ def sync_names(path: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say in the error of a full disk which file did not fit."""
+    """Add the file name to the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -231,7 +231,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Json) -> None:
-    """Write `value` as an indented JSON file, whole or not at all."""
+    """Write `value` as an indented JSON file, atomically."""
     with atomic_write(path) as out:
         json.dump(value, out, ensure_ascii=False, indent=2)
         out.write("\n")
@@ -241,7 +241,7 @@ def read_json(path: Path) -> Json:
     """Read one JSON file.
 
     Raises:
-        UserError: It is missing or broken.
+        UserError: The file is missing or broken.
     """
     try:
         return json.loads(path.read_text("utf-8"))
@@ -253,7 +253,7 @@ def read_json(path: Path) -> Json:
 
 @contextmanager
 def stream(path: Path) -> Iterator[IO[str]]:
-    """Open an append-only JSONL stream, first dropping a last line that a kill left torn."""
+    """Open an append-only JSONL stream; first drop an incomplete last line of a killed process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as tail:
         end = tail.seek(0, os.SEEK_END)
@@ -276,10 +276,10 @@ def sha256(path: Path) -> str:
 
 
 def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
-    """Say which entries differ between two manifests, with both values, in one line.
+    """Return the entries that differ between two manifests, with both values, in one line.
 
-    Of entries within entries only those that differ are told: `trainer.max_steps: 10 -> 20`. A
-    path counts for nothing where its file's hash stands beside it: files may be moved.
+    Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path with a hash of its
+    file in the next entry is ignored: files may be moved.
     """
     old, new = dict(_leaves(old)), dict(_leaves(new))
     moved = {key.removesuffix("_sha256") for key in {**old, **new} if key.endswith("_sha256")}
@@ -288,16 +288,16 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
 
 
 def manifest_diff(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
-    """Return their `difference` but for the versions of libraries: another one is no other run."""
+    """Return their `difference` without the versions of libraries: these may change in a run."""
     return difference({**old, "versions": None}, {**new, "versions": None})
 
 
-def _leaves(mapping: Mapping[str, Json], within: str = "") -> Iterator[tuple[str, Json]]:
+def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     for key, value in mapping.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{within}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{within}{key}", value  # JSON has no other keys than text
+            yield f"{prefix}{key}", value
 
 
 def _short(value: Json) -> str:

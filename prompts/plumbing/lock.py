@@ -1,4 +1,4 @@
-"""One process at a time writes into a run folder."""
+"""A lock: only one process at a time writes into a run folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,26 +8,26 @@ from filelock import FileLock, Timeout
 
 from panjue.prompts.plumbing.errors import UserError
 
-DYING_S = 1.0
-"""How long a process that was killed, or a worker that it has just forked, may keep the lock."""
+LOCK_TIMEOUT_S = 1.0
+"""A killed process, or a worker that it has just forked, may hold the lock for about this time."""
 
 
 @contextmanager
 def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> Iterator[None]:
     """Keep other processes of panjue from writing into a folder while the block runs.
 
-    The lock is the kernel's: it goes with the process, however that ends.
+    The kernel releases the lock when the process ends, in whatever way.
 
     Args:
         folder: A run folder.
-        name: Of the lock, where it is for a part of the folder.
-        wait: Whether to wait for a process that has the lock.
+        name: Name of the lock file, if the lock is only for a part of the folder.
+        wait: Whether to wait for the process that has the lock.
 
     Raises:
         UserError: Another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / name, timeout=-1 if wait else DYING_S)
+    lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S)
     try:
         lock.acquire()
     except Timeout:

@@ -1,4 +1,4 @@
-"""The base model's folder and its tokenizer, as training and serving both need them."""
+"""The folder and the tokenizer of a base model, for training and serving."""
 
 import hashlib
 import os
@@ -11,25 +11,24 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.prompts.render import control_ids, neutralize, prompt_files, shield
 
-PARTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
-"""What is fetched, hashed and read of a model: never pickles, never code."""
+MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
+"""Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
-
-LARGE = 2**26
-"""Bytes from which on a file's hash is remembered: a 16 GB base takes 19 s to read."""
+MIN_CACHED_SIZE = 2**26
+"""Bytes. The hashes of larger files are cached: a 16 GB base model takes 19 s to read."""
 
 SETTLED_NS = 2 * 10**9
-"""How long a file must have been left alone before its hash is remembered."""
+"""Time since its last change after which the hash of a file may be cached."""
 
 DECISION = "decision.json"
-"""Beside an adapter's labels.json: how `panjue tune` fitted the deciding of its replies."""
+"""The decision rule that `panjue tune` fitted; in the folder of an adapter's labels.json."""
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a base model: a folder here, else a model of the hub.
+    """Return the folder of a base model: a local folder, or a model of the Hugging Face hub.
 
     Raises:
-        UserError: It is neither, has no safetensors weights, or wants code of its own to run.
+        UserError: It is neither, has no safetensors weights, or needs its own code.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -41,7 +40,7 @@ def model_folder(name: str) -> Path:
     ]
     if any("auto_map" in config for config in configs):
         raise UserError(
-            f"{folder}: wants its own code to run (auto_map); panjue never runs a model's code"
+            f"{folder}: needs its own code (auto_map); panjue never runs a model's code"
         )
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: has no .safetensors weights; convert the model first")
@@ -49,7 +48,7 @@ def model_folder(name: str) -> Path:
 
 
 def is_hub_name(name: str) -> bool:
-    """Say whether a base model that is no folder here can be one of the hub's."""
+    """Say whether a base model that is no local folder can be a model of the hub."""
     in_hub_form = name.count("/") == 1 and not name.startswith((".", "/", "~"))
     return in_hub_form and not Path(name).is_dir()
 
@@ -64,20 +63,20 @@ def _from_hub(name: str) -> Path:
             f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B"
         )
     try:
-        return Path(snapshot_download(name, allow_patterns=list(PARTS)))
+        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
     except (OSError, HFValidationError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{place}: no such folder, and the hub does not give it ({reason})"
+            f"{place}: no such folder, and the hub cannot provide it ({reason})"
         ) from None
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a model and see to it that no case can forge its markers.
+    """Load the tokenizer of a model; check that no text can forge its control tokens.
 
     Raises:
-        UserError: It has no chat template or no end token, or a special token that a text
-            of a case could forge in spite of `shield`.
+        UserError: It has no chat template or no end token, or a control token that the text of a
+            case could forge despite `shield`.
     """
     from transformers import AutoTokenizer
 
@@ -90,7 +89,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise UserError(f"{folder}: its tokenizer has no end token")
     for token, number in control_ids(tokenizer).items():
         if number == tokenizer.unk_token_id:
-            continue  # any character that the tokenizer lacks is that
+            continue  # any unknown character gives this token
         text = shield(tokenizer, neutralize(f"甲{token}乙"))
         if number in tokenizer(text, add_special_tokens=False).input_ids:
             raise UserError(
@@ -100,14 +99,14 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model by name: all that is ever read of it."""
-    return sorted({path for part in PARTS for path in folder.glob(part)})
+    """Return the files of a model that panjue reads, sorted by name."""
+    return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 
 def model_sha256(folder: Path) -> str:
     """Return one hash over the names and contents of a model's files.
 
-    What was fitted to its replies afterwards (`DECISION`) is no part of it.
+    The decision rule (`DECISION`) is left out: it is fitted after training.
     """
     files = (path for path in model_files(folder) if path.name != DECISION)
     parts = (f"{_file_sha256(path)} {path.name}" for path in files)
@@ -115,35 +114,35 @@ def model_sha256(folder: Path) -> str:
 
 
 def _file_sha256(path: Path) -> str:
-    """Return the hash of a file; a large one is read once, and again where it may have changed."""
-    now, state = time.time_ns(), path.stat()
-    if state.st_size < LARGE:
+    """Return the hash of a file; the hash of a large, unchanged file comes from the cache."""
+    now, stat = time.time_ns(), path.stat()
+    if stat.st_size < MIN_CACHED_SIZE:
         return sha256(path)
-    place = str(path.resolve())
-    changed = max(state.st_mtime_ns, state.st_ctime_ns)  # the latter cannot be set back by hand
-    seen = {"file": place, "size": state.st_size, "changed": changed, "inode": state.st_ino}
-    note = _cache() / f"{hashlib.sha256(place.encode()).hexdigest()}.json"
+    name = str(path.resolve())
+    changed = max(stat.st_mtime_ns, stat.st_ctime_ns)  # users can set mtime back, but not ctime
+    state = {"file": name, "size": stat.st_size, "changed": changed, "inode": stat.st_ino}
+    entry = _cache() / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
     with suppress(UserError):
-        known = read_json(note)
-        if isinstance(known, dict) and seen.items() <= known.items():
-            return str(known["sha256"])
+        cached = read_json(entry)
+        if isinstance(cached, dict) and state.items() <= cached.items():
+            return str(cached["sha256"])
     digest = sha256(path)
     # File systems round times to milliseconds or seconds: a file that was just written could be
     # written again and keep its time.
     if now - changed > SETTLED_NS:
-        with suppress(OSError, UserError):  # no place to write: it is read again next time
-            write_json(note, {**seen, "sha256": digest})
+        with suppress(OSError, UserError):  # no place to write: the file is read again next time
+            write_json(entry, {**state, "sha256": digest})
     return digest
 
 
 def _cache() -> Path:
-    """Return the folder of hashes that are known."""
+    """Return the folder of cached hashes."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "panjue/sha256"
 
 
 def prompt_sha256(task: str) -> str:
-    """Return the hash of a task's template; of all, where its several calls have one each."""
-    own, *steps = prompt_files(task)
-    parts = [sha256(own), *(f"{sha256(path)} {path.name}" for path in steps)]
-    return parts[0] if not steps else hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    """Return the hash of a task's template, or of all templates if it has several."""
+    first, *others = prompt_files(task)
+    parts = [sha256(first), *(f"{sha256(path)} {path.name}" for path in others)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() if others else parts[0]

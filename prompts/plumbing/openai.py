@@ -1,7 +1,7 @@
-"""What asking an OpenAI-compatible server takes, whatever is asked: a name, a key, patience.
+"""Requests to an OpenAI-compatible server: address, key, retries.
 
-Not OpenAI's own client: its one number of retries is for busy servers and wrong addresses alike,
-so that waiting ten minutes for a busy one would mean ten minutes for a typing error.
+Not OpenAI's own client: it has one retry limit for both busy servers and wrong addresses, so that
+waiting ten minutes for a busy server would mean ten minutes for a typing error.
 """
 
 import json
@@ -19,76 +19,76 @@ from panjue.prompts.plumbing.errors import UserError
 T = TypeVar("T")
 
 PAUSES_S = (1, 4, 16)
-"""Before a request that failed for no fault of its own is tried again."""
+"""Pauses before the retries of a failed request."""
 
-BUSY = frozenset({429, 503})
+BUSY_STATUSES = frozenset({429, 503})
 LONGEST_BUSY_S = 600
-"""How long a server may say that it is busy."""
+"""Maximum time to wait for a busy server."""
 
 REFUSED = frozenset({400, 413, 422, 501})
-LASTING = REFUSED | {401, 403, 404}
-"""What another try would meet again."""
+PERMANENT_STATUSES = REFUSED | {401, 403, 404}
+"""HTTP statuses that a retry would get again."""
 
-BROKEN_OFF = frozenset({"abort", "error"})
-"""What a server says of a reply that neither its model nor a limit has ended: vLLM's, for one, of
-all that are under way when its engine is told to end."""
+ABORT_REASONS = frozenset({"abort", "error"})
+"""Finish reasons of a reply that neither the model nor a limit has ended: vLLM sends them for
+running requests when its engine is stopped."""
 
 FAILURES = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeError)
-"""Of asking (a client that is closed raises RuntimeError) and of reading what came."""
+"""Errors of a request (a closed client raises RuntimeError) and of reading the reply."""
 
 
 def address(url: str) -> httpx.URL | None:
-    """Return the address that `url` says; None where no server can have it."""
+    """Return `url` parsed; None if it is no valid address of a server."""
     try:
         place = httpx.URL(url)
-        place.host.encode("idna")  # as a connection does, whose UnicodeError nobody expects
+        place.host.encode("idna")  # a connection would raise UnicodeError here
     except (httpx.InvalidURL, UnicodeError):
         return None
     return place if place.scheme in {"http", "https"} and place.host else None
 
 
 def named(name: str) -> tuple[str, str] | None:
-    """Return the address and the model of `URL#MODEL`; None where it is not of that form.
+    """Return the address and the model of `URL#MODEL`; None if it is not of that form.
 
     Raises:
-        UserError: It has a password in it, which would be written down.
+        UserError: The address has a password, which would be saved in files.
     """
     url, _, model = name.partition("#")
     place = address(url)
     if place and place.userinfo:
-        raise UserError(f"{place.host}: no password goes into an address; keys are in variables")
+        raise UserError(f"{place.host}: no password in an address; set its key variable instead")
     return (url.rstrip("/"), model) if place and model else None
 
 
 def key_header(*variables: str) -> dict[str, str]:
-    """Return the header that shows the key of the first environment variable that has one.
+    """Return the header with the key of the first environment variable that is set.
 
     Raises:
-        UserError: It is no key; does not show it.
+        UserError: The key has invalid characters; the message does not show it.
     """
     for variable in variables:
         key = os.environ.get(variable, "").strip()
         if not (key.isascii() and key.isprintable()):
-            raise UserError(f"{variable}: must be of printable ASCII characters, as keys are")
+            raise UserError(f"{variable}: must be of printable ASCII characters")
         if key:
             return {"Authorization": f"Bearer {key}"}
     return {}
 
 
 def post(url: str, body: dict[str, Any], variable: str, read: Callable[[Any], T]) -> T:
-    """Send one request and return what `read` makes of its reply's JSON.
+    """Send one request, with retries, and return `read` of the JSON of the response.
 
     Raises:
-        UserError: There was none, or not what is read; names the address.
+        UserError: There is no response, or `read` fails; names the address.
     """
     headers, patience = key_header(variable), Patience(url, variable)
     while True:
         try:
-            reply = httpx.post(url, json=body, headers=headers, timeout=120)
-            return read(reply.raise_for_status().json())
+            response = httpx.post(url, json=body, headers=headers, timeout=120)
+            return read(response.raise_for_status().json())
         except FAILURES as error:
             seconds = patience.pause_after(error)
-        print(f"{url}: has no answer yet, asking again in {seconds:g} s", file=sys.stderr)
+        print(f"{url}: no answer yet, next try in {seconds:g} s", file=sys.stderr)
         time.sleep(seconds)
 
 
@@ -96,20 +96,20 @@ def content(choice: Any) -> str:
     """Return the text of one choice of a chat completion.
 
     Raises:
-        LookupError, TypeError: It is none.
-        ValueError: The server broke it off.
+        LookupError, TypeError: It is no such choice.
+        ValueError: The server aborted the reply.
     """
     text = str(choice["message"]["content"] or "")
-    if choice.get("finish_reason") in BROKEN_OFF:
-        raise ValueError("it broke its reply off")
+    if choice.get("finish_reason") in ABORT_REASONS:
+        raise ValueError("the server aborted its reply")
     return text
 
 
 async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield the server-sent events of a response; those without a name are called `message`."""
+    """Yield (name, data) of the server-sent events of a response; the default name is `message`."""
     event, rest = "message", b""
     async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")  # not at the other ends of lines in Unicode
+        *lines, rest = (rest + piece).split(b"\n")  # not at other line separators of Unicode
         for line in lines:
             name, _, value = line.decode("utf-8").rstrip("\r").partition(":")
             if name == "event":
@@ -120,16 +120,16 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[
 
 
 def complaint(body: Any) -> str:
-    """Return what a server's error says, in whatever form."""
-    told = body.get("error", body) if isinstance(body, dict) else body
-    return str(told.get("message", told) if isinstance(told, dict) else told)
+    """Return the message of a server's error response, in any of the usual formats."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
 class Patience:
-    """How long one request is tried: while the server is busy, and after a few failures."""
+    """The retry policy of one request: wait while the server is busy, retry a few failures."""
 
     def __init__(self, url: str, variable: str) -> None:
-        """Name the address in messages, and where a key is refused its variable as well."""
+        """Set the address and the key's environment variable, both for messages."""
         self._url, self._variable = url, variable
         self._pauses, self._busy_until = list(PAUSES_S), time.monotonic() + LONGEST_BUSY_S
 
@@ -137,30 +137,30 @@ class Patience:
         """Return the seconds to wait before the next try.
 
         Raises:
-            UserError: There is none: another would meet the same, or there were enough.
+            UserError: The error is permanent, or there are no retries left.
         """
-        reply = error.response if isinstance(error, httpx.HTTPStatusError) else None
-        is_busy = reply is not None and reply.status_code in BUSY
-        if reply is not None and is_busy and time.monotonic() < self._busy_until:
-            return _seconds(reply.headers.get("retry-after", ""))
-        if self._pauses and (reply is None or reply.status_code not in LASTING):
+        response = error.response if isinstance(error, httpx.HTTPStatusError) else None
+        is_busy = response is not None and response.status_code in BUSY_STATUSES
+        if response is not None and is_busy and time.monotonic() < self._busy_until:
+            return _seconds(response.headers.get("retry-after", ""))
+        if self._pauses and (response is None or response.status_code not in PERMANENT_STATUSES):
             return self._pauses.pop(0)
-        raise UserError(f"{self._url}: {_told(error, self._variable)}") from None
+        raise UserError(f"{self._url}: {_reason(error, self._variable)}") from None
 
 
 def _seconds(retry_after: str) -> float:
     with suppress(ValueError):
-        return min(max(0.1, float(retry_after)), 60.0)  # in this order NaN is 0.1
+        return min(max(0.1, float(retry_after)), 60.0)  # in this order NaN gives 0.1
     return 2.0
 
 
-def _told(error: Exception, variable: str) -> str:
+def _reason(error: Exception, variable: str) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
-        more = f"; is {variable} right?" if status in {401, 403} else ""
+        hint = f"; is {variable} right?" if status in {401, 403} else ""
         with suppress(ValueError):
-            more = f" ({complaint(error.response.json())[:200]}){more}"
-        return f"{status} {error.response.reason_phrase}".rstrip() + more
+            hint = f" ({complaint(error.response.json())[:200]}){hint}"
+        return f"{status} {error.response.reason_phrase}".rstrip() + hint
     if isinstance(error, LookupError | TypeError):
-        return "its reply has not OpenAI's form"
+        return "its reply is not in OpenAI's format"
     return str(error) or type(error).__name__

@@ -1,28 +1,28 @@
-"""Which characters of a JSON reply belong to which value: for losses and probabilities by field."""
+"""Map the characters of a JSON reply to values: for losses and probabilities by field."""
 
 import re
 from collections.abc import Iterator, Sequence
 
 SYNTAX = "syntax"
-"""The part of everything that is no value: braces, keys, commas, the end token."""
+"""The part name of everything but values: braces, keys, commas, the end token."""
 
 TOKEN = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"(?P<key>\s*+:)?|\\?\Z)|[\[\]{},]|[^\s\[\]{},:"]+', re.DOTALL
 )
-"""A string that is cut reaches to the end: looked for anew at every quotation mark in it, its end
-would take the square of its length."""
+"""A string that is cut extends to the end of the reply. Otherwise the search would start again at
+each quotation mark in it, in quadratic time."""
 
-DEEPEST = 64
-"""Where values of a reply that nests deeper are no longer looked for; tasks nest four deep."""
+MAX_DEPTH = 64
+"""Nesting depth at which the search for values stops; the tasks' replies are four levels deep."""
 
 Path = tuple[str | int, ...]
-"""Object keys and array indices from the top of a reply down to a value."""
+"""Object keys and array indices from the root of a reply to a value."""
 
 
 def value_spans(reply: str) -> Iterator[tuple[int, int, Path]]:
     """Yield (start, end, path) of every string, number and literal in the JSON text `reply`.
 
-    Quotation marks belong to the value. A reply that is cut gives what is there.
+    Quotation marks belong to the value. A reply that is cut gives the values up to the cut.
     """
     path: list[str | int] = []
     for token in TOKEN.finditer(reply):
@@ -31,7 +31,7 @@ def value_spans(reply: str) -> Iterator[tuple[int, int, Path]]:
             path[-1] = text[1 : text.rindex('"')]
         elif text in "[{":
             path.append(0 if text == "[" else "")
-            if len(path) > DEEPEST:
+            if len(path) > MAX_DEPTH:
                 return
         elif text in "]}":
             path = path[:-1]
@@ -43,15 +43,15 @@ def value_spans(reply: str) -> Iterator[tuple[int, int, Path]]:
 
 
 def field_of(path: Path) -> str:
-    """Return the nearest object key above a value: `charges` for a label in `"charges": […]`."""
+    """Return the innermost object key on the path: `charges` for a label in `"charges": […]`."""
     return next((key for key in reversed(path) if isinstance(key, str)), SYNTAX)
 
 
 def part_of_tokens(reply: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
     """Return the field of every token, given each token's character span in `reply`.
 
-    A token that covers characters of a value and of what is around it counts for the value: BPE
-    joins a closing quotation mark with the bracket behind it.
+    A token with characters of a value and of the syntax around it counts for the value: BPE
+    joins a closing quotation mark with the bracket after it.
     """
     owner = [SYNTAX] * len(reply)
     for start, end, path in value_spans(reply):

@@ -1,4 +1,4 @@
-"""One way to show how far a long job is: a bar on a terminal, a line now and then elsewhere."""
+"""Show the progress of a long job: a bar on a terminal, else a line every ten seconds."""
 
 import time
 from collections.abc import Iterator
@@ -11,26 +11,30 @@ LINE_EVERY_S = 10.0
 
 
 class Meter:
-    """Counts towards `total`; made by `meter`."""
+    """Counts up to `total`; created by `meter`."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
-        """Begin at `start`."""
+        """Start at `start`."""
         self.total, self.done, self._start = total, start, start
-        self._console, self._began, self._last_line = console, time.monotonic(), time.monotonic()
+        self._console, self._start_time, self._last_line = (
+            console,
+            time.monotonic(),
+            time.monotonic(),
+        )
         self.bar: Progress | None = None
 
     @property
     def seconds(self) -> float:
-        """Seconds since the meter began."""
-        return max(time.monotonic() - self._began, 1e-3)
+        """Seconds since the meter started."""
+        return max(time.monotonic() - self._start_time, 1e-3)
 
     @property
     def rate(self) -> float:
-        """Items a second, those done before it began left out."""
+        """Items per second, without those before `start`."""
         return (self.done - self._start) / self.seconds
 
     def to(self, done: int, text: str) -> None:
-        """Show that `done` items are finished, with `text` beside."""
+        """Show that `done` items are finished, with `text`."""
         self.done = done
         if self.bar:
             self.bar.update(self.bar.task_ids[0], completed=done, description=text)
@@ -45,9 +49,9 @@ class Meter:
 @contextmanager
 def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
     """Show progress from `start` to `total` while the block runs."""
-    shown = Meter(console, total, start)
+    progress = Meter(console, total, start)
     if not console.is_terminal or console.quiet:
-        yield shown
+        yield progress
         return
     columns = (
         MofNCompleteColumn(),
@@ -57,5 +61,5 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
     )
     with Progress(*columns, console=console) as bar:
         bar.add_task("", total=total, completed=start)
-        shown.bar = bar
-        yield shown
+        progress.bar = bar
+        yield progress

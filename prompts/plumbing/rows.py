@@ -1,4 +1,4 @@
-"""Rows of a JSON Lines file by their ids, of which only the places stay in memory."""
+"""Rows of a JSON Lines file by id; only their byte offsets are in memory."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -9,15 +9,15 @@ from panjue.prompts.plumbing.files import Json, at, open_bytes, parse_line
 
 
 def by_id(row: Mapping[str, Json]) -> str:
-    """Return the key of a row that is the only one of its id."""
+    """Return the id of a row as its key."""
     return str(row["id"])
 
 
 class Rows:
-    """A JSONL file read by id in any order; only the byte offsets stay in memory.
+    """A JSONL file that is read by id in any order.
 
-    Rows come back as they stand in the file; the first of several rows with one id counts, and
-    `doubled` lists the later ones as (line number, id).
+    Of several rows with the same id the first counts; `doubled` lists the later ones as
+    (line number, id).
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Rows:
         name: Path | None = None,
         key: Callable[[Mapping[str, Json]], str] = by_id,
     ) -> None:
-        """Index `path` in one pass by `key`; messages call it `name`.
+        """Index `path` in one pass by `key`; messages use `name`.
 
         Raises:
-            UserError: A line is broken or has no `id`; names the line.
+            UserError: A line is broken or has no `id`; the message has its number.
         """
         self.path, self._key = name or path, key
         self.doubled: list[tuple[int, str]] = []

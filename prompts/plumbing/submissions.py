@@ -1,4 +1,4 @@
-"""The forms in which contests take a submission: written row by row, read row by row."""
+"""The formats of submissions to contests, written and read row by row."""
 
 import csv
 import json
@@ -28,16 +28,16 @@ Write = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class SubmissionFormat:
-    """The form of a submission: a file, or a folder of files.
+    """The format of a submission: a file, or a folder of files.
 
     Attributes:
-        name: What it is called in a run folder.
-        read: A file -> its rows; what is wrong with one is told when it is loaded. What is wrong
-            with the file as a whole is a UserError.
-        writing: Where it is to be -> a context that gives the function to write rows with. What it
-            makes appears there when the block ended well.
-        index: A file -> its rows by id. A broken row, or one without `id`, is a UserError.
-        is_one: Whether a folder is itself a submission of this form.
+        name: Its file name in a run folder.
+        read: Path -> its records. Loading a bad record raises a UserError; so does `read` for a
+            bad file.
+        writing: Path -> a context manager that returns the function to write rows with. The
+            submission appears at the path if the block ends without an error.
+        index: Path -> its rows by id. A broken row, or one without `id`, is a UserError.
+        is_one: Whether a folder is itself a submission in this format.
     """
 
     name: str
@@ -50,7 +50,7 @@ class SubmissionFormat:
         """Return the submission in a run folder; any other path as it is.
 
         Raises:
-            UserError: The folder has none of this form.
+            UserError: The folder has no submission in this format.
         """
         if not path.is_dir() or self.is_one(path):
             return path
@@ -73,16 +73,16 @@ def _line(line: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing_lines(place: Path) -> Iterator[Write]:
-    with atomic_write(place) as out:
+def _writing_lines(path: Path) -> Iterator[Write]:
+    with atomic_write(path) as out:
         yield lambda row: print(dump(row), file=out)
 
 
 def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
-    """Return rows by id, kept as lines of a file without a name: only offsets stay in memory.
+    """Return the rows by id, stored in a temporary file: only offsets are in memory.
 
     Raises:
-        UserError: A row is broken or has no `id`; names the place.
+        UserError: A row is broken or has no `id`; the message has its place.
     """
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
         for place, load in read(path):
@@ -99,25 +99,25 @@ def check_bom(path: Path) -> None:
     """Refuse a byte order mark.
 
     Raises:
-        UserError: The file cannot be opened, or opens with one.
+        UserError: The file cannot be opened, or starts with one.
     """
     with open_bytes(path) as file:
         if file.read(len(BOM)) == BOM:
-            raise UserError(f"{path}: opens with a byte order mark; save it as UTF-8 without")
+            raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")
 
 
 def list_items(path: Path, key: str | None = None) -> list[Any]:
     """Return the items of a document that is a list, or of the list under `key` of an object.
 
-    It is read whole, as the contests' own scorers do. A byte order mark is accepted.
+    The whole file is read at once, as in the contests' scorers. A byte order mark is accepted.
 
     Raises:
-        UserError: The file cannot be opened, is no UTF-8, no JSON, or has no such list.
+        UserError: The file cannot be opened, is not UTF-8, not JSON, or has no such list.
     """
     with open_bytes(path) as file, at(str(path)):
         raw = file.read().removeprefix(BOM)
         try:
-            found = json.loads(raw.decode("utf-8"))
+            value = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError:
             raise UserError("not UTF-8; save the file as UTF-8") from None
         except RecursionError:
@@ -125,19 +125,19 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         except ValueError as error:
             raise UserError(f"not JSON: {error}") from None
         if key is not None:
-            found = found.get(key) if isinstance(found, dict) else None
-        if not isinstance(found, list):
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, list):
             raise UserError(f"has no list {key!r}" if key else "is no JSON list")
-        return found
+        return value
 
 
 def _read_list(path: Path) -> Iterator[Record]:
     check_bom(path)
     for number, row in enumerate(list_items(path), start=1):
-        yield f"row {number}", partial(_checked, row)
+        yield f"row {number}", partial(_checked_row, row)
 
 
-def _checked(row: Any) -> dict[str, Any]:
+def _checked_row(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"expected a JSON object, found {type(row).__name__}")
     check_text(row)
@@ -145,21 +145,21 @@ def _checked(row: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing_list(place: Path) -> Iterator[Write]:
-    before = "["
+def _writing_list(path: Path) -> Iterator[Write]:
+    separator = "["
 
     def write(row: Mapping[str, Any]) -> None:
-        nonlocal before
-        out.write(f"{before}\n{dump(row)}")
-        before = ","
+        nonlocal separator
+        out.write(f"{separator}\n{dump(row)}")
+        separator = ","
 
-    with atomic_write(place) as out:
+    with atomic_write(path) as out:
         yield write
-        out.write("[]\n" if before == "[" else "\n]\n")
+        out.write("[]\n" if separator == "[" else "\n]\n")
 
 
 def csv_table(*columns: str) -> SubmissionFormat:
-    """Return the form of a CSV file, UTF-8 without a byte order mark, with these columns.
+    """Return the format of a CSV file, UTF-8 without a byte order mark, with these columns.
 
     The first column is the id, as text; the others hold JSON.
     """
@@ -170,23 +170,23 @@ def csv_table(*columns: str) -> SubmissionFormat:
             table = csv.reader((line.decode("utf-8") for line in file), strict=True)
             try:
                 if (header := next(table, [])) != list(columns):
-                    found, wanted = ",".join(header)[:60], ",".join(columns)
-                    raise UserError(f"{path}:1: the header is not {wanted} but {found!r}")
+                    found, expected = ",".join(header)[:60], ",".join(columns)
+                    raise UserError(f"{path}:1: the header is not {expected} but {found!r}")
                 for cells in table:
                     yield table.line_num, partial(_row, columns, cells)
             except UnicodeDecodeError:
                 place = f"{path}:{table.line_num + 1}"
                 raise UserError(f"{place}: not UTF-8; save the file as UTF-8") from None
             except csv.Error as error:
-                raise UserError(f"{path}:{table.line_num}: no CSV: {error}") from None
+                raise UserError(f"{path}:{table.line_num}: not CSV: {error}") from None
 
     @contextmanager
-    def writing(place: Path) -> Iterator[Write]:
-        key, *others = columns
-        with atomic_write(place) as out:
+    def writing(path: Path) -> Iterator[Write]:
+        key, *json_columns = columns
+        with atomic_write(path) as out:
             table = csv.writer(out, lineterminator="\n")
             table.writerow(columns)
-            yield lambda row: table.writerow([row[key], *(dump(row[name]) for name in others)])
+            yield lambda row: table.writerow([row[key], *(dump(row[c]) for c in json_columns)])
 
     return SubmissionFormat("submission.csv", read, writing, partial(indexed, read))
 
@@ -203,7 +203,7 @@ def _value(column: str, cell: str) -> Any:
     try:
         return json.loads(cell)
     except (ValueError, RecursionError):
-        raise UserError(f'{column!r} is not JSON, as ["…"] is: {cell[:40]!r}') from None
+        raise UserError(f'{column!r} is not JSON such as ["…"]: {cell[:40]!r}') from None
 
 
 def _indexed_lines(path: Path) -> Rows:

@@ -1,4 +1,4 @@
-"""Tasks whose answer is one class, or a set of classes, of a closed list."""
+"""Tasks whose answer is one class, or a set of classes, from a closed list."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
-ENDS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
-"""Where a class ends in a reply that is no JSON."""
+SEPARATORS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
+"""The separators between classes in a reply that is not JSON."""
 
 NONE = "none"
-"""What an empty set of classes is called in counts and reports."""
+"""The name of an empty set of classes in counts and reports."""
 
 
 def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -31,18 +31,18 @@ def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str,
 
 @dataclass(frozen=True)
 class Classes:
-    """A closed list of classes, in the words of a reply and in the numbers of the files.
+    """A closed list of classes: words in a reply, numbers (or words) in the files.
 
     Attributes:
         name: The task.
-        words: The classes as the model writes them; a class is its place here in the files.
-        several: Whether an answer is a set of them, which may be empty.
-        named: Whether the files have the words themselves, and no numbers.
-        text: The fields that may have the text.
-        groups: Fields to report by -> for numbers, the names that they stand for.
-        other: What else files call such a field -> its name here.
-        person: The field that may name whom it is about; `{person}` in the template.
-        synonyms: What a free reply may have in place of a class -> the class.
+        words: The classes as the model writes them; the files have the index into this list.
+        several: Whether an answer is a set of classes, which may be empty.
+        named: Whether the files have the words instead of numbers.
+        text: The possible names of the field with the text.
+        groups: Fields to report by -> the names of their numbers; empty if they have names.
+        aliases: Another name of such a field in files -> its name here.
+        person: The field with the name of the person concerned; `{person}` in the template.
+        synonyms: Another word for a class in a reply -> the class.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Classes:
     named: bool = False
     text: Sequence[str] = ("text",)
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    other: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     person: str = ""
     synonyms: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,12 +61,12 @@ class Classes:
         return "labels" if self.several else "label"
 
     def rows(self, path: Path) -> Iterator[Record]:
-        """Yield the lines of a file; one without an `id` is called by its number."""
+        """Yield the rows of a file; the default `id` is the line number."""
         for number, load in case_lines(path):
             yield number, partial(_with_id, number, load)
 
     def read(self, row: Mapping[str, Any]) -> Example:
-        """Read one line. Groups stand in it, or in its `attributes`.
+        """Read one row. The groups are fields of the row, or of its `attributes`.
 
         Raises:
             UserError: A field is missing or of the wrong type.
@@ -75,7 +75,7 @@ class Classes:
         text = text_of(row, next((name for name in self.text if name in row), self.text[0]))
         attributes = row.get("attributes") or {}
         fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
-        fields = {self.other.get(name, name): value for name, value in fields.items()}
+        fields = {self.aliases.get(name, name): value for name, value in fields.items()}
         groups = {name: self._group(name, fields[name]) for name in self.groups if name in fields}
         person = row.get(self.person) or ""
         if not isinstance(person, str):
@@ -91,21 +91,21 @@ class Classes:
 
     def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
-        if not names or not isinstance(value, int) or value == -1:  # a missing ClassLabel
+        if not names or not isinstance(value, int) or value == -1:  # -1: a missing ClassLabel
             return None if value == -1 else value
         if not 0 <= value < len(names):
             raise UserError(f"{name!r} must be a name or a number from 0 to {len(names) - 1}")
         return names[value]
 
     def _words(self, value: Any) -> list[str] | str:
-        """Return the words of what a file has."""
-        listed = value if self.several else [value]
-        if not isinstance(listed, list) or not all(self._is_class(one) for one in listed):
+        """Return the words for a value of a file."""
+        items = value if self.several else [value]
+        if not isinstance(items, list) or not all(map(self._is_class, items)):
             known = "names of classes" if self.named else f"numbers from 0 to {len(self.words) - 1}"
             raise UserError(
                 f"{self.key!r} must be {'a list of' if self.several else 'one of the'} {known}"
             )
-        words = [one if isinstance(one, str) else self.words[one] for one in listed]
+        words = [item if isinstance(item, str) else self.words[item] for item in items]
         ordered = sorted(set(words), key=self.words.index)
         return ordered if self.several else ordered[0]
 
@@ -120,39 +120,38 @@ class Classes:
 
     def schema(self, _example: Example, _labels: Labels) -> Schema:
         """Return the JSON Schema of a reply."""
-        one: Schema = {"enum": list(self.words)}
-        many: Schema = {"type": "array", "items": one, "maxItems": len(self.words)}
+        word: Schema = {"enum": list(self.words)}
+        words: Schema = {"type": "array", "items": word, "maxItems": len(self.words)}
         return {
             "type": "object",
-            "properties": {self.key: many if self.several else one},
+            "properties": {self.key: words if self.several else word},
             "required": [self.key],
             "additionalProperties": False,
         }
 
     def decode(self, reply: str, _example: Example, labels: Labels) -> Decoded:
-        """Read a reply as one class, or a set of classes, whatever it is."""
-        found = load_json(reply)
-        if isinstance(found, dict) and list(found) == [self.key] and self._is_answer(found):
-            return Decoded({self.key: found[self.key]})
+        """Read any reply as one class, or a set of classes."""
+        value = load_json(reply)
+        if isinstance(value, dict) and list(value) == [self.key] and self._is_answer(value):
+            return Decoded({self.key: value[self.key]})
         known = {normal(word): word for word in self.words}
-        known |= {normal(word): meant for word, meant in self.synonyms.items()}
+        known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
         text = field_text(reply, "labels?|answer|答案")
-        written = ENDS.split(reply[:1024]) if text is None else strings_in(text)
-        snapped = [snap(word, known) for word in written[: 4 * len(self.words)] if word.strip()]
-        meant = [word for word in dict.fromkeys(snapped) if word]
-        if not meant and not (self.several and text is not None and not written):
+        parts = SEPARATORS.split(reply[:1024]) if text is None else strings_in(text)
+        snapped = [snap(part, known) for part in parts[: 4 * len(self.words)] if part.strip()]
+        words = [word for word in dict.fromkeys(snapped) if word]
+        if not words and not (self.several and text is not None and not parts):
             return Decoded(self._fallback(labels), ("no class",), readable=False)
-        ordered = sorted(meant, key=self.words.index)
-        answer = ordered if self.several else meant[0]
+        answer = sorted(words, key=self.words.index) if self.several else words[0]
         return Decoded({self.key: answer}, ("not the JSON that was asked for",))
 
-    def _is_answer(self, found: Mapping[str, Any]) -> bool:
-        value = found[self.key]
-        listed = value if self.several else [value]
-        if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
+    def _is_answer(self, reply: Mapping[str, Any]) -> bool:
+        value = reply[self.key]
+        items = value if self.several else [value]
+        if not isinstance(items, list) or not all(isinstance(word, str) for word in items):
             return False
-        places = [self.words.index(word) if word in self.words else -1 for word in listed]
-        return -1 not in places and places == sorted(set(places))
+        indices = [self.words.index(word) if word in self.words else -1 for word in items]
+        return -1 not in indices and indices == sorted(set(indices))
 
     def _fallback(self, labels: Labels) -> Answer:
         commonest = labels.commonest("label") or self.words[0]
@@ -168,31 +167,31 @@ class Classes:
         )
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
-        """Return the hand-in row, which has numbers or names as the files have."""
+        """Return the submission row, with numbers or names as in the files."""
         value = answer[self.key]
-        listed = value if self.several else [value]
-        written = list(listed) if self.named else [self.words.index(word) for word in listed]
-        return {"id": example.id, self.key: written if self.several else written[0]}
+        words = value if self.several else [value]
+        items = list(words) if self.named else [self.words.index(word) for word in words]
+        return {"id": example.id, self.key: items if self.several else items[0]}
 
     def classes(self, row: Row) -> list[str]:
-        """Return the words of a row's classes; an empty set is one too."""
-        found = self._words(row[self.key])
-        return (found or [NONE]) if isinstance(found, list) else [found]
+        """Return the words of a row's classes; `NONE` for an empty set."""
+        words = self._words(row[self.key])
+        return (words or [NONE]) if isinstance(words, list) else [words]
 
     def check(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-        """Yield what a submission row has wrong."""
+        """Yield the faults of a submission row."""
         if row.keys() != {"id", self.key}:
             yield f"the fields must be id and {self.key}"
             return
         if row["id"] != example.id:
-            yield f"the id is written {row['id']!r}, the case has {example.id!r}"
+            yield f"the id is {row['id']!r}, the case has {example.id!r}"
         try:
             self._words(row[self.key])
         except UserError as error:
             yield str(error)
 
     def task(self, *languages: str) -> Task:
-        """Return the task; its texts are in these languages."""
+        """Return the task for texts in these languages."""
         return Task(
             Data(self.read, self.write, self.rows, check=self.check, languages=languages),
             Ask(self.prompt, self.schema, self.decode, labels=self.labels),
@@ -206,20 +205,19 @@ class Classes:
 
 
 def macro_f1(classes: int, names: Sequence[str] = ()) -> CorpusMetric:
-    """Return macro F1 over the classes 0 to `classes` - 1 that are gold or predicted somewhere.
+    """Return macro F1 over the classes 0 to `classes` - 1 that occur in gold or in predictions.
 
-    Where rows have `names` instead, a class is its place there. As scikit-learn's
-    `f1_score(average="macro", zero_division=0)` has it for one class per example. An empty set of
-    classes is a class of its own, as in FairLex. An example without a row misses its gold classes
-    and predicts none.
+    If the rows have `names`, a class is the index of its name. With one class per example it
+    equals scikit-learn's `f1_score(average="macro", zero_division=0)`. An empty set of classes is
+    a class of its own, as in FairLex. An example without a row predicts no class.
     """
     width = classes + 1
 
     def counts(gold: Row, predicted: Row | None) -> Sequence[float]:
-        wanted = _marked(gold, classes, names)
-        given = np.zeros(width) if predicted is None else _marked(predicted, classes, names)
-        found: list[float] = np.concatenate([wanted * given, wanted, given]).tolist()
-        return found
+        g = _indicators(gold, classes, names)
+        p = np.zeros(width) if predicted is None else _indicators(predicted, classes, names)
+        result: list[float] = np.concatenate([g * p, g, p]).tolist()
+        return result
 
     def value(sums: Numbers) -> Numbers:
         f1 = f1_by_class(sums)
@@ -232,14 +230,14 @@ def macro_f1(classes: int, names: Sequence[str] = ()) -> CorpusMetric:
 
 def f1_by_class(sums: Numbers) -> Numbers:
     """Return F1, [..., classes + 1], from summed counts; NaN for a class that never occurs."""
-    right, wanted, given = np.split(sums, 3, axis=-1)
+    correct, gold, predicted = np.split(sums, 3, axis=-1)
     with np.errstate(invalid="ignore"):
-        found: Numbers = 2 * right / (wanted + given)
-    return found
+        f1: Numbers = 2 * correct / (gold + predicted)
+    return f1
 
 
 def accuracy(gold: Row, predicted: Row | None) -> float:
-    """Return 1 where exactly the gold classes are predicted."""
+    """Return 1 if exactly the gold classes are predicted, else 0."""
     return float(predicted is not None and classes_of(predicted) == classes_of(gold))
 
 
@@ -249,18 +247,18 @@ def classes_of(row: Row) -> set[int | str]:
     Raises:
         TypeError: They are neither numbers nor names.
     """
-    found = row["labels"] if "labels" in row else [row["label"]]
-    if not isinstance(found, list) or not all(type(one) in (int, str) for one in found):
+    labels = row["labels"] if "labels" in row else [row["label"]]
+    if not isinstance(labels, list) or not all(type(label) in (int, str) for label in labels):
         raise TypeError
-    return set(found)
+    return set(labels)
 
 
-def _marked(row: Row, classes: int, names: Sequence[str]) -> Numbers:
-    """Return 1 for every class of a row, [classes + 1]; the last one is of an empty set."""
-    marks = np.zeros(classes + 1)
+def _indicators(row: Row, classes: int, names: Sequence[str]) -> Numbers:
+    """Return 1 for every class of a row, else 0, [classes + 1]; the last is for an empty set."""
+    indicators = np.zeros(classes + 1)
     known: Sequence[int | str] = names or range(classes)
-    found = classes_of(row)
-    if not found <= set(known):
+    labels = classes_of(row)
+    if not labels <= set(known):
         raise TypeError
-    marks[[known.index(one) for one in found] or classes] = 1
-    return marks
+    indicators[[known.index(label) for label in labels] or classes] = 1
+    return indicators

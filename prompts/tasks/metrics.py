@@ -1,8 +1,8 @@
-"""What a metric is, and those that several tasks have.
+"""The definition of a metric, and metrics that several tasks share.
 
-A metric is a pure function from one example's (gold row, predicted row) of a submission to a
-number, whose mean over examples, weighted by the task, is the score; or it is a `CorpusMetric`. A
-predicted row is None where the submission has no row for the example.
+A metric is a pure function from (gold row, predicted row) of one example to a number. The score is
+its mean over the examples, weighted by the task. Or it is a `CorpusMetric`. The predicted row is
+None if the submission has no row for the example.
 """
 
 from collections import Counter
@@ -17,18 +17,18 @@ from panjue.prompts.plumbing.files import dump
 
 Numbers = NDArray[np.float64]
 Row = Mapping[str, Any]
-"""One row of a submission, or what such a row is scored against."""
+"""One row of a submission, or a gold row."""
 
 
 @dataclass(frozen=True)
 class CorpusMetric:
-    """A metric of all examples together, from counts of each that add up: macro F1, say.
+    """A metric of all examples together, computed from summed counts, e.g. macro F1.
 
     Attributes:
-        name: What it is called.
-        width: How many counts there are.
+        name: Its name.
+        width: Number of counts per example.
         counts: Gold row, submission row or None -> the counts of one example.
-        value: Their sums, [..., width] -> the metric, [...].
+        value: Sums of the counts, [..., width] -> the metric, [...].
     """
 
     name: str
@@ -41,27 +41,27 @@ Metric = Callable[[Row, Row | None], float] | CorpusMetric
 
 
 def name_of(metric: Metric) -> str:
-    """Return what a metric is called."""
+    """Return the name of a metric."""
     return metric.name if isinstance(metric, CorpusMetric) else metric.__name__
 
 
 def exact_match(gold: Row, predicted: Row | None) -> float:
-    """Return 1 where every field but the id is predicted as gold has it, else 0."""
+    """Return 1 if every predicted field but the id equals gold, else 0."""
     keys = gold.keys() - {"id"}
     return float(predicted is not None and all(predicted.get(key) == gold[key] for key in keys))
 
 
-def overlap_f1(wanted: Sequence[str], given: Sequence[str]) -> float:
-    """F1 of two multisets, in any order; if either is empty, 1 where both are."""
-    if not wanted or not given:
-        return float(wanted == given)
-    both = (Counter(wanted) & Counter(given)).total()
-    return 2 * both / (len(wanted) + len(given))
+def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """F1 of two multisets; if one is empty, 1 if both are, else 0."""
+    if not gold or not predicted:
+        return float(gold == predicted)
+    overlap = (Counter(gold) & Counter(predicted)).total()
+    return 2 * overlap / (len(gold) + len(predicted))
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of an answer, gold and told, as texts in order; and whether it is right."""
+    """One field of an answer: gold and predicted (`told`) texts in order, and if they match."""
 
     name: str
     gold: Sequence[str]
@@ -70,18 +70,18 @@ class Field:
 
 
 Item = tuple[str, list[Field]]
-"""Who or what is answered, nothing where it is the whole example; and its fields."""
+"""Name of an item of the answer, empty for the whole example; and its fields."""
 
 Shown = Callable[[Row, Row | None], Iterator[Item]]
 
 
-def same(name: str, gold: Any, told: Any) -> Field:
-    """Return a field that is right where both have the same values, in whatever order."""
-    gold, told = list(gold), list(told)
-    return Field(name, gold, told, set(gold) == set(told))
+def same(name: str, gold: Any, predicted: Any) -> Field:
+    """Return a field that is right if both have the same set of values."""
+    gold, predicted = list(gold), list(predicted)
+    return Field(name, gold, predicted, set(gold) == set(predicted))
 
 
 def texts(value: Any) -> list[str]:
-    """Return a value as texts: those of a list, the one that it is, none of nothing."""
-    listed = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
-    return [one if isinstance(one, str) else dump(one) for one in listed]
+    """Return a value as a list of texts; None and "" give an empty list."""
+    items = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
+    return [item if isinstance(item, str) else dump(item) for item in items]

@@ -112,8 +112,8 @@ def test_what_was_met_is_counted(run: Path) -> None:
     # The name before the colon is gone, so that kinds of repair add up.
     assert tally.repairs == {
         "not the JSON that was asked for": 1,
-        "no answer, the commonest stands in": 3,
-        "penalty missing or of no class, the commonest stands in": 1,
+        "no answer, commonest labels used": 3,
+        "penalty missing or of no class, commonest used": 1,
     }
     assert json.loads((run / "decode.json").read_text("utf-8")) == {
         **counts,
@@ -133,7 +133,7 @@ def test_the_summary_for_a_person(run: Path) -> None:
     assert lines[3] == "500 prompt tokens (25% from the cache), 200 output tokens"
     assert lines[4] == "5 answers decided from 10 replies, pair price 0, class prior 0"
     assert lines[5].startswith("1 greedy replies pass a near tie")
-    assert lines[6] == "      3 × no answer, the commonest stands in"
+    assert lines[6] == "      3 × no answer, commonest labels used"
 
 
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:

@@ -114,8 +114,8 @@ def test_an_id_of_another_type_and_another_order_of_defendants(
     turned = {**rows[0], "id": str(rows[0]["id"]), "judgments": rows[0]["judgments"][::-1]}
     found = faults(write("submission.jsonl", [turned, *rows[1:]]), cases)
     assert [text.split(": ", 2)[2] for text in found] == [
-        f"the id is written {turned['id']!r}, the case has {rows[0]['id']!r}",
-        "the defendants stand in another order than in the case",
+        f"the id is {turned['id']!r}, the case has {rows[0]['id']!r}",
+        "the defendants are not in the order of the case",
     ]
 
 

@@ -146,7 +146,7 @@ def test_a_side_file_and_rows_that_it_lacks(folder: Path) -> None:
     assert found.unknown == 5
     assert found.groups["高"].train is None, "no training file is known"
     write(side, [{"id": 1, "court": "高"}, {"id": 1, "court": "低"}])
-    with pytest.raises(UserError, match=r"side.jsonl:2: id 1 stands there already"):
+    with pytest.raises(UserError, match=r"side.jsonl:2: id 1 occurs twice"):
         side_groups(side)
     write(side, [{"id": 1, "court": ["高"]}])
     with pytest.raises(UserError, match=r"side.jsonl:1: group 'court' must be one text"):

@@ -99,7 +99,7 @@ def test_every_default_of_the_libraries_passes(section: str, cls: Any) -> None:
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.init_lora_weights=foo", "^lora: Unknown initialization init_lora_weights='foo'"),
         ("lora.rank_pattern={q_proj: x}", "^lora: "),
-        ("lora.layer_replication=[[0, 2]]", "^lora: 'layer_replication' is panjue's to set"),
+        ("lora.layer_replication=[[0, 2]]", "^lora: 'layer_replication' is set by panjue"),
     ],
 )
 def test_what_only_the_model_can_tell_is_one_line_too(
@@ -163,12 +163,12 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str, tmp_path: Path) -> No
 def test_what_would_break_going_on_or_the_rows_is_refused_with_the_reason(
     name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=f"trainer: '{name}' is panjue's to set; use .+"):
+    with pytest.raises(UserError, match=f"trainer: '{name}' is set by panjue; use .+"):
         check_library_settings(config(f"trainer.{name}=true", path=tmp_path / "a.yaml"))
 
 
 def test_an_adapter_that_is_not_to_be_trained_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="lora: 'inference_mode' is panjue's to set"):
+    with pytest.raises(UserError, match="lora: 'inference_mode' is set by panjue"):
         check_library_settings(config("lora.inference_mode=true", path=tmp_path / "a.yaml"))
 
 
@@ -197,7 +197,7 @@ def test_a_start_that_changes_the_base_is_refused(start: str, tmp_path: Path) ->
     ],
 )
 def test_what_would_do_nothing_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"trainer: '{name}' is panjue's to set; use .+"):
+    with pytest.raises(UserError, match=f"trainer: '{name}' is set by panjue; use .+"):
         check_library_settings(config(f"trainer.{name}=1", path=tmp_path / "a.yaml"))
 
 

@@ -414,7 +414,7 @@ def test_the_first_process_alone_hashes_the_base(two_processes: Trained) -> None
         (["max_token=5"], "did you mean 'max_tokens'"),
         (["train=nowhere.jsonl"], "no file nowhere.jsonl"),
         (["model=./nowhere"], "no such folder"),
-        (["model=Qwen/NoSuchModel"], "the hub does not give it"),
+        (["model=Qwen/NoSuchModel"], "the hub cannot provide it"),
         (["task=judgement"], "did you mean 'judgment'"),
         (["dtype=float17"], "float17"),
         (["method=qlora"], "goes with method=qlora"),

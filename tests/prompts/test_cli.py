@@ -119,7 +119,7 @@ def test_a_folder_where_a_file_is_wanted_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, "score", folder, folder / "submission.jsonl") == 2
-    assert f"{folder}: is a folder, a file is wanted here" in capsys.readouterr().err
+    assert f"{folder}: is a folder, expected a file" in capsys.readouterr().err
 
 
 def test_a_package_that_is_missing_is_named(
@@ -141,7 +141,7 @@ def test_nothing_that_is_read_is_written_over(
     gold, path = folder / "test.jsonl", folder / "submission.jsonl"
     before = path.read_bytes()
     assert typed(monkeypatch, "score", gold, path, "--json", path) == 2
-    told = f"{path}: is read here or belongs to a run; write somewhere else"
+    told = f"{path}: is an input or belongs to a run; choose another output"
     assert told in capsys.readouterr().err
     of_run = folder / "completions.jsonl"
     of_run.write_text("{}", "utf-8")

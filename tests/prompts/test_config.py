@@ -132,7 +132,7 @@ def test_a_broken_file_is_named_with_line_and_problem(
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("trainer.lr={a: '${'}", "no viable alternative"),
         ("trainer.lr=[1, '${nothing}']", "Interpolation key 'nothing' not found"),
-        ("trainer=[1]", "a list cannot stand for a section"),
+        ("trainer=[1]", "a list cannot replace a section"),
     ],
 )
 def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, problem: str) -> None:
@@ -180,7 +180,7 @@ def test_settings_that_panjue_makes_itself_are_refused_with_the_one_to_use() -> 
     check_managed("trainer", {"max_steps": 8}, {"seed": "seed"})
     with pytest.raises(UserError) as caught:
         check_managed("trainer", {"max_steps": 8, "seed": 1}, {"seed": "seed"})
-    assert str(caught.value) == "trainer: 'seed' is panjue's to set; use seed"
+    assert str(caught.value) == "trainer: 'seed' is set by panjue; use seed"
 
 
 @pytest.mark.parametrize(

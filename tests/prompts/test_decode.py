@@ -142,8 +142,8 @@ def test_what_is_said_of_the_reply(case: Example, labels: Labels) -> None:
     assert read.repairs == ()
     assert mended.repairs == ("not the JSON that was asked for",)
     assert lost.repairs == (
-        "张某甲: no answer, the commonest stands in",
-        "李某: no answer, the commonest stands in",
+        "张某甲: no answer, commonest labels used",
+        "李某: no answer, commonest labels used",
     )
     assert mended.answer == read.answer == case.answer
 

@@ -132,7 +132,7 @@ def test_nobodys_own_cases_are_written_over(tmp_path: Path) -> None:
     own = tmp_path / "test.jsonl"
     for text in ('{"id": 0, "fact": "被告人甲盗窃。"}\n', "no JSON\n"):
         own.write_text(text, "utf-8")
-        with pytest.raises(UserError, match=r"test\.jsonl: holds other cases"):
+        with pytest.raises(UserError, match=r"test\.jsonl: has other cases"):
             write_demo(tmp_path, {"train": 4, "test": 2})
         assert own.read_text("utf-8") == text
         assert (tmp_path / "train.jsonl").read_text("utf-8").count("\n") == 3

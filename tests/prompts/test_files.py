@@ -70,7 +70,7 @@ def test_mark_before_the_first_row(tmp_path: Path) -> None:
         (b'{"fact": "\xb5\xc1"}', "not UTF-8 at byte 10"),
         (b"[" * 100_000, "not JSON"),
         (b'{"id": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b'{"fact": "\\ud83d"}', "stands alone"),
+        (b'{"fact": "\\ud83d"}', "a lone"),
         (b'\xef\xbb\xbf{"id": 2}', "not JSON"),
     ],
 )

@@ -20,7 +20,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return sha256(path)
 
     monkeypatch.setattr("panjue.prompts.plumbing.model.sha256", counted)
-    monkeypatch.setattr(model, "LARGE", 0)
+    monkeypatch.setattr(model, "MIN_CACHED_SIZE", 0)
     monkeypatch.setattr(model, "SETTLED_NS", -1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return names

@@ -99,7 +99,7 @@ def test_what_a_server_broke_off_is_asked_again(reason: str, server: Server) -> 
 def test_a_judge_that_comes_to_no_end_is_named(server: Server) -> None:
     half = {"message": {"content": "这两个名称是"}, "finish_reason": "length"}
     server.fates = [{"choices": [half]}]
-    with pytest.raises(UserError, match="judge m: is cut off before it comes to an end"):
+    with pytest.raises(UserError, match="judge m: reply cut off at 1024 tokens"):
         judges(f"{server.url}#m")
 
 
@@ -127,7 +127,7 @@ def test_what_another_try_would_meet_again_is_told_at_once(
     [
         (None, "disconnected"),
         (502, "502 Bad Gateway"),
-        ({"error": "at a 200"}, "its reply has not OpenAI's form"),
+        ({"error": "at a 200"}, "its reply is not in OpenAI's format"),
     ],
 )
 def test_who_fails_again_and_again_is_named(

@@ -151,5 +151,5 @@ def test_a_doubled_id_names_both_lines(tmp_path: Path) -> None:
     row = {"id": 4, "fact": "甲盗窃。", "defendants": ["甲"]}
     path = tmp_path / "cases.jsonl"
     path.write_text(f"{dump(row)}\n\n{dump({**row, 'id': '4'})}\n", "utf-8")
-    with pytest.raises(UserError, match=r"cases.jsonl:3: id 4 stands already at 1"):
+    with pytest.raises(UserError, match=r"cases.jsonl:3: id 4 is already used at 1"):
         list(read(path))

@@ -146,8 +146,8 @@ def test_a_list_that_was_cut_counts_as_far_as_it_goes(case: Example, labels: Lab
     decoded = decode(reply, case, labels)
     assert decoded.answer["judgments"][1] == {"name": "李某", **GUESS}
     assert set(decoded.repairs) == {
-        "李某: articles missing, the commonest stand in",
-        "李某: penalty missing or of no class, the commonest stands in",
+        "李某: articles missing, commonest used",
+        "李某: penalty missing or of no class, commonest used",
     }
 
 
@@ -184,7 +184,7 @@ def test_of_two_answers_the_first_counts(case: Example, labels: Labels) -> None:
 def test_a_misspelled_name_is_read_by_its_place(case: Example, labels: Labels) -> None:
     decoded = decode(reply_of(("张某", "诈骗罪", 3), ("李某", "诈骗罪", 4)), case, labels)
     assert penalties(decoded) == [3, 4]
-    assert decoded.repairs == ("name '张某' -> '张某甲' by its place",)
+    assert decoded.repairs == ("name '张某' -> '张某甲' by position",)
     both = decode(reply_of(("甲", "诈骗罪", 3), ("乙", "诈骗罪", 4)), case, labels)
     assert penalties(both) == [3, 4]
 
@@ -217,7 +217,7 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
             "charges cut to 2, the most in training",
         ),
         ("charges", "诈骗罪", ["诈骗罪"], "not the JSON that was asked for"),
-        ("charges", [], ["盗窃罪"], "charges missing, the commonest stand in"),
+        ("charges", [], ["盗窃罪"], "charges missing, commonest used"),
         ("charges", [["诈骗罪"]], ["诈骗罪"], "not the JSON that was asked for"),
         ("articles", ["第266条"], ["266"], "articles '第266条' -> '266'"),
         ("articles", ["第二百六十六条"], ["266"], "articles '第二百六十六条' -> '266'"),
@@ -237,18 +237,18 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
             "penalty",
             "6个月",
             PENALTIES[10],
-            "penalty missing or of no class, the commonest stands in",
+            "penalty missing or of no class, commonest used",
         ),
         ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
         ("articles", ["26、4"], ["264"], "articles '26' unknown, dropped"),
         ("penalty", [3], PENALTIES[3], "penalty 3 -> '管制一年以上'"),
         ("penalty", 3.0, PENALTIES[3], "penalty 3 -> '管制一年以上'"),
-        ("penalty", 15, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
-        ("penalty", -1, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
-        ("penalty", 120, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
-        ("penalty", 1200, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
-        ("penalty", None, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
-        ("penalty", True, PENALTIES[10], "penalty missing or of no class, the commonest stands in"),
+        ("penalty", 15, PENALTIES[10], "penalty missing or of no class, commonest used"),
+        ("penalty", -1, PENALTIES[10], "penalty missing or of no class, commonest used"),
+        ("penalty", 120, PENALTIES[10], "penalty missing or of no class, commonest used"),
+        ("penalty", 1200, PENALTIES[10], "penalty missing or of no class, commonest used"),
+        ("penalty", None, PENALTIES[10], "penalty missing or of no class, commonest used"),
+        ("penalty", True, PENALTIES[10], "penalty missing or of no class, commonest used"),
     ],
 )
 def test_one_thing_wrong(

@@ -61,21 +61,21 @@ def test_a_file_is_taken_as_it_is_and_a_folder_has_one(tmp_path: Path) -> None:
 
 BROKEN = [
     ("list", b'{"id": 1}', ": is no JSON list"),
-    ("list", b"\xef\xbb\xbf[]", ": opens with a byte order mark; save"),
+    ("list", b"\xef\xbb\xbf[]", ": starts with a byte order mark; save"),
     ("list", b'[{"id": 1}, {"id"', ": not JSON"),
     ("list", b'[{"id": 1}, 7]', ":row 2: expected a JSON object, found int"),
     ("list", '[{"id": "罪"}]'.encode("gbk"), ": not UTF-8; save the file as UTF-8"),
     ("list", b'[{"id": 1}, {"ret": 1}]', ":row 2: the row has no 'id'"),
-    ("list", b'[{"id": "\\ud800"}]', ":row 1: .* it is no character"),
+    ("list", b'[{"id": "\\ud800"}]', ":row 1: .* only half a character"),
     ("list", b'[{"id": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]", ": it is nested too deeply"),
-    ("table", b"\xef\xbb\xbfid,ret\n", ": opens with a byte order mark; save"),
+    ("table", b"\xef\xbb\xbfid,ret\n", ": starts with a byte order mark; save"),
     ("table", b"qid,ret\n1,[]\n", ":1: the header is not id,ret"),
     ("table", b"", ":1: the header is not id,ret"),
     ("table", b"id,ret\n1,[],2\n", ":2: 3 columns instead of 2"),
     ("table", b"id,ret\n1,[]\n2,peru\n", ":3: 'ret' is not JSON"),
-    ("table", b'id,ret\n1,"[]', ":2: no CSV: unexpected end"),
+    ("table", b'id,ret\n1,"[]', ":2: not CSV: unexpected end"),
     ("table", b"id,ret\n1,[]\n\xff,[]\n", ":3: not UTF-8; save the file as UTF-8"),
-    ("table", b'id,ret\n1,"[""\\ud800""]"\n', ":2: .* it is no character"),
+    ("table", b'id,ret\n1,"[""\\ud800""]"\n', ":2: .* only half a character"),
 ]
 
 

@@ -57,8 +57,8 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
     [
         ({"host": "0.0.0.0"}, "set PANJUE_API_KEY to a secret"),
         ({"trained": "nowhere"}, "nothing trained is there"),
-        ({"engine": {"model": "x"}}, "'model' is panjue's to set; use trained"),
-        ({"engine": {"api_key": "x"}}, "'api_key' is panjue's to set"),
+        ({"engine": {"model": "x"}}, "'model' is set by panjue; use trained"),
+        ({"engine": {"api_key": "x"}}, "'api_key' is set by panjue"),
         ({"engine": {"trust-remote-code": True}}, "no setting 'trust-remote-code'"),
         ({"engine": {"trust_remote_cod": True}}, "no setting 'trust_remote_cod'"),
         ({"engine": {"dtyp": "float32"}}, "engine: no setting 'dtyp'; did you mean 'dtype'"),

@@ -146,7 +146,7 @@ def test_what_was_thought_is_no_answer() -> None:
     target = SEVERITY.ask.target(Example(1, "", answer={"label": "三年以上五年以下"}))
     assert SEVERITY.ask.decode(target, Example(1, ""), LABELS).repairs == ()
     thought = SEVERITY.ask.decode(f"<think>十年以上</think>{target}", Example(1, ""), LABELS)
-    assert (thought.answer, thought.repairs) == (decoded.answer, ("what was thought is left out",))
+    assert (thought.answer, thought.repairs) == (decoded.answer, ("think block dropped",))
 
 
 def test_a_marker_inside_an_answer_is_no_end_of_thoughts() -> None:

@@ -94,7 +94,7 @@ def test_the_contest_form_by_hand(written: str, form: str) -> None:
     assert contest_form(written) == form
 
 
-FORM = "an answer brought to the contest's form"
+FORM = "an answer converted to the contest's format"
 
 
 TWICE = "an answer repeated or empty"

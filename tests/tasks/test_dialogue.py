@@ -29,10 +29,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import LARGEST_LINE
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
-from panjue.prompts.tasks.dialogue.bucket import NOTE, OTHER, Bucket, windows
+from panjue.prompts.tasks.dialogue.bucket import MAX_SENTENCE_LENGTH, OTHER, Bucket, windows
 from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, verdict
 from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, sextuple_points
-from panjue.prompts.tasks.dialogue.sextuples import FIELDS, MOST_EVENTS, emotion_faults
+from panjue.prompts.tasks.dialogue.sextuples import FIELDS, MAX_EVENTS, emotion_faults
 from panjue.prompts.tasks.dialogue.similarity import Embedded, best_pairs, ngrams, similarity
 from panjue.prompts.tasks.dialogue.solve import joined, merged
 from panjue.prompts.tasks.metrics import Row
@@ -155,8 +155,8 @@ def test_an_event_that_is_much_alike_is_the_same() -> None:
 
 def test_an_account_says_where_it_shortens() -> None:
     bucket = Bucket(ngrams, 0.6)
-    entry = bucket.add(Turn(1, "甲", "长" * (NOTE + 1)), "", "事")
-    assert entry.description(1) == f"[1] 甲谈{OTHER}：{'长' * NOTE}{GAP}\n"
+    entry = bucket.add(Turn(1, "甲", "长" * (MAX_SENTENCE_LENGTH + 1)), "", "事")
+    assert entry.description(1) == f"[1] 甲谈{OTHER}：{'长' * MAX_SENTENCE_LENGTH}{GAP}\n"
 
 
 @given(st.integers(2, 40), sizes)
@@ -407,7 +407,7 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
     example = TASK.data.read({"id": "9", "chat": chat, "emo": emo})
     assert example.notes == (
         "sentence 2: the sentiment 'Neutral' is none of the five",
-        "holder 1: the state 'defensive' is none of them",
+        "holder 1: the state 'defensive' is none of the five",
     )
     bad = [
         question.id
@@ -432,7 +432,7 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
     ("given", "told"),
     [
         ({"similarity": "words"}, "neither ngrams, nor a folder, nor URL#MODEL"),
-        ({"kept_in": "/tmp"}, "no setting 'kept_in'"),
+        ({"cache_folder": "/tmp"}, "no setting 'cache_folder'"),
         ({"way": "windows"}, "solve: way: Input should be"),
         ({"windw": 3}, "no setting 'windw'; did you mean 'window'"),
         ({"window": 4, "step": 5}, "step must not exceed its window, 4"),
@@ -483,7 +483,7 @@ def test_broken_emotions_are_told_and_no_row_is_lost(emo: Any) -> None:
 
 def test_a_folder_without_dialogues_is_named(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UserError, match="no folder with dialogues"):
+        with pytest.raises(UserError, match="has no dialogues"):
             list(Reader(TASK).read(place))
 
 
@@ -504,7 +504,7 @@ def test_what_is_no_file_is_a_bad_row(tmp_path: Path) -> None:
     reasons = {str(place): reason for (_, place), reason in reader.skipped.rows.items()}
     assert reasons["chat/chat_8.json"] == "Is a directory"
     assert "No such file" in reasons["chat/chat_9.json"]
-    assert "escape stands alone" in reasons["chat/chat_10.json"]
+    assert "only half a character" in reasons["chat/chat_10.json"]
     assert "larger than 16 MiB" in reasons["chat/chat_11.json"]
     assert len(reasons) == 5
     for place, reason in reasons.items():
@@ -521,9 +521,9 @@ def test_texts_are_cut_to_what_the_schema_allows() -> None:
     assert {field: len(decoded.answer[field]) for field in FIELDS} == {
         "target": 60, "aspect": 60, "opinion": 80, "sentiment": 0, "rationale": 120,
     }  # fmt: skip
-    events = [{"event": f"事{i}", "emotions": []} for i in range(MOST_EVENTS + 3)]
+    events = [{"event": f"事{i}", "emotions": []} for i in range(MAX_EVENTS + 3)]
     reply = json.dumps({"holders": [{"holder": "甲", "events": events}]})
-    assert len(TASK.ask.decode(reply, example, NONE).answer["holders"][0]["events"]) == MOST_EVENTS
+    assert len(TASK.ask.decode(reply, example, NONE).answer["holders"][0]["events"]) == MAX_EVENTS
 
 
 def test_all_real_dialogues_are_read(shared: Path) -> None:
@@ -799,7 +799,10 @@ def test_the_command_says_what_texts_were_compared_by(
     damaged(told, "chat/chat_2.json", lambda chat: chat[0].update(holder="9"))
     torn = panjue(*check)
     assert torn.returncode == 1
-    assert "chat/chat_2.json: id 2: sentence 1: is not what the dialogue has there" in torn.stdout
+    assert (
+        "chat/chat_2.json: id 2: sentence 1: text or holder differs from the dialogue"
+        in torn.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -940,9 +943,9 @@ def test_an_endpoint_embeds(endpoint: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("http://u:pw@x/v1#m", "no password goes into an address"),
+        ("http://u:pw@x/v1#m", "no password in an address"),
         ("words", "neither ngrams, nor a folder, nor URL#MODEL"),
-        ("http://x/v1", "say which model"),
+        ("http://x/v1", "add the model"),
     ],
 )
 def test_what_is_no_similarity_is_named(name: str, told: str) -> None:

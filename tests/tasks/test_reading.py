@@ -118,8 +118,8 @@ def test_bad_questions_are_named_and_may_be_skipped(tmp_path: Path) -> None:
     assert [example.id for example in reader.read(path)] == ["a1_1", "a1_5"]
     assert [(place, reason[:12]) for (_, place), reason in reader.skipped.rows.items()] == [
         ("data[0].paragraphs[0].qas[1]", "'question' m"),
-        ("data[0].paragraphs[0].qas[2]", "id a1_1 stan"),
-        ("data[0].paragraphs[0].qas[3]", "a \\ud800-\\ud"),
+        ("data[0].paragraphs[0].qas[2]", "id a1_1 is a"),
+        ("data[0].paragraphs[0].qas[3]", "a lone \\ud80"),
         ("data[1]", "expected {pa"),
     ]
 
@@ -174,7 +174,7 @@ def test_the_schema(reply: dict[str, str], valid: bool) -> None:
     assert Draft202012Validator(TASK.ask.schema(EXAMPLE, Labels())).is_valid(reply) == valid
 
 
-MENDED = "a span that is not in the text, mended"
+REPLACED = "a span that is not in the text, replaced"
 
 
 OTHER = "not the JSON that was asked for"
@@ -185,9 +185,9 @@ OTHER = "not the JSON that was asked for"
     [
         ('{"type":"span","answer":"夫妻感情破裂"}', "span", "夫妻感情破裂", []),
         ('{"type":"yes","answer":""}', "yes", "", []),
-        ('{"type":"span","answer":"夫妻感情己破裂"}', "span", "夫妻感情破裂", [MENDED]),
-        ('{"type":"span","answer":"夫妻情破裂"}', "span", "夫妻感情破裂", [MENDED]),
-        ('{"type":"span","answer":"每月支付了生活费800"}', "span", "每月支付生活费800", [MENDED]),
+        ('{"type":"span","answer":"夫妻感情己破裂"}', "span", "夫妻感情破裂", [REPLACED]),
+        ('{"type":"span","answer":"夫妻情破裂"}', "span", "夫妻感情破裂", [REPLACED]),
+        ('{"type":"span","answer":"每月支付了生活费800"}', "span", "每月支付生活费800", [REPLACED]),
         ('{"type":"span","answer":"张三丰在武当山"}', "unknown", "", ["dropped"]),
         ('{"type":"span","answer":""}', "unknown", "", [OTHER]),
         ('{"type":"yes","answer":"是的"}', "yes", "", [OTHER]),
@@ -255,7 +255,7 @@ def test_markup_in_a_span_is_that_of_the_text() -> None:
         ({"id": "1", "answer": None}, "must be a text"),
         ({"id": "1"}, "fields must be"),
         ({"id": "1", "answer": "", "type": "no"}, "fields must be"),
-        ({"id": 1, "answer": ""}, "the id is written 1"),
+        ({"id": 1, "answer": ""}, "the id is 1"),
     ],
 )
 def test_faults(row: dict[str, Any], complaint: str | None) -> None:

@@ -244,7 +244,7 @@ def test_full_disk(make: Callable[[str], Path], once: Path, finish: Finish, prom
         assert done.returncode == 2, done.stderr
         [told] = [line for line in done.stderr.splitlines() if line.startswith("panjue: ")]
         assert "No space left on device" in told, done.stderr
-        assert "goes on" in told
+        assert "the same command resumes" in told
         assert 0 < lines_of(run / "completions.jsonl") < lines_of(once / "completions.jsonl")
         subprocess.run(["mount", "-o", "remount,size=64m", str(run)], check=True)
         assert finish(config).returncode == 0

@@ -31,7 +31,7 @@ def row(**changes: Any) -> bytes:
 
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "an id that came before": (row(id=0), "id 0 stands already at 1"),
+    "an id that came before": (row(id=0), "id 0 is already used at 1"),
     "empty facts": (row(fact=" \n"), "'fact' must be a text that is not empty"),
     "no facts": (b'{"id": 1, "defendants": ["\xe7\x94\xb2"]}', "'fact' must be"),
     "no defendants": (row(defendants=[]), "'defendants' must list"),
@@ -40,7 +40,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no outcome for one": (row(defendants=["甲", "乙"]), "exactly one entry per defendant"),
     "a NUL byte": (row().replace(b"\xe7", b"\x00", 1), "not"),
     "half a character": (row()[:30], "not"),
-    "a lone surrogate": (row(fact="x").replace(b'"x"', rb'"\ud800"'), "stands alone"),
+    "a lone surrogate": (row(fact="x").replace(b'"x"', rb'"\ud800"'), "a lone"),
     "another encoding": (row().decode().encode("gb18030"), "not UTF-8 at byte"),
     "no object": (b"[1, 2]", "expected a JSON object"),
     "half a row": (row()[:-20], "not JSON"),

@@ -9,16 +9,15 @@ from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLE = re.compile(r"\b(a|an|the)\b")
 
-
 MAX_ANSWERS = 5
-"""Answers that count; K of the contest."""
+"""Number of answers that count; K of the contest."""
 
 
 def f1(gold: Row, predicted: Row | None) -> float:
     """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
 
     Raises:
-        TypeError: The answers are no list of at most five texts: more would be no contest.
+        TypeError: The answers are no list of at most five texts, as the contest requires.
     """
     answers = [] if predicted is None else predicted["ret"]
     if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
@@ -28,14 +27,14 @@ def f1(gold: Row, predicted: Row | None) -> float:
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the ranked answers beside the gold ones, right where one of them is."""
+    """Yield the ranked answers and the gold ones, right if one of the answers is."""
     references = dict.fromkeys(text for texts in gold["references"] for text in texts)
-    told = texts(row["ret"]) if row else []
-    yield "", [Field("answers", list(references), told, f1(gold, row) == 1)]
+    predicted = texts(row["ret"]) if row else []
+    yield "", [Field("answers", list(references), predicted, f1(gold, row) == 1)]
 
 
 def token_f1(reference: str, answer: str) -> float:
-    """F1 of the tokens as a multiset, in any order; if either has none, 1 where both have."""
+    """F1 of the tokens as a multiset; if one text has no tokens, 1 if both have none, else 0."""
     return overlap_f1(tokens(reference), tokens(answer))
 
 

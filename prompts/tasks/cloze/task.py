@@ -1,4 +1,4 @@
-"""What stands at [MASK]: probing a model's knowledge (CCKS2021, 预训练模型知识量度量)."""
+"""Fill in [MASK]: a probe of a model's knowledge (CCKS2021, 预训练模型知识量度量)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,13 +17,13 @@ from panjue.prompts.tasks.metrics import Row
 
 MASK = "[MASK]"
 
-LONGEST = 100
-"""Characters of an answer."""
+MAX_ANSWER_LENGTH = 100
+"""In characters."""
 
 GROUPS = ("domain", "NeedReasoning")
-"""Fields of a row that scores are reported by, where it has them."""
+"""Optional fields of a row that scores are reported by."""
 
-MONTHS = (  # noqa: SIM905  # a word a line would hide what follows
+MONTHS = (  # noqa: SIM905  # one word per line would be too long
     "january february march april may june july august september october november december"
 ).split()
 UNITS = (  # noqa: SIM905
@@ -52,7 +52,7 @@ def read(row: Mapping[str, Any]) -> Example:
     return Example(
         id=row["qid"],
         text=query,
-        names=(MASK,),  # the sentence that has it always stays
+        names=(MASK,),  # `fit` keeps its sentence
         answer={"answers": answers} if gold else None,
         references=(gold,) if gold else (),
         groups={name: str(row[name]) for name in GROUPS if name in row},
@@ -60,10 +60,10 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _gold(answers: Any) -> tuple[str, ...]:
-    listed = answers if isinstance(answers, list) else []
-    if not listed or not all(isinstance(text, str) and text.strip() for text in listed):
+    texts = answers if isinstance(answers, list) else []
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise UserError("'answer' must list one text or more")
-    return tuple(listed)
+    return tuple(texts)
 
 
 def prompt(example: Example) -> Messages:
@@ -73,7 +73,7 @@ def prompt(example: Example) -> Messages:
 
 def schema(_example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of a reply: one to five answers."""
-    text = {"type": "string", "minLength": 1, "maxLength": LONGEST}
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_ANSWER_LENGTH}
     answers = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_ANSWERS}
     return {
         "type": "object",
@@ -84,15 +84,14 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
-    """Read a reply as one to five different answers, whatever it is."""
-    written = _read_strictly(load_json(reply))
-    repairs = [] if written else ["not the JSON that was asked for"]
-    written = written or _listed(reply)
+    """Read any reply as one to five different answers."""
+    texts = _read_strictly(load_json(reply))
+    repairs = [] if texts else ["not the JSON that was asked for"]
     answers: dict[str, None] = {}
-    for text in written:
-        answer = contest_form(text[:LONGEST])
+    for text in texts or _read_loosely(reply):
+        answer = contest_form(text[:MAX_ANSWER_LENGTH])
         if answer != text:
-            repairs.append("an answer brought to the contest's form")
+            repairs.append("an answer converted to the contest's format")
         if answer in answers or not answer:
             repairs.append("an answer repeated or empty")
             continue
@@ -105,42 +104,43 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     return Decoded({"answers": list(answers)[:MAX_ANSWERS]}, tuple(repairs))
 
 
-def _read_strictly(found: Any) -> list[str] | None:
+def _read_strictly(value: Any) -> list[str] | None:
     """Return the answers of a reply that is valid under the schema."""
-    if not (isinstance(found, dict) and list(found) == ["answers"]):
+    if not (isinstance(value, dict) and list(value) == ["answers"]):
         return None
-    answers = found["answers"]
+    answers = value["answers"]
     if not (isinstance(answers, list) and 1 <= len(answers) <= MAX_ANSWERS):
         return None
-    return answers if all(isinstance(a, str) and 0 < len(a) <= LONGEST for a in answers) else None
+    is_valid = all(isinstance(a, str) and 0 < len(a) <= MAX_ANSWER_LENGTH for a in answers)
+    return answers if is_valid else None
 
 
 def _texts(value: Any) -> list[str]:
-    listed = value if isinstance(value, list) else [value]
-    return [str(text) for text in listed[: 4 * MAX_ANSWERS] if isinstance(text, str | int | float)]
+    items = value if isinstance(value, list) else [value]
+    return [str(item) for item in items[: 4 * MAX_ANSWERS] if isinstance(item, str | int | float)]
 
 
-def _listed(reply: str) -> list[str]:
-    """Return the answers of a reply in another form: a JSON list, a cut one, lines."""
-    found = load_json(reply)
-    if isinstance(found, dict):
-        found = found.get("answers", found.get("ret", []))
-    if found is not None:
-        return _texts(found)
+def _read_loosely(reply: str) -> list[str]:
+    """Return the answers of a reply in another format: a JSON list, a list that is cut, lines."""
+    value = load_json(reply)
+    if isinstance(value, dict):
+        value = value.get("answers", value.get("ret", []))
+    if value is not None:
+        return _texts(value)
     text = field_text(reply, "answers?|ret")
     if text is not None:
         return strings_in(text)[: 4 * MAX_ANSWERS]
     lines = [BULLET.sub("", line).strip(" `\"'") for line in reply[:4096].splitlines()]
-    return [line for line in lines if line and len(line) <= LONGEST][:MAX_ANSWERS]
+    return [line for line in lines if line and len(line) <= MAX_ANSWER_LENGTH][:MAX_ANSWERS]
 
 
 def contest_form(answer: str) -> str:
-    """Write an answer as the contest wants it; what is in that form already stays as it is.
+    """Convert an answer to the contest's format; an answer in this format does not change.
 
-    Lower case; a date as year, month in English and day; a number below a hundred in digits where
-    it is all that the answer says, since a name may hold one (`three gorges dam`).
+    Lower case; a date as year, English month and day; a number below a hundred in digits if it is
+    the whole answer, since a name may contain one (`three gorges dam`).
     """
-    # Half a character, which a JSON escape can write, cannot be handed in.
+    # A JSON escape can be half a character, which a submission cannot contain.
     text = " ".join(answer.lower().encode("utf-8", "ignore").decode("utf-8").split())
     if date := ISO_DATE.fullmatch(text):
         year, month, day = date.groups()
@@ -165,7 +165,7 @@ def _date(year: str, month: int, day: str) -> str | None:
 def _spoken_date(text: str) -> str | None:
     """Return `1785 october 17` for `October 17th, 1785` and `17 oct. 1785`."""
     words = re.split(r"[\s,]+", text)
-    parts = [found for word in words if (found := WORD.fullmatch(word))]
+    parts = [match for word in words if (match := WORD.fullmatch(word))]
     numbers = [part[1] for part in parts if part[1]]
     months = [_month(part[2]) for part in parts if part[2]]
     if len(words) != 3 or len(numbers) != 2 or months in ([], [None]):
@@ -179,17 +179,17 @@ def _month(word: str) -> str | None:
 
 
 def label_sets(examples: Iterable[Example]) -> Labels:
-    """Count the training answers; the commonest stand in where an answer is missing."""
+    """Count the training answers; the commonest replace missing answers."""
     return collect({"answers": map(contest_form, *e.references)} for e in examples if e.references)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the official hand-in row."""
+    """Return the official submission row."""
     return {"id": example.id, "ret": answer["answers"]}
 
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield what a submission row has wrong."""
+    """Yield the faults of a submission row."""
     ret = row.get("ret")
     if not isinstance(ret, list) or not all(isinstance(text, str) and text for text in ret):
         yield "'ret' must be a list of texts"

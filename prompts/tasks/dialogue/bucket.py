@@ -1,4 +1,4 @@
-"""The event bucket: what a dialogue has been about so far, kept while a window slides over it."""
+"""The event bucket: the events of a dialogue so far, updated while a window slides over it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from panjue.prompts.fit import GAP
 from panjue.prompts.tasks.dialogue.similarity import Similarity
 
 OTHER = "其他"
-"""The event of a sentence for which none is named."""
+"""The event of a sentence without a named event."""
 
-NOTE = 40
-"""Characters of a sentence in an event's account: it says how things went, it is no transcript."""
+MAX_SENTENCE_LENGTH = 40
+"""Maximum characters of a sentence in an event's account, which is a summary, no transcript."""
 
 
 def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range]]:
     """Yield (seen, new) for every window over sentences 0, 1, …; each is new exactly once.
 
-    The first window brings `size` sentences, each later one `step` new ones after the last
-    `size - step` that were seen; 0 < step <= size.
+    The first window has `size` new sentences. Each later one has the last `size - step` seen
+    sentences and `step` new ones; 0 < step <= size.
     """
     end = min(size, sentences)
     yield range(0), range(end)
@@ -30,11 +30,11 @@ def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range
 
 @dataclass
 class Entry:
-    """One event, with a running account that grows sentence by sentence.
+    """One event, with an account that grows sentence by sentence.
 
     Attributes:
-        event: Its name.
-        account: (who said what in which place, about what) in the order of the dialogue.
+        event: The name of the event.
+        account: (sentence, its target) in the order of the dialogue.
     """
 
     event: str
@@ -42,19 +42,19 @@ class Entry:
 
     @property
     def sentence_ids(self) -> list[int]:
-        """Return the numbers of the sentences that belong to it."""
+        """Return the numbers of the event's sentences."""
         return [turn.number for turn, _ in self.account]
 
     def holders(self, until: int) -> list[str]:
-        """Return who has spoken of it up to a sentence, in order."""
-        told = (turn.holder for turn, _ in self.account if turn.number <= until)
-        return list(dict.fromkeys(told))
+        """Return the speakers of the event up to a sentence, in order."""
+        holders = (turn.holder for turn, _ in self.account if turn.number <= until)
+        return list(dict.fromkeys(holders))
 
     def description(self, until: int) -> str:
-        """Return the account up to a sentence, one line for each.
+        """Return the account up to a sentence, one line per sentence.
 
-        As it only ever grows at its end, this is what stood there right after the window that
-        brought the sentence, less what comes after it: no snapshots need to be kept.
+        The account only grows at its end, so this prefix equals the account at the time of that
+        sentence: no snapshots are needed.
         """
         return "".join(
             f"[{turn.number}] {turn.holder}谈{target or OTHER}：{_short(turn.sentence)}\n"
@@ -65,33 +65,34 @@ class Entry:
 
 def _short(sentence: str) -> str:
     sentence = " ".join(sentence.split())
-    return sentence if len(sentence) <= NOTE else sentence[:NOTE] + GAP
+    too_long = len(sentence) > MAX_SENTENCE_LENGTH
+    return sentence[:MAX_SENTENCE_LENGTH] + GAP if too_long else sentence
 
 
 class Bucket:
     """The events of one dialogue, each sentence in exactly one of them."""
 
     def __init__(self, similar: Similarity, same_event: float) -> None:
-        """Begin with none; names that are at least `same_event` alike are one event."""
+        """Start empty; names with a similarity of at least `same_event` are one event."""
         self.entries: list[Entry] = []
         self._similar, self._same_event = similar, same_event
-        self._of: dict[int, Entry] = {}
+        self._entry_of: dict[int, Entry] = {}
 
     def add(self, turn: Turn, target: str, event: str) -> Entry:
-        """Put a sentence into the event that is called so or most like it, or into a new one."""
-        assert turn.number not in self._of, f"sentence {turn.number} is there already"
+        """Add a sentence to the event with the same or the most similar name, or to a new event."""
+        assert turn.number not in self._entry_of, f"sentence {turn.number} is already added"
         event = " ".join(event.split()) or OTHER
         entry = self._find(event)
         if entry is None:
             entry = Entry(event)
             self.entries.append(entry)
         entry.account.append((turn, target))
-        self._of[turn.number] = entry
+        self._entry_of[turn.number] = entry
         return entry
 
     def of(self, number: int) -> Entry:
-        """Return the event that a sentence belongs to."""
-        return self._of[number]
+        """Return the event of a sentence."""
+        return self._entry_of[number]
 
     def _find(self, event: str) -> Entry | None:
         names = [entry.event for entry in self.entries]
@@ -99,6 +100,6 @@ class Bucket:
             return self.entries[names.index(event)]
         if not names:
             return None
-        alike = self._similar([event], names)[0]
-        best = int(alike.argmax())
-        return self.entries[best] if alike[best] >= self._same_event else None
+        cosines = self._similar([event], names)[0]
+        best = int(cosines.argmax())
+        return self.entries[best] if cosines[best] >= self._same_event else None

@@ -1,4 +1,4 @@
-"""Folders of dialogues: `chat/chat_<id>.json` and, beside it, `emo/emo_<id>.json` (EmoCaustics)."""
+"""Folders of dialogues with `chat/chat_<id>.json` and `emo/emo_<id>.json` (EmoCaustics)."""
 
 import json
 import shutil
@@ -23,8 +23,8 @@ from panjue.prompts.plumbing.submissions import SubmissionFormat, Write, indexed
 def dialogues(folder: Path) -> Iterator[Record]:
     """Yield the dialogues of a folder by number, each as `id`, `chat`, `emo` and `emo_problem`.
 
-    A chat that cannot be read is no row. Emotions that cannot are told in `emo_problem`: what the
-    chat says is good all the same.
+    An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`: the chat is
+    still valid.
 
     Raises:
         UserError: The folder has no chats.
@@ -34,11 +34,11 @@ def dialogues(folder: Path) -> Iterator[Record]:
         name = path.name.encode("utf-8", "replace").decode("utf-8")
         yield f"chat/{name}", partial(_dialogue, folder, _key(path))
     if not is_folder_of_dialogues(folder):
-        raise UserError(f"{folder}: is no folder with dialogues in it, chat/chat_<id>.json")
+        raise UserError(f"{folder}: has no dialogues, chat/chat_<id>.json")
 
 
 def is_folder_of_dialogues(folder: Path) -> bool:
-    """Say whether there is a chat in a folder."""
+    """Say whether a folder has a chat."""
     return next((folder / "chat").glob("chat_*.json"), None) is not None
 
 
@@ -53,29 +53,29 @@ def _number(key: str) -> tuple[int, str]:
 def _dialogue(folder: Path, key: str) -> dict[str, Any]:
     check_text(key)
     chat = _document(folder / "chat" / f"chat_{key}.json", list)
-    place = folder / "emo" / f"emo_{key}.json"
+    path = folder / "emo" / f"emo_{key}.json"
     try:
-        emo, problem = (_document(place, dict) if place.exists() else None), ""
+        emo, problem = (_document(path, dict) if path.exists() else None), ""
     except UserError as error:
-        emo, problem = None, f"emo/{place.name}: {error}"
+        emo, problem = None, f"emo/{path.name}: {error}"
     return {"id": key, "chat": chat, "emo": emo, "emo_problem": problem}
 
 
 def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
     try:
         if path.stat().st_size > LARGEST_LINE:
-            raise UserError(f"larger than {LARGEST_LINE >> 20} MiB; no dialogue is")
+            raise UserError(f"larger than {LARGEST_LINE >> 20} MiB; no dialogue is that long")
         return parse(path.read_bytes().removeprefix(BOM), kind)
     except OSError as error:
         raise UserError(str(error.strerror)) from None
 
 
-def _handed_in(folder: Path) -> Iterator[Record]:
+def _read_submission(folder: Path) -> Iterator[Record]:
     for place, load in dialogues(folder):
-        yield place, partial(_whole, load)
+        yield place, partial(_checked_row, load)
 
 
-def _whole(load: Any) -> dict[str, Any]:
+def _checked_row(load: Any) -> dict[str, Any]:
     row: dict[str, Any] = load()
     problem = row.pop("emo_problem")
     if problem:
@@ -84,8 +84,8 @@ def _whole(load: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(place: Path) -> Iterator[Write]:
-    temporary = place.with_name(f".{place.name}.tmp")
+def _writing(path: Path) -> Iterator[Write]:
+    temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     for name in ("chat", "emo"):
         (temporary / name).mkdir(parents=True)
@@ -96,9 +96,13 @@ def _writing(place: Path) -> Iterator[Write]:
             (temporary / name / f"{name}_{row['id']}.json").write_text(text + "\n", "utf-8")
 
     yield write
-    replace_folder(temporary, place)
+    replace_folder(temporary, path)
 
 
 DIALOGUES = SubmissionFormat(
-    "submission", _handed_in, _writing, partial(indexed, _handed_in), is_folder_of_dialogues
+    "submission",
+    _read_submission,
+    _writing,
+    partial(indexed, _read_submission),
+    is_folder_of_dialogues,
 )

@@ -1,4 +1,4 @@
-"""Scores of dialogues: sextuples sentence by sentence, and chains of emotions event by event."""
+"""Metrics of dialogues: sextuples by sentence, and emotion chains by event."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -20,27 +20,27 @@ from panjue.prompts.tasks.metrics import (
     texts,
 )
 
-ALIKE = ("opinion", "rationale", "aspect")
-"""Fields that are right where they are alike enough."""
+TEXT_FIELDS = ("opinion", "rationale", "aspect")
+"""Fields that are right if the two texts mean the same."""
 
-SAME_TEXT = 0.8
-"""Cosine from which two texts mean the same."""
+MIN_TEXT_COSINE = 0.8
+"""Two texts with at least this cosine mean the same."""
 
-SAME_EVENT = 0.7
-"""Cosine above which the judge is asked whether two events are one."""
+MIN_EVENT_COSINE = 0.7
+"""The judge decides on two events with a higher cosine."""
 
-AT_ONCE = 64
-"""Pairs of texts that are compared in one table."""
+BATCH_SIZE = 64
+"""Pairs of texts per matrix of cosines."""
 
-SURE = 1e-9
-"""What a cosine may lack by rounding, and what it adds to points so that ties are broken by it."""
+EPSILON = 1e-9
+"""Rounding error allowed in a cosine; also the weight of cosines in points, which breaks ties."""
 
 
 def metrics(matching: Matching) -> tuple[Metric, ...]:
-    """Return the metrics, as they compare texts by `matching`.
+    """Return the metrics, which compare texts by `matching`.
 
-    `event` is the mean over gold's holders, then over the dialogues whose gold emotions can be
-    read; holders that gold does not have count for nothing.
+    `event` is the mean over gold's holders, then over the dialogues with readable gold emotions;
+    holders that are not in gold do not count.
     """
 
     def sextuple(gold: Row, row: Row | None) -> float:
@@ -50,70 +50,71 @@ def metrics(matching: Matching) -> tuple[Metric, ...]:
 
 
 def sextuple_points(gold: Row, row: Row | None, matching: Matching) -> float:
-    """Return the points of a dialogue's sentences over four times their number.
+    """Return the points of a dialogue's sentences, divided by four times their number.
 
     A sentence gives one point each for an equal sentiment and for an opinion, a rationale and an
-    aspect that mean the same. Where gold has no sextuple only an empty answer gives points, all
-    four. Sentences are the same by their position; of several sextuples the best counts.
+    aspect that mean the same. If gold has no sextuple, only an empty answer gives points, all
+    four. Sentences are matched by position; of several sextuples the best counts.
     """
     chat: Sequence[Row] = gold["chat"]
-    told: Sequence[Row] = _sentences(row)[: len(chat)] if row else []
-    points = sum(4.0 for want, got in zip(chat, told, strict=False) if _none(want) and _none(got))
+    predicted: Sequence[Row] = _sentences(row)[: len(chat)] if row else []
+    sentences = list(zip(chat, predicted, strict=False))
+    points = sum(4.0 for g, p in sentences if _is_empty(g) and _is_empty(p))
     pairs = [
-        (i, want["final_model_response"][0], one)
-        for i, (want, got) in enumerate(zip(chat, told, strict=False))
-        if not _none(want)
-        for one in got["final_model_response"]
-        if any(one.values())
+        (i, g["final_model_response"][0], sextuple)
+        for i, (g, p) in enumerate(sentences)
+        if not _is_empty(g)
+        for sextuple in p["final_model_response"]
+        if any(sextuple.values())
     ]
     if pairs:
-        right = _points([(want, one) for _, want, one in pairs], matching)
+        scores = _points([(g, p) for _, g, p in pairs], matching)
         best: dict[int, float] = {}
-        for (i, *_), value in zip(pairs, right.tolist(), strict=True):
-            best[i] = max(best.get(i, 0.0), value)
+        for (i, *_), score in zip(pairs, scores.tolist(), strict=True):
+            best[i] = max(best.get(i, 0.0), score)
         points += sum(best.values())
     return points / (4 * len(chat))
 
 
 def shown(matching: Matching, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield every sentence with its sextuple, then every holder with its chains of emotions."""
-    told = _sentences(row) if row else ()
-    for place, want in enumerate(gold["chat"]):
-        [one] = want["final_model_response"] or [{}]
-        found = told[place]["final_model_response"] if place < len(told) else []
-        best = int(_points([(one, of) for of in found], matching).argmax()) if one and found else 0
-        other: Row = found[best] if found else {}
-        values = {field: (texts(one.get(field)), texts(other.get(field))) for field in FIELDS}
+    """Yield every sentence with its sextuple, then every holder with its emotion chains."""
+    sentences = _sentences(row) if row else ()
+    for i, sentence in enumerate(gold["chat"]):
+        [sextuple] = sentence["final_model_response"] or [{}]
+        candidates = sentences[i]["final_model_response"] if i < len(sentences) else []
+        best = 0
+        if sextuple and candidates:
+            best = int(_points([(sextuple, c) for c in candidates], matching).argmax())
+        predicted: Row = candidates[best] if candidates else {}
+        values = {f: (texts(sextuple.get(f)), texts(predicted.get(f))) for f in FIELDS}
         fields = [same("sentiment", *values["sentiment"])] + [
-            Field(
-                field, *pair, pair[0] == pair[1] or (all(pair) and bool(_alike(*pair, matching)[0]))
-            )
+            Field(field, *pair, pair[0] == pair[1] or _same_texts(pair, matching))
             for field, pair in values.items()
-            if field in ALIKE
+            if field in TEXT_FIELDS
         ]
-        yield f"{want['holder']}：{want['input_sentence']}", fields
+        yield f"{sentence['holder']}：{sentence['input_sentence']}", fields
     emotions = (row["emo"] if row else None) or {}
     for name, holder in (gold["emo"] or {}).items():
-        found = emotions.get(name, {"events": []})["events"]
-        right = holder_points(holder["events"], found, matching) == 1
-        yield name, [Field("emotions", chains(holder["events"]), chains(found), right)]
+        events = emotions.get(name, {"events": []})["events"]
+        is_right = holder_points(holder["events"], events, matching) == 1
+        yield name, [Field("emotions", chains(holder["events"]), chains(events), is_right)]
 
 
 def _points(pairs: Sequence[tuple[Row, Row]], matching: Matching) -> Numbers:
-    """Return the points of each sextuple beside its gold one, 0-4."""
-    right = np.array([want["sentiment"] == told["sentiment"] for want, told in pairs], float)
-    for field in ALIKE:
-        wanted, found = [want[field] for want, _ in pairs], [told[field] for _, told in pairs]
-        right += _alike(wanted, found, matching)
-    return right
+    """Return the points, 0-4, of each (gold, predicted) pair of sextuples."""
+    points = np.array([g["sentiment"] == p["sentiment"] for g, p in pairs], float)
+    for field in TEXT_FIELDS:
+        golds, predictions = [g[field] for g, _ in pairs], [p[field] for _, p in pairs]
+        points += _means_same(golds, predictions, matching)
+    return points
 
 
 def chains(events: Sequence[Row]) -> list[str]:
     """Return a line for each emotion: its event, state, source and reason."""
     return [
-        f"{event['event']}: {one['state']} ← {one['source_id']}: {one['reason']}"
+        f"{event['event']}: {emotion['state']} ← {emotion['source_id']}: {emotion['reason']}"
         for event in events
-        for one in event["emotions"]
+        for emotion in event["emotions"]
     ]
 
 
@@ -121,91 +122,88 @@ def _sentences(row: Row) -> Sequence[Row]:
     """Return the sentences of a submission row.
 
     Raises:
-        TypeError: One has no list of sextuples, or a sextuple is no object of texts.
+        TypeError: A sentence has no list of sextuples, or a sextuple is no object of texts.
     """
-    for one in row["chat"]:
-        listed = one["final_model_response"]
-        if not isinstance(listed, list) or not all(is_texts(told, FIELDS) for told in listed):
+    for sentence in row["chat"]:
+        sextuples = sentence["final_model_response"]
+        if not isinstance(sextuples, list) or not all(is_texts(s, FIELDS) for s in sextuples):
             raise TypeError("no list of sextuples")
     sentences: Sequence[Row] = row["chat"]
     return sentences
 
 
-def _none(sentence: Row) -> bool:
-    return not any(value for one in sentence["final_model_response"] for value in one.values())
+def _is_empty(sentence: Row) -> bool:
+    sextuples = sentence["final_model_response"]
+    return not any(value for sextuple in sextuples for value in sextuple.values())
 
 
-def _alike(texts: Sequence[str], others: Sequence[str], matching: Matching) -> Numbers:
-    """Say of each text whether it means the same as the other one in its place."""
-    found: list[float] = []
-    for start in range(0, len(texts), AT_ONCE):  # a table of all by all would grow with its square
-        some = slice(start, start + AT_ONCE)
-        found += np.diagonal(matching.similar(texts[some], others[some])).tolist()
-    return np.asarray(np.array(found) >= SAME_TEXT - SURE, dtype=np.float64)
+def _means_same(texts: Sequence[str], others: Sequence[str], matching: Matching) -> Numbers:
+    """Return 1 for each text that means the same as the other text at its index, else 0."""
+    cosines: list[float] = []
+    for start in range(0, len(texts), BATCH_SIZE):  # one matrix would be quadratic in memory
+        batch = slice(start, start + BATCH_SIZE)
+        cosines += np.diagonal(matching.similar(texts[batch], others[batch])).tolist()
+    return np.asarray(np.array(cosines) >= MIN_TEXT_COSINE - EPSILON, dtype=np.float64)
 
 
 def _same_texts(pair: tuple[Sequence[str], Sequence[str]], matching: Matching) -> bool:
-    return all(pair) and bool(_alike(*pair, matching)[0])
+    return all(pair) and bool(_means_same(*pair, matching)[0])
 
 
 def _event_counts(matching: Matching, gold: Row, row: Row | None) -> list[float]:
-    """Return the points of a dialogue and 1, or nothing where gold has none or none readable."""
+    """Return [points of a dialogue, 1], or zeros if gold has no readable emotions."""
     if not gold["emo"]:
         return [0.0, 0.0]
-    told: Mapping[str, Any] = (row["emo"] if row else None) or {}
-    if any(emotion_faults(told)):
+    predicted: Mapping[str, Any] = (row["emo"] if row else None) or {}
+    if any(emotion_faults(predicted)):
         raise TypeError("no emotions")
+    nothing: Row = {"events": []}
     points = [
-        holder_points(one["events"], told[name]["events"] if name in told else [], matching)
-        for name, one in gold["emo"].items()
+        holder_points(holder["events"], predicted.get(name, nothing)["events"], matching)
+        for name, holder in gold["emo"].items()
     ]
     return [sum(points) / len(points) if row else 0.0, 1.0]
 
 
-def holder_points(gold: Sequence[Row], told: Sequence[Row], matching: Matching) -> float:
-    """Return the points of one holder, 0-1: each gold event weighs the same.
+def holder_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matching) -> float:
+    """Return the points of one holder, 0-1: each gold event has the same weight.
 
-    Events are matched one to one so that the points are most; two may be matched where their names
-    are alike enough and the judge agrees.
+    Events are matched one to one with the maximum of points. Two events may be matched if their
+    names are similar and the judge agrees.
     """
-    if not gold:
-        return 0.0 if told else 1.0
-    if not told:
-        return 0.0
-    names, others = [e["event"] for e in gold], [e["event"] for e in told]
-    alike = matching.similar(names, others)
-    points = np.full(alike.shape, -1.0)
-    for i, j in np.argwhere(alike > SAME_EVENT).tolist():
-        if matching.judge(names[i], others[j]):
-            points[i, j] = chain_points(gold[i]["emotions"], told[j]["emotions"], matching)
-    return _matched(points, alike) / len(gold)
+    if not gold or not predicted:
+        return float(not gold and not predicted)
+    gold_names, names = [e["event"] for e in gold], [e["event"] for e in predicted]
+    cosines = matching.similar(gold_names, names)
+    points = np.full(cosines.shape, -1.0)
+    for i, j in np.argwhere(cosines > MIN_EVENT_COSINE).tolist():
+        if matching.judge(gold_names[i], names[j]):
+            points[i, j] = chain_points(gold[i]["emotions"], predicted[j]["emotions"], matching)
+    return _best_sum(points, cosines) / len(gold)
 
 
-def chain_points(gold: Sequence[Row], told: Sequence[Row], matching: Matching) -> float:
-    """Return the points of one event, 0-1: each gold emotion weighs the same.
+def chain_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matching) -> float:
+    """Return the points of one event, 0-1: each gold emotion has the same weight.
 
-    Emotions are matched one to one so that the points are most; two may be matched where their
-    reasons mean the same. One point each for state and source, over two for each gold emotion.
+    Emotions are matched one to one with the maximum of points. Two emotions may be matched if
+    their reasons mean the same: one point each for state and source, of two per gold emotion.
     """
-    if not gold:
-        return 0.0 if told else 1.0
-    if not told:
-        return 0.0
-    alike = matching.similar([e["reason"] for e in gold], [e["reason"] for e in told])
-    points = np.full(alike.shape, -1.0)
-    for i, j in np.argwhere(alike >= SAME_TEXT - SURE).tolist():
-        same = [gold[i][key] == told[j][key] for key in ("state", "source_id")]
-        points[i, j] = sum(same)
-    return _matched(points, alike) / (2 * len(gold))
+    if not gold or not predicted:
+        return float(not gold and not predicted)
+    cosines = matching.similar([e["reason"] for e in gold], [e["reason"] for e in predicted])
+    points = np.full(cosines.shape, -1.0)
+    for i, j in np.argwhere(cosines >= MIN_TEXT_COSINE - EPSILON).tolist():
+        points[i, j] = sum(gold[i][key] == predicted[j][key] for key in ("state", "source_id"))
+    return _best_sum(points, cosines) / (2 * len(gold))
 
 
-def _matched(points: Numbers, alike: Numbers) -> float:
-    """Return the points of the best matching; below 0 stand pairs that are none."""
+def _best_sum(points: Numbers, cosines: Numbers) -> float:
+    """Return the points of the best matching; pairs below 0 are not allowed."""
     allowed = points >= 0
-    worth = np.where(allowed, points + SURE * alike, 0.0)
-    return float(sum(points[i, j] for i, j in best_pairs(worth) if allowed[i, j]))
+    weights = np.where(allowed, points + EPSILON * cosines, 0.0)
+    return float(sum(points[i, j] for i, j in best_pairs(weights) if allowed[i, j]))
 
 
 def _mean(sums: Numbers) -> Numbers:
-    nothing = np.full_like(sums[..., 0], np.nan)  # of no dialogue is there anything to score
-    return np.divide(sums[..., 0], sums[..., 1], out=nothing, where=sums[..., 1] > 0)
+    nan = np.full_like(sums[..., 0], np.nan)  # the mean of no dialogues
+    return np.divide(sums[..., 0], sums[..., 1], out=nan, where=sums[..., 1] > 0)

@@ -10,40 +10,34 @@ from pydantic import Field, field_validator, model_validator
 from panjue.prompts.example import Decoded, Example, Solving, Turn
 from panjue.prompts.plumbing.config import SolveSettings
 from panjue.prompts.tasks.dialogue.bucket import Bucket, windows
-from panjue.prompts.tasks.dialogue.sextuples import (
-    FIELDS,
-)
-from panjue.prompts.tasks.dialogue.similarity import (
-    BUILT_IN,
-    check_similarity,
-    similarity,
-)
+from panjue.prompts.tasks.dialogue.sextuples import FIELDS
+from panjue.prompts.tasks.dialogue.similarity import BUILT_IN, check_similarity, similarity
 from panjue.prompts.tasks.metrics import Row
 
 
 class Settings(SolveSettings):
-    """How a dialogue is solved; each key may be changed alone, to see what it is worth."""
+    """How a dialogue is solved; each key can be changed alone, to measure its effect."""
 
     way: Literal["window", "retrieval", "whole"] = "window"
-    """Sliding windows; each sentence with those most like it; the whole dialogue in one call."""
+    """Sliding windows; each sentence with the most similar ones; the whole dialogue in one call."""
     window: int | None = Field(20, ge=1)
-    """Sentences of a window; null: one window over all."""
+    """Sentences per window; null: one window over all."""
     step: int = Field(5, ge=1)
     """New sentences of each later window."""
     bucket: bool = True
-    """Whether a sentence is read with the account of its event, or with those just before it."""
+    """Context of a sentence: true: the account of its event; false: the sentences before it."""
     same_event: float = Field(0.6, ge=0, le=1)
-    """Names of events that are so much alike are one event."""
+    """Events whose names have at least this similarity are one event."""
     nearest: int = Field(5, ge=1)
-    """Earlier sentences that `way: retrieval` shows beside a sentence."""
+    """Earlier sentences that `way: retrieval` shows with a sentence."""
     emotions: Literal["window", "whole"] = "window"
-    """Emotion chains by windows, or of the whole dialogue at once."""
+    """Emotion chains by windows, or of the whole dialogue in one call."""
     emotion_window: int = Field(30, ge=1)
-    """Sentences of such a window."""
+    """Sentences per window of emotion chains."""
     emotion_step: int = Field(10, ge=1)
-    """New sentences of each later one."""
+    """New sentences of each later window of emotion chains."""
     merge: bool = True
-    """Whether neighbouring equal states of a chain become one."""
+    """Whether equal consecutive states of a chain become one."""
     similarity: str = BUILT_IN
     """`ngrams`, a folder with a sentence-transformers model, or URL#MODEL of an endpoint."""
 
@@ -62,20 +56,17 @@ class Settings(SolveSettings):
 
 
 def head(turn: Turn) -> str:
-    """Return how a sentence's line opens, which no other line holds."""
+    """Return the start of a sentence's line, which is unique."""
     return f"[{turn.number}] {turn.holder}："
 
 
 def transcript(turns: Sequence[Turn]) -> str:
-    """Return the sentences with their numbers and speakers, one a line."""
+    """Return the sentences with their numbers and speakers, one per line."""
     return "".join(f"{head(turn)}{' '.join(turn.sentence.split())}\n" for turn in turns)
 
 
-# What is asked.
-
-
 def solve(dialogue: Example, settings: Settings) -> Solving:
-    """Find the answer of a dialogue in the way that the settings say."""
+    """Solve a dialogue by the steps of its settings."""
     if settings.way == "whole":
         [whole] = yield [dialogue]
         holders = joined(dialogue.turns, [whole], merge=settings.merge)
@@ -84,43 +75,38 @@ def solve(dialogue: Example, settings: Settings) -> Solving:
     if settings.way == "window":
         bucket = yield from first_pass(dialogue, settings)
         turns = tuple(turn._replace(event=bucket.of(turn.number).event) for turn in turns)
-    told = yield list(sextuple_questions(dialogue, turns, bucket, settings))
+    sextuples = yield list(sextuple_questions(dialogue, turns, bucket, settings))
     sentences = [
-        {"id": turn.number, "event": turn.event, **one.answer}
-        for turn, one in zip(turns, told, strict=True)
+        {"id": turn.number, "event": turn.event, **sextuple.answer}
+        for turn, sextuple in zip(turns, sextuples, strict=True)
     ]
-    asked = list(emotion_questions(dialogue, turns, sentences, settings))
-    chains = yield asked
+    chains = yield list(emotion_questions(dialogue, turns, sentences, settings))
     return {"sentences": sentences, "holders": joined(turns, chains, merge=settings.merge)}
 
 
 def first_pass(dialogue: Example, settings: Settings) -> Generator[Any, Any, Bucket]:
-    """Slide a window over the dialogue and sort its sentences into events."""
+    """Slide a window over the dialogue and assign its sentences to events."""
     turns = dialogue.turns
-    bucket = Bucket(_similar(settings), settings.same_event)
-    slides = windows(len(turns), settings.window or len(turns), settings.step)
-    for count, (seen, new) in enumerate(slides):
-        asked = _part(turns, new)
-        known = "；".join(entry.event for entry in bucket.entries)
+    bucket = Bucket(_similarity(settings), settings.same_event)
+    positions = windows(len(turns), settings.window or len(turns), settings.step)
+    for number, (seen, new) in enumerate(positions):
+        asked = turns[new.start : new.stop]
+        events = "；".join(entry.event for entry in bucket.entries)
         question = _question(
             dialogue,
-            f"window {count}",
-            _part(turns, seen) + asked,
+            f"window {number}",
+            turns[seen.start : seen.stop] + asked,
             asked,
-            events=known or "（无）",
+            events=events or "（无）",
         )
-        [told] = yield [question]
-        for turn, one in zip(asked, told.answer["sentences"], strict=True):
-            bucket.add(turn, one["target"], one["event"])
+        [decoded] = yield [question]
+        for turn, sentence in zip(asked, decoded.answer["sentences"], strict=True):
+            bucket.add(turn, sentence["target"], sentence["event"])
     return bucket
 
 
-def _part(turns: tuple[Turn, ...], which: range) -> tuple[Turn, ...]:
-    return turns[which.start : which.stop]
-
-
-def _similar(settings: Settings) -> Any:
-    folder = settings.kept_in
+def _similarity(settings: Settings) -> Any:
+    folder = settings.cache_folder
     return similarity(settings.similarity, folder and folder / "vectors.sqlite")
 
 
@@ -143,9 +129,9 @@ def _question(
 def sextuple_questions(
     dialogue: Example, turns: Sequence[Turn], bucket: Bucket | None, settings: Settings
 ) -> Iterator[Example]:
-    """Yield one question a sentence; none shows anything that comes after its sentence."""
+    """Yield one question per sentence; it shows nothing after its sentence."""
     texts = [turn.sentence for turn in turns]
-    alike = _similar(settings)(texts, texts) if settings.way == "retrieval" else None
+    cosines = _similarity(settings)(texts, texts) if settings.way == "retrieval" else None
     for i, turn in enumerate(turns):
         shown: Sequence[Turn] = turns[max(0, i - (settings.window or i)) : i]
         context, text = "此前的对话：", ""
@@ -155,9 +141,9 @@ def sextuple_questions(
                 f"事件：{entry.event}\n参与者：{'、'.join(entry.holders(turn.number))}\n经过："
             )
             text = entry.description(turn.number)
-        elif alike is not None:
-            best = np.argsort(-alike[i, :i], kind="stable")[: settings.nearest]
-            shown, context = [turns[j] for j in sorted(best.tolist())], "此前相似的句子："
+        elif cosines is not None:
+            nearest = np.argsort(-cosines[i, :i], kind="stable")[: settings.nearest]
+            shown, context = [turns[j] for j in sorted(nearest.tolist())], "此前相似的句子："
         question = _question(
             dialogue,
             f"sextuple {turn.number}",
@@ -166,61 +152,61 @@ def sextuple_questions(
             context=context,
             sentence=transcript([turn]).rstrip("\n"),
         )
-        # The sentence itself stands apart, so that nothing in the text must stay.
+        # The sentence is a field of its own, so `fit` may drop any line of the text.
         yield replace(question, text=text or question.text, names=())
 
 
 def emotion_questions(
     dialogue: Example, turns: Sequence[Turn], sentences: Sequence[Row], settings: Settings
 ) -> Iterator[Example]:
-    """Yield what asks for emotion chains, given the sextuples and the events so far."""
-    lines = [_line(turn, one) for turn, one in zip(turns, sentences, strict=True)]
+    """Yield the questions for emotion chains, given the sextuples and the events so far."""
+    lines = [_line(turn, sextuple) for turn, sextuple in zip(turns, sentences, strict=True)]
     size, step = settings.emotion_window, settings.emotion_step
     if settings.emotions == "whole":
         size = step = len(turns)
-    for count, (seen, new) in enumerate(windows(len(turns), size, step)):
+    for number, (seen, new) in enumerate(windows(len(turns), size, step)):
         asked = tuple(turns[new.start : new.stop])
-        question = _question(dialogue, f"emotions {count}", (), asked)
+        question = _question(dialogue, f"emotions {number}", (), asked)
         text = "".join(lines[i] for i in (*seen, *new))
-        yield replace(question, text=text, names=())  # better without some lines than not asked
+        yield replace(question, text=text, names=())  # `fit` may drop lines of a long text
 
 
 def _line(turn: Turn, sextuple: Row) -> str:
     event = f"【{turn.event}】" if turn.event else ""
-    told = "｜".join(sextuple[field] for field in FIELDS)
-    return f"{head(turn)}{event}{told if told.strip('｜') else '（无）'}\n"
+    values = "｜".join(sextuple[field] for field in FIELDS)
+    return f"{head(turn)}{event}{values if values.strip('｜') else '（无）'}\n"
 
 
 def joined(turns: Sequence[Turn], replies: Sequence[Decoded], *, merge: bool) -> list[Any]:
-    """Return every holder's events, the chains of all windows joined in order."""
+    """Return every holder's events, with the chains of all windows joined in order."""
     chains: dict[str, dict[str, list[Any]]] = {turn.holder: {} for turn in turns}
     for reply in replies:
-        for one in reply.answer["holders"] or ():
-            for event in one["events"]:
-                chain = chains[one["holder"]].setdefault(event["event"], [])
+        for holder in reply.answer["holders"] or ():
+            for event in holder["events"]:
+                chain = chains[holder["holder"]].setdefault(event["event"], [])
                 chain += event["emotions"]
     return [
         {
-            "holder": holder,
+            "holder": name,
             "events": [
                 {"event": event, "emotions": merged(chain) if merge else chain}
                 for event, chain in events.items()
                 if chain
             ],
         }
-        for holder, events in chains.items()
+        for name, events in chains.items()
     ]
 
 
 def merged(chain: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return a chain without neighbouring equal states: their reasons and sources are joined."""
-    found: list[dict[str, str]] = []
+    """Return a chain with equal consecutive states merged: their reasons and sources are joined."""
+    result: list[dict[str, str]] = []
     for emotion in chain:
-        if found and found[-1]["state"] == emotion["state"]:
-            last = found[-1]
+        if result and result[-1]["state"] == emotion["state"]:
+            last = result[-1]
             last["reason"] = "；".join(part for part in (last["reason"], emotion["reason"]) if part)
             sources = [*last["source_id"].split(","), *emotion["source_id"].split(",")]
             last["source_id"] = ",".join(dict.fromkeys(source for source in sources if source))
         else:
-            found.append(dict(emotion))
-    return found
+            result.append(dict(emotion))
+    return result

@@ -1,6 +1,6 @@
 """Long dialogues: who feels what about what, and why (EmoCaustics' sextuples and emotion events).
 
-An example takes several calls (`solve`), in one of three ways.
+An example takes several calls; `solve` has three strategies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,7 @@ from panjue.prompts.tasks.dialogue.sextuples import (
     schema,
     target,
 )
-from panjue.prompts.tasks.dialogue.similarity import (
-    BUILT_IN,
-)
+from panjue.prompts.tasks.dialogue.similarity import BUILT_IN
 from panjue.prompts.tasks.dialogue.solve import Settings, head, solve, transcript
 from panjue.prompts.tasks.metrics import Row
 
@@ -36,72 +34,74 @@ def read(row: Mapping[str, Any]) -> Example:
     """Read one dialogue.
 
     Raises:
-        UserError: A sentence is broken. Broken emotions are a note: the sentences stay good.
+        UserError: A sentence is broken. Broken emotions are only a note: the sentences are valid.
     """
     chat = row.get("chat")
-    if not isinstance(chat, list) or not chat or not all(isinstance(one, dict) for one in chat):
+    if not isinstance(chat, list) or not chat or not all(isinstance(s, dict) for s in chat):
         raise UserError("the chat must list one sentence or more")
-    turns = tuple(_turn(number, one) for number, one in enumerate(chat, start=1))
-    told = [sum(key.title() in one for one in chat) for key in FIELDS]
-    if any(told) and set(told) != {len(chat)}:
-        raise UserError("some sentences have Target, Aspect, … and others have not")
-    sextuples = [_gold_sextuple(number, one) for number, one in enumerate(chat, start=1)]
+    turns = tuple(_turn(number, sentence) for number, sentence in enumerate(chat, start=1))
+    counts = [sum(key.title() in sentence for sentence in chat) for key in FIELDS]
+    is_labelled = any(counts)
+    if is_labelled and set(counts) != {len(chat)}:
+        raise UserError("some sentences have Target, Aspect, … and others do not")
+    sextuples = [_gold_sextuple(number, sentence) for number, sentence in enumerate(chat, start=1)]
     holders, problem = _emotions(row)
     notes = [problem] if problem else []
-    if any(told) and row.get("emo") is None and not problem:
+    if is_labelled and row.get("emo") is None and not problem:
         notes.append(f"emo/emo_{row['id']}.json is missing: no events are scored")
-    if any(told):
-        notes += _odd(sextuples, holders or [])
+    if is_labelled:
+        notes += _unknown_labels(sextuples, holders or [])
     return Example(
         id=str(row["id"]),
         text=transcript(turns),
         names=tuple(map(head, turns)),
-        answer={"sentences": sextuples, "holders": holders} if any(told) else None,
+        answer={"sentences": sextuples, "holders": holders} if is_labelled else None,
         groups={"turns": _size(len(turns))},
         turns=turns,
         notes=tuple(notes),
     )
 
 
-def _turn(number: int, one: Mapping[str, Any]) -> Turn:
-    """Read who says what; both are free strings, and may be empty."""
-    holder, sentence = one.get("Holder"), one.get("sentence")
-    if not isinstance(holder, str | int) or not isinstance(sentence, str):
+def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
+    """Read the speaker and the text of a sentence; both may be empty."""
+    holder, text = sentence.get("Holder"), sentence.get("sentence")
+    if not isinstance(holder, str | int) or not isinstance(text, str):
         raise UserError(f"sentence {number}: 'sentence' and 'Holder' must be texts")
-    return Turn(number, str(holder), sentence)
+    return Turn(number, str(holder), text)
 
 
-def _gold_sextuple(number: int, one: Mapping[str, Any]) -> dict[str, Any]:
-    found = {field: one.get(field.title(), "") for field in FIELDS}
-    wrong = next((field for field, value in found.items() if not isinstance(value, str)), None)
-    if wrong:
-        raise UserError(f"sentence {number}: {wrong.title()!r} must be a text")
-    return {"id": number, **found}
+def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
+    values = {field: sentence.get(field.title(), "") for field in FIELDS}
+    for field, value in values.items():
+        if not isinstance(value, str):
+            raise UserError(f"sentence {number}: {field.title()!r} must be a text")
+    return {"id": number, **values}
 
 
 def _emotions(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Return every holder's events, or None and what is wrong with them."""
+    """Return every holder's events and no problem, or None and the problem with them."""
     if row.get("emo_problem"):
         return None, str(row["emo_problem"])
     if row.get("emo") is None:
         return None, ""
-    wrong = next(emotion_faults(row["emo"]), "")
-    if wrong:
-        return None, f"emo/emo_{row['id']}.json: {wrong}"
-    return [{"holder": name, "events": one["events"]} for name, one in row["emo"].items()], ""
+    fault = next(emotion_faults(row["emo"]), "")
+    if fault:
+        return None, f"emo/emo_{row['id']}.json: {fault}"
+    return [{"holder": name, "events": value["events"]} for name, value in row["emo"].items()], ""
 
 
-def _odd(sextuples: Sequence[Row], holders: Sequence[Row]) -> Iterator[str]:
-    """Yield the sentiments and states that are none of the five: they are scored, not taught."""
+def _unknown_labels(sextuples: Sequence[Row], holders: Sequence[Row]) -> Iterator[str]:
+    """Yield the sentiments and states outside the five: they are scored, but not trained on."""
     known = {*SENTIMENTS, ""}
-    for one in sextuples:
-        if one["sentiment"] not in known:
-            yield f"sentence {one['id']}: the sentiment {one['sentiment']!r} is none of the five"
-    for one in holders:
-        for event in one["events"]:
+    for row in sextuples:
+        if row["sentiment"] not in known:
+            yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
+    for row in holders:
+        for event in row["events"]:
             for emotion in event["emotions"]:
                 if emotion["state"] not in known:
-                    yield f"holder {one['holder']}: the state {emotion['state']!r} is none of them"
+                    state = emotion["state"]
+                    yield f"holder {row['holder']}: the state {state!r} is none of the five"
 
 
 def _size(turns: int) -> str:
@@ -109,12 +109,9 @@ def _size(turns: int) -> str:
 
 
 def prompt(example: Example) -> Messages:
-    """Put a question, by the template of its step."""
+    """Ask a question with the template of its step."""
     step = example.inputs.get("step", "")
     return render("dialogue", example, step)
-
-
-# What is handed in.
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -126,21 +123,21 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
             {
                 "input_sentence": turn.sentence,
                 "holder": turn.holder,
-                "event": one.get("event", ""),
-                "final_model_response": [{field: one[field] for field in FIELDS}]
-                if any(one[field] for field in FIELDS)
+                "event": sentence.get("event", ""),
+                "final_model_response": [{field: sentence[field] for field in FIELDS}]
+                if any(sentence[field] for field in FIELDS)
                 else [],
             }
-            for turn, one in zip(example.turns, answer["sentences"], strict=True)
+            for turn, sentence in zip(example.turns, answer["sentences"], strict=True)
         ],
-        "emo": {one["holder"]: {"events": one["events"]} for one in holders}
+        "emo": {holder["holder"]: {"events": holder["events"]} for holder in holders}
         if holders is not None
         else None,
     }
 
 
 def by_meaning(embeddings: str = BUILT_IN, judge: str = AGREE) -> dict[str, Any]:
-    """Return what depends on what compares texts; the names are those of `make_matching`."""
+    """Return the fields of `Score` that depend on the embeddings and on the judge."""
     matching = make_matching(embeddings, judge)
     return {
         "metrics": metric.metrics(matching),

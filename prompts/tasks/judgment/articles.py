@@ -1,4 +1,4 @@
-"""How people write an article of the Criminal Law -> its id in the label set."""
+"""Read an article of the Criminal Law in any usual spelling as its id in the label set."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ NUMBER = (
     rf"(?:[0-9]{{1,4}}|{DIGIT}百(?:[零〇]{DIGIT}|{DIGIT}?十{DIGIT}?)?|{DIGIT}?十{DIGIT}?"
     r"|[〇零一二三四五六七八九]{1,4})"
 )
-"""133, 一百三十三 or 一三三. Not 一百四, which is said for 140."""
+"""133, 一百三十三 or 一三三. Not 一百四, which means 140 in spoken Chinese."""
 
 PARTS = "0-9〇零一二三四五六七八九十百两第条之款项"
 IN_BRACKETS = re.compile(rf"\(((?:之|第)[{PARTS}]+|[{PARTS}]+(?=\)[款项]))\)")
-"""A part of the number that stands in brackets: 第133条(之一), 第(二)项."""
+"""A part of the number in brackets: 第133条(之一), 第(二)项."""
 
 WRITTEN = re.compile(
     r"(?:根据|依照|依据)?(?:《?(?:中华人民共和国)?刑法典?》?)?"
@@ -25,9 +25,9 @@ WRITTEN = re.compile(
     rf"(?:(?:第|(?<=[条款])){NUMBER}项)?"
     rf"(?:[之的]?规定|\([^(){PARTS}]*\))?"
 )
-"""`第二百八十七条之二第一款`, `287之2第1款` or the id itself, `287.2-1`; another law's is none.
+"""`第二百八十七条之二第一款`, `287之2第1款` or the id itself, `287.2-1`; no article of another law.
 
-A paragraph is told from the article by a 第, a 条 or a 之N before it: 第264款 is no 26条4款."""
+A paragraph number must follow a 第, a 条 or a 之N: 第264款 is not 26条4款."""
 
 
 def number(text: str) -> int:
@@ -35,14 +35,14 @@ def number(text: str) -> int:
     if text.isdecimal():
         return int(text)
     if not set(text) & set(UNITS):
-        return int("".join(str(VALUES[sign]) for sign in text))
+        return int("".join(str(VALUES[character]) for character in text))
     total, digit = 0, 0
-    for sign in text:
-        if sign in UNITS:
-            total += (digit or 1) * UNITS[sign]
+    for character in text:
+        if character in UNITS:
+            total += (digit or 1) * UNITS[character]
             digit = 0
         else:
-            digit = VALUES[sign]
+            digit = VALUES[character]
     return total + digit
 
 
@@ -50,26 +50,26 @@ def article_of(written: str, known: Mapping[str, str]) -> str | None:
     """Return the known article that `written` means, or None.
 
     条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. A paragraph
-    (款) is dropped only where no paragraph of its article is a label.
+    (款) is dropped only if no paragraph of its article is a label.
 
     Args:
-        written: What the model wrote.
+        written: An article as the model wrote it.
         known: `normal(label)` -> label, for every known article.
     """
     if written in known.values():
         return written
     text = re.sub(r"\s+", "", flatten_forms(written)).strip("。.,、;:\"'“”‘’*")
-    found = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
-    if not found or (found["point"] and found["inserted"]):
+    match = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
+    if not match or (match["point"] and match["inserted"]):
         return None
-    inserted = found["point"] or found["inserted"]
-    article = f"{number(found['article'])}" + (f".{number(inserted)}" if inserted else "")
-    paragraph = found["paragraph"] or found["hyphen"]
+    inserted = match["point"] or match["inserted"]
+    article = f"{number(match['article'])}" + (f".{number(inserted)}" if inserted else "")
+    paragraph = match["paragraph"] or match["hyphen"]
     if paragraph is None:
         return known.get(article)
     if exact := known.get(f"{article}-{number(paragraph)}"):
         return exact
-    if found["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:
-        return None  # 133-1 may be meant for 133.1
+    if match["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:
+        return None  # 133-1 may mean 133.1
     has_paragraphs = any(form.startswith(f"{article}-") for form in known)
     return None if has_paragraphs else known.get(article)

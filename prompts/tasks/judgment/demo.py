@@ -1,8 +1,8 @@
-"""Invented cases, so that a newcomer without data or model sees the whole job work.
+"""Invented cases, so that a new user can run the whole pipeline without data or a model.
 
-A small grammar writes them: charges and articles are real, people and deeds are not, and the
-penalty follows a rule of our own from what the text says (amount, role, record). A score on them
-says that the pipeline works and nothing about law.
+A small grammar generates them: charges and articles are real, persons and deeds are not. The
+penalty follows our own rule from the text (amount, role, record). A score on them shows that the
+pipeline works; it says nothing about law.
 """
 
 import random
@@ -52,7 +52,7 @@ PEOPLE = (
 
 @dataclass(frozen=True)
 class Crime:
-    """A charge, its article, and how its deeds and their three levels of gravity are told."""
+    """A charge, its article, and texts for its deeds and their three levels of gravity."""
 
     charge: str
     article: str
@@ -142,7 +142,7 @@ TERMS = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60))
 
 
 def cases(draw: random.Random, fewest: int, most: int) -> Iterator[dict[str, Any]]:
-    """Yield endless cases of `fewest` to `most` defendants, in the official format without `id`."""
+    """Yield cases of `fewest` to `most` defendants without end, in the official format, no `id`."""
     while True:
         names = [
             surname + draw.choice(GIVEN)
@@ -152,28 +152,28 @@ def cases(draw: random.Random, fewest: int, most: int) -> Iterator[dict[str, Any
 
 
 def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
-    """Tell a joint crime, crimes of single defendants, then everybody's role and record."""
+    """Write a joint crime, perhaps a crime of one defendant, then each one's role and record."""
     shared, other = draw.sample(CRIMES, 2)
-    # A fifth of the cases differ among their defendants: one went another way, or did both.
+    # In a fifth of the cases one defendant commits another crime, instead of the joint one or too.
     loner = draw.choice(names) if draw.random() < (0.3 if len(names) == 1 else 0.2) else None
-    adds = loner is not None and (len(names) == 1 or draw.random() < 0.5)
+    commits_both = loner is not None and (len(names) == 1 or draw.random() < 0.5)
     deeds: dict[str, list[tuple[Crime, int]]] = {name: [] for name in names}
-    joint = [name for name in names if name != loner or adds]
-    told = ["经审理查明：" + _tell(draw, shared, joint, deeds)]
+    joint = [name for name in names if name != loner or commits_both]
+    sentences = ["经审理查明：" + _describe(draw, shared, joint, deeds)]
     if loner:
-        told.append("另查明：" + _tell(draw, other, [loner], deeds))
+        sentences.append("另查明：" + _describe(draw, other, [loner], deeds))
     outcomes = []
     for name in names:
         leads, repeats = draw.random() < 0.5, draw.random() < 0.3
-        told.append(f"{name}{draw.choice(ROLES[leads])}，{draw.choice(RECORDS[repeats])}。")
+        sentences.append(f"{name}{draw.choice(ROLES[leads])}，{draw.choice(RECORDS[repeats])}。")
         outcomes.append(_outcome(draw, name, deeds[name], repeats - (not leads)))
-    return {"fact": "".join(told), "defendants": names, "outcomes": outcomes}
+    return {"fact": "".join(sentences), "defendants": names, "outcomes": outcomes}
 
 
-def _tell(
+def _describe(
     draw: random.Random, crime: Crime, names: list[str], deeds: dict[str, list[tuple[Crime, int]]]
 ) -> str:
-    """Tell one crime of `names` and note it, with its level 0-2, in their `deeds`."""
+    """Describe one crime of `names`, and add it with its level 0-2 to their `deeds`."""
     level = draw.randrange(3)
     measure, (low, high) = crime.scale[level]
     for name in names:
@@ -187,7 +187,7 @@ def _tell(
 def _outcome(
     draw: random.Random, name: str, deeds: list[tuple[Crime, int]], shift: int
 ) -> dict[str, Any]:
-    """Sentence by the rule: two steps per level of the gravest deed, one for role and record."""
+    """Sentence by our rule: two steps per level of the gravest deed, one for role and record."""
     severity = 1 + 2 * max(level for _, level in deeds) + shift
     penalty = {
         "surveillance": 0,
@@ -207,15 +207,15 @@ def _outcome(
 
 
 def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
-    """Write `<name>.jsonl` with as many cases as `sizes` says; always the same for a seed.
+    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same for a seed.
 
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
 
     Raises:
-        UserError: A file of that name is there that was not written so.
+        UserError: A file of that name exists that has other cases.
     """
     for name in sizes:
-        _check_ours(folder / f"{name}.jsonl", next(_stream(name, seed)))
+        _check_is_invented(folder / f"{name}.jsonl", next(_stream(name, seed)))
     seen: set[str] = set()
     for name, size in sizes.items():
         fresh = _unseen(_stream(name, seed), seen)
@@ -229,15 +229,15 @@ def _stream(name: str, seed: int) -> Iterator[dict[str, Any]]:
     return cases(random.Random(f"{seed}/{name}"), fewest, most)
 
 
-def _check_ours(path: Path, first: Mapping[str, Any]) -> None:
-    """Refuse to write over somebody's cases."""
+def _check_is_invented(path: Path, first: Mapping[str, Any]) -> None:
+    """Refuse to overwrite a file unless its first case is the invented one `first`."""
     if not path.exists():
         return
     with suppress(UserError):
-        found = next((row for _, row in read_lines(path)), first)
-        if found.get("fact") == first["fact"]:
+        row = next((row for _, row in read_lines(path)), first)
+        if row.get("fact") == first["fact"]:
             return
-    raise UserError(f"{path}: holds other cases than invented ones; choose another folder")
+    raise UserError(f"{path}: has other cases than the invented ones; choose another folder")
 
 
 def _unseen(stream: Iterator[dict[str, Any]], seen: set[str]) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The official metric of CMDL: F1 of charges and articles, accuracy of penalties."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from panjue.prompts.tasks.metrics import Row
@@ -37,7 +37,7 @@ def article_f1(gold: Row, predicted: Row | None) -> float:
 
 
 def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
-    """Share of the case's defendants whose penalty class is right."""
+    """Share of the case's defendants with the correct penalty class."""
     return _over_defendants(gold, predicted, lambda g, p: float(_same_class(g, p)))
 
 
@@ -47,7 +47,7 @@ def _same_class(gold: Row, predicted: Row) -> bool:
 
 
 def final(gold: Row, predicted: Row | None) -> float:
-    """0.3 charge F1 + 0.3 article F1 + 0.4 penalty accuracy: what the contest ranks by."""
+    """0.3 charge F1 + 0.3 article F1 + 0.4 penalty accuracy: the contest's ranking score."""
     return (
         0.3 * charge_f1(gold, predicted)
         + 0.3 * article_f1(gold, predicted)
@@ -56,28 +56,27 @@ def final(gold: Row, predicted: Row | None) -> float:
 
 
 def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Share of the predicted labels that are gold; 0 where nothing is predicted."""
-    wanted, given = _as_written(gold), _as_written(predicted)
-    return len(wanted & given) / len(given) if given else 0.0
+    """Share of the predicted labels that are gold; 0 if nothing is predicted."""
+    g, p = _as_texts(gold), _as_texts(predicted)
+    return len(g & p) / len(p) if p else 0.0
 
 
 def recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Share of the gold labels that are predicted; 0 where nothing is gold."""
-    wanted, given = _as_written(gold), _as_written(predicted)
-    return len(wanted & given) / len(wanted) if wanted else 0.0
+    """Share of the gold labels that are predicted; 0 if there is no gold label."""
+    g, p = _as_texts(gold), _as_texts(predicted)
+    return len(g & p) / len(g) if g else 0.0
 
 
 def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall; 0 where either is, so 0 where both sets are empty.
+    """Harmonic mean of precision and recall; 0 if either is 0.
 
-    The official code clamps the denominators instead of asking which sets are empty; two empty
-    sets therefore score 0 there, and here.
+    Two empty sets score 0, as in the official code, which clamps the denominators.
     """
-    wanted, given = _as_written(gold), _as_written(predicted)
-    return 2 * len(wanted & given) / (len(wanted) + len(given)) if wanted or given else 0.0
+    g, p = _as_texts(gold), _as_texts(predicted)
+    return 2 * len(g & p) / (len(g) + len(p)) if g or p else 0.0
 
 
-def _as_written(labels: Sequence[str | int]) -> set[str]:
+def _as_texts(labels: Sequence[str | int]) -> set[str]:
     """Return labels as texts: some files have articles as numbers, 264 for "264"."""
     return {str(label) if isinstance(label, int) else label for label in labels}
 
@@ -88,15 +87,11 @@ NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
 def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row], float]) -> float:
     """Mean over the gold defendants, matched by name.
 
-    The official code matches by position and breaks where names or their number differ. Decided
-    here: a defendant without a judgment scores 0, of several judgments the first counts, and a
-    judgment of somebody who is no defendant changes nothing.
+    The official code matches by position and fails if names or their number differ. Here: a
+    defendant without a judgment scores 0, of several judgments the first counts, and judgments of
+    other persons are ignored.
     """
-    given = dict(reversed(list(_by_name(predicted))))
+    judgments = [] if predicted is None else predicted["judgments"]
+    by_name = {judgment["name"]: judgment for judgment in reversed(judgments)}
     defendants = gold["judgments"]
-    return sum(score(j, given.get(j["name"], NO_JUDGMENT)) for j in defendants) / len(defendants)
-
-
-def _by_name(row: Row | None) -> Iterator[tuple[str, Row]]:
-    for judgment in () if row is None else row["judgments"]:
-        yield judgment["name"], judgment
+    return sum(score(j, by_name.get(j["name"], NO_JUDGMENT)) for j in defendants) / len(defendants)

@@ -27,7 +27,7 @@ from panjue.prompts.tasks.judgment.metric import (
 from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
 
 MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
-"""Penalty class -> the imprisonment in months that it exceeds."""
+"""Penalty class, months of imprisonment that it exceeds."""
 
 TERMS = ("surveillance", "detention", "imprisonment")
 FIELDS = ("charges", "articles")
@@ -39,6 +39,7 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
 
     Raises:
         UserError: A term is no number of months.
+        TypeError: A flag is not a bool.
     """
     if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
         raise TypeError  # "false" would mean death
@@ -84,7 +85,7 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def by_hand(fact: str, names: Sequence[str]) -> Example:
-    """Return the example of a case that somebody typed.
+    """Return the example of a typed case.
 
     Raises:
         UserError: There are no facts, or no names.
@@ -110,8 +111,8 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
             sets = {field: _labels_of(outcome[field]) for field in FIELDS}
             if not isinstance(name, str) or name in judgments:
                 raise UserError(f"'outcomes' has {name!r} twice or not as a name")
-            of_class = PENALTIES[penalty_class(penalty)]
-            judgments[name] = {"name": name, **sets, "penalty": of_class}
+            label = PENALTIES[penalty_class(penalty)]
+            judgments[name] = {"name": name, **sets, "penalty": label}
         except KeyError as error:
             raise UserError(f"'outcomes' lacks {error}") from None
         except TypeError:
@@ -121,12 +122,12 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
     return judgments
 
 
-def _labels_of(written: Any) -> list[str]:
-    if not isinstance(written, list):  # a lone string would be taken for a list of its letters
+def _labels_of(value: Any) -> list[str]:
+    if not isinstance(value, list):  # a string would be read as a list of its characters
         raise TypeError
-    if not all(isinstance(label, str | int) for label in written):
+    if not all(isinstance(label, str | int) for label in value):
         raise TypeError
-    return list(dict.fromkeys(map(str, written)))
+    return list(dict.fromkeys(map(str, value)))
 
 
 def prompt(example: Example) -> Messages:
@@ -135,11 +136,11 @@ def prompt(example: Example) -> Messages:
 
 
 def schema(example: Example, labels: Labels) -> Schema:
-    """Return the JSON Schema of exactly this case's reply.
+    """Return the JSON Schema of this case's reply.
 
-    The label enums stand once, in `$defs`: inline, 63 defendants exceed llguidance's grammar
-    limit. `maxItems` keeps greedy decoding from repeating a label until it is cut. No
-    `uniqueItems`: no grammar backend takes it, the decoder sees to it.
+    The label enums are once in `$defs`: inline, 63 defendants exceed llguidance's grammar limit.
+    `maxItems` keeps greedy decoding from repeating a label up to the token limit. No
+    `uniqueItems`: no grammar backend supports it; `decode` removes duplicates.
     """
     lists = {
         field: {
@@ -187,22 +188,22 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    """Read a reply as the judgments of all the example's defendants, whatever it is."""
+    """Read any reply as the judgments of all defendants of the example."""
     answer = _read_strictly(reply, example, labels)
     return Decoded(answer) if answer else repair(reply, example.names, labels)
 
 
 def _read_strictly(reply: str, example: Example, labels: Labels) -> Answer | None:
     """Return the answer of a reply that is valid under the schema and repeats no label."""
-    found = load_json(reply)
-    if not (isinstance(found, dict) and list(found) == ["judgments"]):
+    value = load_json(reply)
+    if not (isinstance(value, dict) and list(value) == ["judgments"]):
         return None
-    judgments = found["judgments"]
+    judgments = value["judgments"]
     if not isinstance(judgments, list) or len(judgments) != len(example.names):
         return None
     if not all(map(_is_valid, judgments, example.names, [labels] * len(judgments))):
         return None
-    # The reply names defendants in their neutralized form; the answer, as the case does.
+    # The reply has the neutralized names; the answer needs those of the case.
     pairs = zip(judgments, example.names, strict=True)
     return {"judgments": [{**judgment, "name": name} for judgment, name in pairs]}
 
@@ -238,13 +239,13 @@ def label_sets(examples: Iterable[Example]) -> Labels:
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the official hand-in line, which has the penalty as its class 0-14."""
+    """Return the official submission row, with the penalty as its class 0-14."""
     judgments = [{**j, "penalty": PENALTIES.index(j["penalty"])} for j in answer["judgments"]]
     return {"id": example.id, "judgments": judgments}
 
 
 STRING_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True}
-ROW_SHAPE = Draft202012Validator(
+ROW_SCHEMA = Draft202012Validator(
     {
         "type": "object",
         "properties": {
@@ -271,32 +272,32 @@ ROW_SHAPE = Draft202012Validator(
 
 
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
-    """Yield everything that a submission line has wrong: shape, defendants, labels."""
-    wrong = [f"{error.json_path}: {error.message}" for error in ROW_SHAPE.iter_errors(row)]
-    if wrong:
-        yield from wrong
+    """Yield all faults of a submission row: its schema, defendants, labels."""
+    faults = [f"{error.json_path}: {error.message}" for error in ROW_SCHEMA.iter_errors(row)]
+    if faults:
+        yield from faults
         return
     if row["id"] != example.id:
-        yield f"the id is written {row['id']!r}, the case has {example.id!r}"
-    written = Counter(judgment["name"] for judgment in row["judgments"])
+        yield f"the id is {row['id']!r}, the case has {example.id!r}"
+    names = [judgment["name"] for judgment in row["judgments"]]
+    counts = Counter(names)
     yield from (
-        f"defendant {name!r} is not answered" for name in example.names if name not in written
+        f"defendant {name!r} is not answered" for name in example.names if name not in counts
     )
     yield from (
-        f"{name!r} is no defendant of this case" for name in written if name not in example.names
+        f"{name!r} is no defendant of this case" for name in counts if name not in example.names
     )
-    yield from (f"defendant {name!r} is answered {n} times" for name, n in written.items() if n > 1)
-    if [j["name"] for j in row["judgments"]] != list(example.names) and set(written) == set(
-        example.names
-    ):
-        yield "the defendants stand in another order than in the case"
+    yield from (f"defendant {name!r} is answered {n} times" for name, n in counts.items() if n > 1)
+    if names != list(example.names) and set(names) == set(example.names):
+        yield "the defendants are not in the order of the case"
     if labels is None:
         return
     for judgment in row["judgments"]:
         for field in FIELDS:
+            known = labels.counts.get(field, {})
             for label in judgment[field]:
-                if label not in labels.counts.get(field, {}):
-                    hint = did_you_mean(label, labels.counts.get(field, {}))
+                if label not in known:
+                    hint = did_you_mean(label, known)
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
 
@@ -307,12 +308,12 @@ def classes(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def weight(example: Example) -> float:
-    """Weigh a case by log2 of its defendants, as the official metric does: 0 for one."""
+    """Return log2 of the number of defendants, as in the official metric: 0 for one defendant."""
     return math.log2(len(example.names))
 
 
 BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
-"""From the gravest on, by the principal punishments of article 33 of the Criminal Law: the official
+"""Gravest first, by the principal punishments of article 33 of the Criminal Law. The official
 numbers have detention (拘役) and surveillance (管制) before imprisonment."""
 
 TASK = Task(

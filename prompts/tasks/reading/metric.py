@@ -1,7 +1,7 @@
-"""Reading comprehension as the official scorer of CAIL2019-CJRC has it (after CoQA's).
+"""The metrics of the official scorer of CAIL2019-CJRC (after CoQA's) for reading comprehension.
 
-What the official code does not look at is decided as everywhere in panjue: of rows with one id the
-first counts (there the last), and the ids `1` and `"1"` are one. `panjue check` tells both.
+As everywhere in panjue, of rows with the same id the first counts (in the official code the last),
+and the ids `1` and `"1"` are equal. `panjue check` reports both.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,15 +16,15 @@ def f1(gold: Row, predicted: Row | None) -> float:
 
 
 def em(gold: Row, predicted: Row | None) -> float:
-    """Return the same for exact match after normalization."""
+    """Mean over the sets of references of the best exact match, after normalization."""
     return _over_sets(gold, predicted, lambda a, b: float(characters(a) == characters(b)))
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the answer beside every reference, right where it matches one of each set."""
+    """Yield the answer and the references; it is right if it matches one reference of each set."""
     references = dict.fromkeys(text for texts in gold["references"] for text in texts if text)
-    told = texts(row["answer"]) if row else []
-    yield "", [Field("answer", list(references), told, em(gold, row) == 1)]
+    predicted = texts(row["answer"]) if row else []
+    yield "", [Field("answer", list(references), predicted, em(gold, row) == 1)]
 
 
 def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], float]) -> float:
@@ -34,9 +34,9 @@ def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], flo
     return sum(best) / len(best)
 
 
-@lru_cache(maxsize=4096)  # several sets hold the same references
+@lru_cache(maxsize=4096)  # several sets have the same references
 def character_f1(reference: str, answer: str) -> float:
-    """F1 of the characters as a multiset, in any order; if either has none, 1 where both have."""
+    """F1 of the characters as a multiset; if one text has none, 1 if both have none, else 0."""
     return overlap_f1(characters(reference), characters(answer))
 
 

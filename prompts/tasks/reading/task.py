@@ -21,46 +21,46 @@ from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of,
 from panjue.prompts.tasks.metrics import Row
 from panjue.prompts.tasks.reading.metric import em, f1, shown
 
-WRITTEN = {"yes": "YES", "no": "NO", "unknown": ""}
-"""Type of an answer that is no span -> what the files have for it."""
+FILE_TEXTS = {"yes": "YES", "no": "NO", "unknown": ""}
+"""Type of an answer that is no span -> its text in the files."""
 
-KINDS = ("span", *WRITTEN)
+KINDS = ("span", *FILE_TEXTS)
 
-LONGEST = 400
-"""Characters of a span; the longest of 18,000 real references has 397."""
+MAX_SPAN_LENGTH = 400
+"""In characters; the longest of 18,000 real references has 397."""
 
-FAR = 0.5
-"""Edits per character beyond which a span that is not in the text is like no part of it."""
+MAX_EDIT_RATE = 0.5
+"""Edits per character of a span up to which a part of the text counts as similar."""
 
-WORDS = {
+KIND_WORDS = {
     **dict.fromkeys(("yes", "是", "是的"), "yes"),
     **dict.fromkeys(("no", "否", "不是"), "no"),
     **dict.fromkeys(("unknown", "无", "未知", "未提及", "无法回答"), "unknown"),
 }
-"""What a reply may write for the types that are no span."""
+"""Words of a reply for the types that are no span."""
 
 EDGES = " \n.。`"
-"""What may stand around a word."""
+"""Characters that are stripped from both ends of a word."""
 
 
 def rows(path: Path) -> Iterator[Record]:
-    """Yield every question of a SQuAD-like document with the text that it is about.
+    """Yield every question of a SQuAD-like file with its text.
 
     Raises:
-        UserError: The file is no JSON, or has no list `data`.
+        UserError: The file is not JSON, or has no list `data`.
     """
     for i, document in enumerate(list_items(path, "data")):
-        for place, paragraph in _listed(document, "paragraphs", f"data[{i}]"):
-            for inner, question in _listed(paragraph, "qas", place):
-                yield inner, partial(_row, document, paragraph, question)
+        for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
+            for place, question in _items(paragraph, "qas", outer_place):
+                yield place, partial(_row, document, paragraph, question)
 
 
-def _listed(outer: Any, key: str, place: str) -> list[tuple[str, Any]]:
-    """Return the places and items of a list; one item that is no question where there is none."""
-    found = outer.get(key) if isinstance(outer, dict) else None
-    if not isinstance(found, list) or not found:
+def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
+    """Return (place, item) of a list; without a list one None, which `_row` refuses."""
+    items = parent.get(key) if isinstance(parent, dict) else None
+    if not isinstance(items, list) or not items:
         return [(place, None)]
-    return [(f"{place}.{key}[{i}]", item) for i, item in enumerate(found)]
+    return [(f"{place}.{key}[{i}]", item) for i, item in enumerate(items)]
 
 
 def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
 def read(row: Mapping[str, Any]) -> Example:
     """Read one question.
 
-    The gold answer is, of several references, one that most of them agree with in type, then in
-    words. `is_impossible` is not read: the references say it.
+    Of several references, the gold answer is one of the commonest type, then of the commonest
+    text. `is_impossible` is not read: the references contain this information.
 
     Raises:
         UserError: A field is missing or of the wrong type.
@@ -86,35 +86,37 @@ def read(row: Mapping[str, Any]) -> Example:
         if not isinstance(row.get(field) or "", str):
             raise UserError(f"{field!r} must be a text")
     texts = _references(row["answers"]) if "answers" in row else ()
-    kinds, words = Counter(map(kind_of, texts)), Counter(texts)
-    chosen = max(texts, key=lambda text: (kinds[kind_of(text)], words[text]), default=None)
-    of_gold = {} if chosen is None else {"type": kind_of(chosen)}
-    domain = {"domain": row["domain"]} if row.get("domain") else {}
+    kinds, counts = Counter(map(kind_of, texts)), Counter(texts)
+    gold = max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]), default=None)
+    groups = {"domain": row["domain"]} if row.get("domain") else {}
+    if gold is not None:
+        groups["type"] = kind_of(gold)
     return Example(
         id=key,
         text=context,
         inputs={"question": question, "casename": row.get("casename") or ""},
-        answer=None if chosen is None else _answer(kind_of(chosen), chosen),
+        answer=None if gold is None else _answer(kind_of(gold), gold),
         references=leave_one_out(texts),
-        groups={**domain, **of_gold},
+        groups=groups,
         anchor=question,
     )
 
 
 def _references(answers: Any) -> tuple[str, ...]:
-    """Return the texts of all references; no answer is the empty one, as in the official code."""
-    listed = answers if isinstance(answers, list) else [None]
-    texts = [answer.get("text") if isinstance(answer, dict) else answer for answer in listed]
-    told = tuple(text for text in texts if isinstance(text, str))
-    if len(told) < len(listed):
+    """Return the texts of all references; no answer is an empty text, as in the official code."""
+    items = answers if isinstance(answers, list) else [None]
+    values = [item.get("text") if isinstance(item, dict) else item for item in items]
+    texts = tuple(value for value in values if isinstance(value, str))
+    if len(texts) < len(items):
         raise UserError("'answers' must be a list of {answer_start, text}")
-    return told or ("",)
+    return texts or ("",)
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of references that the official metric compares with, in turn.
+    """Return the sets of references that the official metric compares an answer with.
 
-    Each lacks one of several, so that people can be measured by the same rule; one stands alone.
+    Each set leaves one reference out, so that human answers can be scored by the same rule. A
+    single reference is the only set.
     """
     if len(texts) < 2:
         return (texts,) if texts else ()
@@ -122,8 +124,8 @@ def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def kind_of(reference: str) -> str:
-    """Return the type of an answer as the files have it."""
-    return next((kind for kind, text in WRITTEN.items() if text == reference), "span")
+    """Return the type of an answer in the format of the files."""
+    return next((kind for kind, text in FILE_TEXTS.items() if text == reference), "span")
 
 
 def _answer(kind: str, span: str = "") -> dict[str, str]:
@@ -136,9 +138,9 @@ def prompt(example: Example) -> Messages:
 
 
 def schema(_example: Example, _labels: Labels) -> Schema:
-    """Return the JSON Schema of a reply: a span, or one of the other types and nothing beside."""
-    spans = {"type": "string", "minLength": 1, "maxLength": LONGEST}
-    return {"anyOf": [_object(["span"], spans), _object(list(WRITTEN), {"const": ""})]}
+    """Return the JSON Schema of a reply: a span, or another type with an empty answer."""
+    spans = {"type": "string", "minLength": 1, "maxLength": MAX_SPAN_LENGTH}
+    return {"anyOf": [_object(["span"], spans), _object(list(FILE_TEXTS), {"const": ""})]}
 
 
 def _object(kinds: list[str], answer: Schema) -> Schema:
@@ -155,15 +157,15 @@ def target(example: Example) -> str:
     assert example.answer is not None, "a test question has no target"
     span = example.answer["answer"]
     start = example.text.find(span)
-    # As the prompt has it: a tag that the span cuts in two is neutralized there.
-    told = neutralize(example.text)[start : start + len(span)] if start >= 0 else span
-    return dump({**example.answer, "answer": told})
+    # Neutralize the whole text, as in the prompt: the span may contain only a part of a tag.
+    answer = neutralize(example.text)[start : start + len(span)] if start >= 0 else span
+    return dump({**example.answer, "answer": answer})
 
 
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
-    """Read a reply as a part of the text, yes, no or unknown, whatever it is."""
+    """Read any reply as a part of the text, yes, no or unknown."""
     strict = _read_strictly(load_json(reply))
-    kind, span = strict or _find(reply) or (None, "")
+    kind, span = strict or _read_loosely(reply) or (None, "")
     repairs = [] if strict else ["not the JSON that was asked for"]
     if kind is None:
         return Decoded(_answer("unknown"), (*repairs, "nothing to read"), readable=False)
@@ -174,94 +176,95 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
     if start < 0:
         start, end = closest(span, example.text)
         kind = "span" if start < end else "unknown"
-        repairs.append(f"a span that is not in the text, {'mended' if start < end else 'dropped'}")
+        result = "replaced" if start < end else "dropped"
+        repairs.append(f"a span that is not in the text, {result}")
     return Decoded(_answer(kind, example.text[start:end]), tuple(repairs))
 
 
-def _read_strictly(found: Any) -> tuple[str, str] | None:
+def _read_strictly(value: Any) -> tuple[str, str] | None:
     """Return type and answer of a reply that is valid under the schema."""
-    if not (isinstance(found, dict) and list(found) == ["type", "answer"]):
+    if not (isinstance(value, dict) and list(value) == ["type", "answer"]):
         return None
-    kind, span = found.values()
+    kind, span = value.values()
     if not (isinstance(kind, str) and kind in KINDS and isinstance(span, str)):
         return None
-    is_valid = 0 < len(span) <= LONGEST if kind == "span" else not span
+    is_valid = 0 < len(span) <= MAX_SPAN_LENGTH if kind == "span" else not span
     return (kind, span) if is_valid else None
 
 
-def _find(reply: str) -> tuple[str, str] | None:
-    """Return type and answer of a reply with fences, remarks or a torn end, or of bare words."""
+def _read_loosely(reply: str) -> tuple[str, str] | None:
+    """Return type and answer of a reply with fences, remarks or a cut end, or of plain text."""
     plain = flatten_forms(reply)
     kind, span = (
         _field(reply, keys) or _field(plain, keys) for keys in ("type|类型", "answer|答案")
     )
     if kind is None and span is None:
         span = plain.strip(EDGES)
-        if not 0 < len(span) <= LONGEST:
+        if not 0 < len(span) <= MAX_SPAN_LENGTH:
             return None
-    span = (span or "")[:LONGEST]
-    meant = WORDS.get((kind or "").strip(EDGES).lower(), "span")
-    if meant == "span":
-        meant = WORDS.get(span.strip(EDGES).lower(), "span" if span.strip() else "unknown")
-    return (meant, span) if meant == "span" else (meant, "")
+    span = (span or "")[:MAX_SPAN_LENGTH]
+    kind = KIND_WORDS.get((kind or "").strip(EDGES).lower(), "span")
+    if kind == "span":
+        kind = KIND_WORDS.get(span.strip(EDGES).lower(), "span" if span.strip() else "unknown")
+    return (kind, span) if kind == "span" else (kind, "")
 
 
 def _field(text: str, keys: str) -> str | None:
-    found = field_text(text, keys)
-    if found is None:  # the reply ends inside it
-        torn = re.search(rf'"(?:{keys})"\s*+:\s*+"([^"\\]++)$', text)
-        return torn and torn[1]
-    return unquote(found)
+    value = field_text(text, keys)
+    if value is None:  # the reply may end inside the value
+        match = re.search(rf'"(?:{keys})"\s*+:\s*+"([^"\\]++)$', text)
+        return match and match[1]
+    return unquote(value)
 
 
 def closest(span: str, text: str) -> tuple[int, int]:
-    """Return where the part of `text` stands that is most like `span`; nowhere if none is near.
+    """Return (start, end) of the part of `text` most similar to `span`; (0, 0) if none is similar.
 
-    Exact: no part of the text has a smaller edit distance (Sellers 1980). Of equals one that ends
-    as the span does, and begins so.
+    Exact: no part of the text has a smaller edit distance (Sellers 1980). Of equal parts it
+    prefers one with the same last and first character as the span.
     """
-    nowhere = np.zeros(len(text) + 1, dtype=np.int64)  # a part may begin anywhere for nothing
-    distances = edit_distances(span, text, nowhere)
-    if distances.min() > len(span) * FAR:
+    zeros = np.zeros(len(text) + 1, dtype=np.int64)  # a part may start anywhere at no cost
+    distances = edit_distances(span, text, zeros)
+    if distances.min() > len(span) * MAX_EDIT_RATE:
         return 0, 0
-    end = _best(distances, text, span)
-    # The same backwards, where the part must begin at that end.
-    before = text[:end][::-1]
-    distances = edit_distances(span[::-1], before, np.arange(end + 1))
-    return end - _best(distances, before, span[::-1]), end
+    end = _best_end(distances, text, span)
+    # The same backwards from this end gives the start.
+    reverse = text[:end][::-1]
+    distances = edit_distances(span[::-1], reverse, np.arange(end + 1))
+    return end - _best_end(distances, reverse, span[::-1]), end
 
 
-def _best(distances: NDArray[np.int64], text: str, span: str) -> int:
-    """Return the end of least distance, one behind the last character of `span` if it can be."""
+def _best_end(distances: NDArray[np.int64], text: str, span: str) -> int:
+    """Return the end with the least distance, preferably after the last character of `span`."""
     ends = [int(end) for end in np.flatnonzero(distances == distances.min())]
     return next((end for end in ends if text[:end].endswith(span[-1:])), ends[0])
 
 
 def edit_distances(span: str, text: str, row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for every place of `text` the edits from `span` to what ends there.
+    """Return for every position of `text` the edit distance of `span` to the part that ends there.
 
-    `row` has the edits from an empty span.
+    `row` has the distances of an empty span.
     """
-    written = np.array([ord(character) for character in text], dtype=np.int64)
+    codes = np.array([ord(character) for character in text], dtype=np.int64)
     steps = np.arange(len(text) + 1)
     for number, character in enumerate(span, start=1):
-        over = np.minimum(row[1:] + 1, row[:-1] + (written != ord(character)))
-        row = np.concatenate(([number], over))
-        row = np.minimum.accumulate(row - steps) + steps  # further characters of the text
+        edits = np.minimum(row[1:] + 1, row[:-1] + (codes != ord(character)))
+        row = np.concatenate(([number], edits))
+        row = np.minimum.accumulate(row - steps) + steps  # insertions of characters of the text
     return row
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the official hand-in row: the span, YES, NO or nothing."""
-    return {"id": example.id, "answer": WRITTEN.get(answer["type"], answer["answer"])}
+    """Return the official submission row: the span, YES, NO or an empty text."""
+    return {"id": example.id, "answer": FILE_TEXTS.get(answer["type"], answer["answer"])}
 
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield what a submission row has wrong: its shape, an answer that is not in the text."""
+    """Yield the faults of a submission row: its fields, an answer that is not in the text."""
     if row.keys() != {"id", "answer"}:
         yield "the fields must be id and answer"
     if row["id"] != example.id:
-        yield f"the id is written {row['id']!r}, the question has {example.id!r}"
+        yield f"the id is {row['id']!r}, the question has {example.id!r}"
     answer = row.get("answer")
     if not isinstance(answer, str):
         yield "'answer' must be a text"
@@ -270,12 +273,12 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
-    """Yield people, each reference against the others, and the first sentence."""
+    """Yield the human baseline, each reference against the others, and the first sentence."""
     sets = example.references
-    # The text that is left out of the first set is the first of the second.
+    # The text that the first set leaves out is the first text of the second set.
     texts = (sets[1][0], *sets[0]) if len(sets) > 1 else ()
-    for others, text in zip(sets, texts, strict=False):
-        yield "human", {"references": [others]}, {"answer": text}
+    for references, text in zip(sets, texts, strict=False):
+        yield "human", {"references": [references]}, {"answer": text}
     first = re.split("[。！？；]", example.text, maxsplit=1)[0]
     yield "first sentence", {"references": sets}, {"answer": first}
 
@@ -287,7 +290,7 @@ TASK = Task(
         schema=schema,
         target=target,
         decode=decode,
-        reserve=128,  # the longest but twelve of 6,000 real answers
+        reserve=128,  # enough for all but twelve of 6,000 real answers
     ),
     score=Score(
         metrics=(em, f1),

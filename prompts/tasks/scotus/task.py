@@ -18,12 +18,12 @@ AREAS = (
     "Miscellaneous",
     "Private Action",
 )
-"""Of the Supreme Court Database, in its order."""
+"""The issue areas of the Supreme Court Database, in its order."""
 
 TASK = Classes(
     "scotus",
     AREAS,
-    named=True,  # its numbers are of eleven areas in one release, of fourteen in another
+    named=True,  # releases of the data set differ in the numbers: eleven or fourteen areas
     groups={
         "decision_direction": ("conservative", "liberal"),
         "respondent_type": ("other", "person", "organization", "public entity", "facility"),

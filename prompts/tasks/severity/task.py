@@ -21,5 +21,5 @@ TASK = Classes(
     text=("fact", "text"),
     groups={"gender": ("male", "female"), "region": ()},
     person="defendant",
-    other={"defendant_gender": "gender", "court_region": "region"},
+    aliases={"defendant_gender": "gender", "court_region": "region"},
 ).task("zh")
