@@ -23,7 +23,7 @@ from panjue.prompts.tasks.reading.task import closest
 TASK = load_task("reading")
 
 
-SAMPLE = Path(__file__).parents[2] / "prompts/tasks/reading/sample.json"
+SAMPLE = Path(__file__).parents[3] / "prompts/tasks/reading/sample.json"
 
 
 TEXT = "经审理查明:原、被告因夫妻感情破裂,在重庆市荣昌县人民法院调解离婚。被告每月支付生活费800元。"

@@ -44,7 +44,7 @@ def sextuple(gold: Row, row: Row | None) -> float:
     return sextuple_points(gold, row, make_matching())
 
 
-SAMPLE = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
+SAMPLE = Path(__file__).parents[3] / "prompts/tasks/dialogue/sample.folder"
 
 
 NONE = Labels()
