@@ -294,6 +294,14 @@ class PanjueServe:
         """Return the process of the engine that answers."""
         return max(self.tree.children(recursive=True), key=lambda one: one.memory_info().rss)
 
+    def left_after_kill(self, timeout: float) -> list[psutil.Process]:
+        """Kill the server; return the processes below it that have not ended after a while."""
+        children = self.tree.children(recursive=True)
+        self.process.kill()
+        _gone, left = psutil.wait_procs(children, timeout=timeout)
+        # One that has ended may wait for the machine's first process to take note.
+        return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
 
 @pytest.fixture
 def panjue_serve(trained: Path, tmp_path: Path) -> Iterator[Callable[..., PanjueServe]]:

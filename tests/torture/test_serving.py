@@ -37,6 +37,14 @@ def test_engine_hangs(panjue_serve: Callable[..., Any], promise: Any) -> None:
     assert server.process.wait(60) == 0
 
 
+@pytest.mark.promise("nothing outlives a server that is killed")
+def test_a_server_is_killed(panjue_serve: Callable[..., Any], promise: Any) -> None:
+    server = panjue_serve()
+    server.ready()
+    with promise.attempt():
+        assert server.left_after_kill(timeout=2) == []
+
+
 @pytest.mark.promise("two engines answer as one")
 def test_two_engines(
     llm: Engine, asker: Asker, merged: Path, workshop: Path, small: dict[str, Any], promise: Any
