@@ -150,7 +150,7 @@ def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
             text=marked(example, [name for name, _ in items]),
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in class_fields},
-            wrong=sorted({field.name for field in fields if not field.right}),
+            wrong=sorted({field.name for field in fields if not field.correct}),
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
@@ -159,7 +159,9 @@ def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
 
 
 def _values(fields: Iterator[Field]) -> list[str]:
-    return list(dict.fromkeys(value for field in fields for value in (*field.gold, *field.told)))
+    return list(
+        dict.fromkeys(value for field in fields for value in (*field.gold, *field.predicted))
+    )
 
 
 def _handled(
@@ -195,20 +197,20 @@ def _count(task: Task, result: Report) -> None:
     """Count classes, confusions and confused pairs over the cases."""
     sets, single = _class_fields(task)
     fields = [field for case in result.cases for _, fields in case.items for field in fields]
-    if not task.answer.fields and all(len(f.gold) == 1 >= len(f.told) for f in fields):
+    if not task.answer.fields and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
         single = sets
     gold, predicted, correct = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
     pairs = Counter[tuple[str, str]]()
     for f in fields:
         if f.name in (*sets, *single):
             gold[f.name].update(f.gold)
-            predicted[f.name].update(f.told)
-            correct[f.name].update(set(f.gold) & set(f.told))
+            predicted[f.name].update(f.predicted)
+            correct[f.name].update(set(f.gold) & set(f.predicted))
         if f.name in sets[:1]:
-            missed, added = set(f.gold) - set(f.told), set(f.told) - set(f.gold)
+            missed, added = set(f.gold) - set(f.predicted), set(f.predicted) - set(f.gold)
             pairs.update(product(sorted(missed), sorted(added)))
         if f.name in single:
-            pair = (f.gold[0], f.told[0] if f.told else NO_ANSWER)
+            pair = (f.gold[0], f.predicted[0] if f.predicted else NO_ANSWER)
             result.confusion.setdefault(f.name, Counter()).update([pair])
     result.pairs = [(a, b, count) for (a, b), count in pairs.most_common(MAX_SHOWN_PAIRS)]
     result.pairs_in_all = len(pairs)

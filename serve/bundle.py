@@ -1,4 +1,4 @@
-"""What a sealed stage wants of a run, in one ZIP that answers a test file by itself."""
+"""Pack a run into one ZIP that answers a test file by itself, for a contest's sealed stage."""
 
 import hashlib
 import shutil
@@ -33,22 +33,23 @@ from panjue.prompts.task import load_task
 from panjue.prompts.tasks.dialogue.similarity import BUILT_IN
 from panjue.serve.merge import check_base, merge
 
-ROOMS = ("prompts", "finetune", "serve", "eval")
+FOLDERS = ("prompts", "finetune", "serve", "eval")
 CODE = {".py", ".md", ".html", ".css", ".js", ".svg"}
-"""What is packed of them; `configs/` has the user's own, of which the run's two are packed."""
+"""Suffixes of the files that are packed. `configs/` may hold the user's own settings; of these only
+the two of the run are packed."""
 
 HERE = Path(__file__).parent / "bundled"
-"""What goes into every bundle as it is: the command and the manual."""
+"""Files of every bundle: the command and the manual."""
 
 SUMS = "SHA256SUMS"
 """The hash of every other file, as `sha256sum --check` reads it."""
 
 EXPECTED = "expected.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time of every file, so that equal bundles are equal byte for byte."""
+"""Time stamp of every file, so that equal bundles are equal byte for byte."""
 
 TORCH = "https://download.pytorch.org/whl"
-"""Has folders of builds, as `cpu`, that the common index has not."""
+"""Index with builds, such as `cpu`, that PyPI does not have."""
 
 SETTINGS = (
     "task",
@@ -62,48 +63,48 @@ SETTINGS = (
     "held_out",
     "on_bad_row",
 )
-"""Of a generation, taken over as they were."""
+"""Settings of the generation that are packed unchanged."""
 
 Weights = Literal["none", "base", "merged"]
 
 
 def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = None) -> None:
-    """Pack a finished run: code, settings, prompts, labels, adapter, pins, manual and hashes.
+    """Pack a finished run: code, settings, prompts, labels, adapter, versions, manual, hashes.
 
     Args:
-        run: Has a submission; it and its test file are not packed, their hashes are.
-        out: The ZIP, which appears when it is whole.
-        weights: Also pack the base, or the base with the adapter folded in.
-        base: Where the base is now, if it has moved.
+        run: Run folder with a submission; of it and the test file only hashes are packed.
+        out: The ZIP; it appears when it is complete.
+        weights: Also pack the base, or the base merged with the adapter.
+        base: Folder of the base, if it has moved.
 
     Raises:
-        UserError: The run has no submission or was answered by an endpoint; or what it was made
-            with is not there any more.
+        UserError: The run has no submission, was answered by an endpoint, or its model or prompt
+            has changed since.
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
-    made = _made(run)
-    submission = load_task(made["task"]).data.submission.find(run)
-    _check_decoded(run, submission, made)
-    if weights == "merged" and made["adapter"] == "none":
+    provenance = _provenance(run)
+    submission = load_task(provenance["task"]).data.submission.find(run)
+    _check_decoded(run, submission, provenance)
+    if weights == "merged" and provenance["adapter"] == "none":
         raise UserError(f"{run}: the base alone answered; merged is another model")
-    trained = Path(made["trained"])
+    trained = Path(provenance["trained"])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model = _pack_models(folder, trained, weights, base)
         _pack_code(folder / "code" / "panjue")
-        _pack_settings(folder, made, model)
+        _pack_settings(folder, provenance, model)
         training = _pack_training(folder, trained)
         write_json(folder / "manifest.json", scrubbed(read_json(run / "manifest.json")))
         (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
         shutil.copy(HERE / "answer.py", folder)
-        told = {"task": made["task"], "name": submission.name, "training": training}
-        _write_manual(folder, {**told, **_base(trained, weights)})
+        words = {"task": provenance["task"], "name": submission.name, "training": training}
+        _write_manual(folder, {**words, **_base(trained, weights)})
         expected = {
-            "test_sha256": made["test_sha256"],
+            "test_sha256": provenance["test_sha256"],
             "submission": submission.name,
             "submission_sha256": sha256(submission),
-            "rows": row_hashes(made["task"], submission),
+            "rows": row_hashes(provenance["task"], submission),
         }
         write_json(folder / EXPECTED, expected)
         lines = [f"{sha256(folder / name)}  {name}\n" for name in names_in(folder)]
@@ -111,43 +112,43 @@ def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = N
         _zip(folder, out)
 
 
-def _made(run: Path) -> dict[str, Any]:
-    """Return how a run was answered.
+def _provenance(run: Path) -> dict[str, Any]:
+    """Return the provenance of a run's answers.
 
     Raises:
-        UserError: Not by a model of ours, or by another one than there is now.
+        UserError: No model of ours answered, or the model has changed since.
     """
-    made = generation(run)
-    if not made:
+    provenance = generation(run)
+    if not provenance:
         raise UserError(f"{run}: has no answers yet; run `panjue generate` first")
-    if made.get("endpoint") or not made.get("trained"):
+    if provenance.get("endpoint") or not provenance.get("trained"):
         raise UserError(f"{run}: was answered by an endpoint; there is no model to pack")
-    trained = Path(made["trained"])
-    if not trained.is_dir() or model_sha256(trained) != made["trained_sha256"]:
+    trained = Path(provenance["trained"])
+    if not trained.is_dir() or model_sha256(trained) != provenance["trained_sha256"]:
         raise UserError(f"{trained}: is not what {run} was answered with; generate again")
-    if prompt_sha256(made["task"]) != made["prompt_sha256"]:
+    if prompt_sha256(provenance["task"]) != provenance["prompt_sha256"]:
         raise UserError(f"{run}: was asked with another prompt than the code has; generate again")
-    if scrubbed(made["engine"]) != made["engine"]:
+    if scrubbed(provenance["engine"]) != provenance["engine"]:
         raise UserError(f"{run}: its engine settings name a folder here, which is not packed")
-    if made.get("solve", {}).get("similarity", BUILT_IN) != BUILT_IN:
+    if provenance.get("solve", {}).get("similarity", BUILT_IN) != BUILT_IN:
         raise UserError(f"{run}: solve.similarity is not packed; generate with {BUILT_IN}")
-    return made
+    return provenance
 
 
-def _check_decoded(run: Path, submission: Path, made: Mapping[str, Any]) -> None:
-    """Refuse a submission that the packed settings do not make.
+def _check_decoded(run: Path, submission: Path, provenance: Mapping[str, Any]) -> None:
+    """Refuse a submission that the packed settings would not reproduce.
 
     Raises:
-        UserError: It was changed since it was decoded, or decoded from the first replies alone, or
-            with another fit of how to decide.
+        UserError: It was changed after decoding, or decoded with --greedy or with other settings of
+            `panjue tune`.
     """
     decoding = decoding_of(submission)
     if decoding is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
-    if made.get("samples") and not decoding["decided"]:
+    if provenance.get("samples") and not decoding["decided"]:
         raise UserError(f"{run}: was decoded with --greedy; `panjue decode {run}` decides again")
     if decoding["decided"]:
-        fitted = None if made["adapter"] == "none" else Path(made["trained"])
+        fitted = None if provenance["adapter"] == "none" else Path(provenance["trained"])
         if decoding.get("decision_sha256") != decision_sha256(fitted):
             raise UserError(
                 f"{run}: was decoded with another fit of `panjue tune` than there is now; "
@@ -156,33 +157,33 @@ def _check_decoded(run: Path, submission: Path, made: Mapping[str, Any]) -> None
 
 
 def _pack_models(folder: Path, trained: Path, weights: Weights, base: str | None) -> str:
-    """Copy what was trained, and the weights asked for; return which folder answers."""
-    made = read_json(trained / "manifest.json")
+    """Copy the adapter or model and the weights asked for; return the folder that answers."""
+    manifest = read_json(trained / "manifest.json")
     is_adapter = (trained / "adapter_config.json").exists()
     copied = folder / ("adapter" if is_adapter else "model")
     if weights == "merged" and not is_adapter:
         raise UserError(f"{trained}: is a whole model already; leave --weights out")
     _copy([*model_files(trained), *card_files(trained)], copied)
-    digest = made["base_sha256"]
+    digest = manifest["base_sha256"]
     if weights == "base":
-        parts = model_files(check_base(trained, made, base))
-        # What panjue noted of a base that it made itself stays here.
+        parts = model_files(check_base(trained, manifest, base))
+        # Records of a base that panjue trained itself are not packed.
         _copy([p for p in parts if p.name not in {"manifest.json", "labels.json"}], folder / "base")
         digest = model_sha256(folder / "base")
-    _at_home(copied, digest)
+    _point_to_packed_base(copied, digest)
     if weights != "merged":
         return copied.name
     merged = folder / "merged"
-    fitted = trained / DECISION  # to the adapter's replies, which are those of the merged model
+    fitted = trained / DECISION  # the merged model gives the same replies as the adapter
     whole = merge(trained, trained.with_name("merged"), base)
     _copy([*model_files(whole), fitted], merged)
-    _at_home(merged, digest)
+    _point_to_packed_base(merged, digest)
     write_card(merged, scored_in(trained), name=trained.parent.name)
     return merged.name
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:
-    """Copy a model's files, less what they note of the folder that they were read from."""
+    """Copy a model's files without the name of the folder that they come from."""
     folder.mkdir()
     for path in files:
         if path.exists():
@@ -194,77 +195,79 @@ def _copy(files: Iterable[Path], folder: Path) -> None:
             write_json(path, kept)
 
 
-def _at_home(folder: Path, digest: str) -> None:
-    """Let what was trained find its base in `base/` beside it, where the manual has it put."""
-    made = read_json(folder / "manifest.json")
-    write_json(folder / "manifest.json", {**scrubbed(made), "base": "base", "base_sha256": digest})
+def _point_to_packed_base(folder: Path, digest: str) -> None:
+    """Make the adapter or model look for its base in `base/`, where the manual tells to put it."""
+    manifest = read_json(folder / "manifest.json")
+    write_json(
+        folder / "manifest.json", {**scrubbed(manifest), "base": "base", "base_sha256": digest}
+    )
     place = folder / "adapter_config.json"
     if place.exists():
         settings = {**scrubbed(read_json(place)), "base_model_name_or_path": "../base"}
-        write_json(place, settings)  # as its card's snippets find it from there
+        write_json(place, settings)  # the card's snippets find it by this path
 
 
-def _write_manual(folder: Path, told: Mapping[str, str]) -> None:
+def _write_manual(folder: Path, words: Mapping[str, str]) -> None:
     python = ".".join(map(str, sys.version_info[:2]))
-    manual = (HERE / "MANUAL.md").read_text("utf-8").format(python=python, **told)
+    manual = (HERE / "MANUAL.md").read_text("utf-8").format(python=python, **words)
     (folder / "MANUAL.md").write_text(manual, "utf-8")
 
 
 def _base(trained: Path, weights: Weights) -> dict[str, str]:
-    """Return what the manual says of the base, in two languages."""
+    """Return the manual's sentence about the base, in Chinese and English."""
     if weights != "none":
         return {"base_zh": "已在包内", "base_en": "it is in here"}
     if not (trained / "adapter_config.json").exists():
         return {"base_zh": "不需要", "base_en": "none is needed"}
-    made = scrubbed(read_json(trained / "manifest.json"))
-    told = f"`{made['base']}`, SHA-256 {made['base_sha256']}"
+    manifest = scrubbed(read_json(trained / "manifest.json"))
+    named = f"`{manifest['base']}`, SHA-256 {manifest['base_sha256']}"
     return {
-        "base_zh": f"请放在本文件夹的 `base/`：{told}",
-        "base_en": f"put it into this folder as `base/`: {told}",
+        "base_zh": f"请放在本文件夹的 `base/`：{named}",
+        "base_en": f"put it into this folder as `base/`: {named}",
     }
 
 
-def _pack_settings(folder: Path, made: Mapping[str, Any], model: str) -> None:
-    settings = {name: made[name] for name in SETTINGS if name in made}
+def _pack_settings(folder: Path, provenance: Mapping[str, Any], model: str) -> None:
+    settings = {name: provenance[name] for name in SETTINGS if name in provenance}
     settings |= {"run": "answers", "test": "test", "trained": model}
-    if made.get("solve"):
-        settings["solve"] = made["solve"]
+    if provenance.get("solve"):
+        settings["solve"] = provenance["solve"]
     if model == "merged":
         settings["adapter"] = "merge"
     (folder / "generate.yaml").write_text(OmegaConf.to_yaml(settings), "utf-8")
 
 
 def _pack_training(folder: Path, trained: Path) -> str:
-    """Copy the training's settings and return the words that the manual has for data files."""
+    """Copy the training's settings; return the manual's `name=FILE` words for the data files."""
     place = trained.parent / "config.yaml"
     if not place.exists():
-        raise UserError(f"{place}: is missing; a bundle tells how its model was trained")
+        raise UserError(f"{place}: is missing; a bundle needs the settings of its training")
     config: Any = OmegaConf.to_container(OmegaConf.load(place))
     (folder / "sft.yaml").write_text(OmegaConf.to_yaml(scrubbed(config)), "utf-8")
     return " ".join(f"{name}={name.upper()}" for name in DATA if config.get(name))
 
 
 def _pack_code(folder: Path) -> None:
-    """Copy the code as it is installed."""
-    for room in ROOMS:
-        spec = find_spec(f"panjue.{room}")
+    """Copy the installed code."""
+    for name in FOLDERS:
+        spec = find_spec(f"panjue.{name}")
         assert spec
         source = Path(str(spec.origin)).parent
         for path in sorted(path for path in source.rglob("*.*") if path.suffix in CODE):
-            copied = folder / room / path.relative_to(source)
+            copied = folder / name / path.relative_to(source)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copied)
 
 
 def requirements() -> list[str]:
-    """Return the lines of a requirements.txt that is installed with --no-deps: it has them all."""
+    """Return the lines of a requirements.txt that lists every package (for pip's --no-deps)."""
     found = pins()
     builds = {line.partition("+")[2] for line in found if line.startswith("torch==")} - {""}
     return [*(f"--extra-index-url {TORCH}/{build}" for build in builds), *found]
 
 
 def pins() -> list[str]:
-    """Return `name==version` of every installed package that panjue needs to train and answer."""
+    """Return `name==version` of every installed package that training and answering need."""
     found: dict[str, str] = {}
     waiting = [("panjue", frozenset({"train", "serve", "cpu", "gpu"}))]
     seen = set(waiting)
@@ -273,7 +276,7 @@ def pins() -> list[str]:
         try:
             package = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # of the other kind of machine
+            continue  # needed only on the other kind of machine
         found[package.metadata["Name"].lower().replace("_", "-")] = package.version
         for text in package.requires or ():
             wanted = Requirement(text)
@@ -289,14 +292,14 @@ def pins() -> list[str]:
 
 
 def row_hashes(task: str, submission: Path) -> dict[str, str]:
-    """Return id -> a hash of its row, so that a difference can be named."""
+    """Return id -> hash of its row, so that an error can name the rows that differ."""
     rows: Rows = load_task(task).data.submission.index(submission)
     texts = {key: dump(rows.get(key)).encode() for key in sorted(rows.ids())}
     return {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the files in a folder, as paths from it."""
+    """Return the paths of all files in a folder, relative to it."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
@@ -318,7 +321,7 @@ def _zip(folder: Path, out: Path) -> None:
 
 
 def main(run: Path, out: Path, weights: str, base: Path | None = None) -> None:
-    """Pack and say what is in it."""
+    """Pack and print a summary."""
     if weights not in get_args(Weights):
         raise UserError(f"--weights: {weights!r} is none of {', '.join(get_args(Weights))}")
     bundle(run, out, weights, base and str(base))  # type: ignore[arg-type]

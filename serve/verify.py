@@ -1,4 +1,4 @@
-"""A bundle tried as a sealed stage would: alone, in an empty folder, without a network."""
+"""Verify a bundle as a sealed stage would: in an empty folder, without a network."""
 
 import os
 import subprocess
@@ -17,31 +17,31 @@ from panjue.prompts.plumbing.model import model_sha256
 from panjue.serve.bundle import EXPECTED, SUMS, names_in, row_hashes
 
 NO_NETWORK = (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"])
-"""What cuts a command off, as root and as anybody where the system allows it."""
+"""Commands that cut off the network: as root, and as a user if the system allows it."""
 
 
 def main(packed: Path, cases: Path, base: Path | None) -> None:
-    """Verify and say so."""
-    is_alone = verify(packed, cases, base)
-    how = "without a network" if is_alone else "with the network on: it cannot be cut off here"
-    print(f"{packed}: runs by itself and answers as it did ({how})")
+    """Verify and print the result."""
+    is_offline = verify(packed, cases, base)
+    how = "without a network" if is_offline else "with a network: it cannot be cut off here"
+    print(f"{packed}: runs by itself and gives the same answers ({how})")
 
 
 def verify(packed: Path, cases: Path, base: Path | None = None) -> bool:
     """Unpack into an empty folder, answer `cases` there without a network, compare the submission.
 
-    It runs with nothing but the pinned packages.
+    Only the pinned packages are visible to it.
 
     Args:
         packed: The ZIP.
         cases: The test file of the run that was packed.
-        base: The base model's folder, where the ZIP has no weights.
+        base: Folder of the base model, if the ZIP has no weights.
 
     Returns:
-        Whether the network could be cut off.
+        Whether the network was cut off.
 
     Raises:
-        UserError: A file is not what was packed, a package is another, or the answers differ.
+        UserError: A file has changed, a package has another version, or the answers differ.
     """
     if not cases.exists():
         raise UserError(f"{cases}: there is no such file")
@@ -56,11 +56,16 @@ def verify(packed: Path, cases: Path, base: Path | None = None) -> bool:
         if sha256(cases) != expected["test_sha256"]:
             raise UserError(f"{cases}: is not the test file of the run that was packed")
         _bring_base(packed, folder, base)
-        cut_off = alone()
+        cut_off = offline_prefix()
         python = only_pinned(Path(place) / "venv", pinned)
         words = map(str, (python, "-P", folder / "answer.py", cases.resolve(), answers))
         done = subprocess.run(
-            [*cut_off, *words], cwd=place, env=bare(), capture_output=True, text=True, check=False
+            [*cut_off, *words],
+            cwd=place,
+            env=minimal_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise UserError(f"{packed}: does not run: {_last(done.stderr or done.stdout)}")
@@ -68,9 +73,9 @@ def verify(packed: Path, cases: Path, base: Path | None = None) -> bool:
         if sha256(submission) != expected["submission_sha256"]:
             task = generation(folder)["task"]
             here = row_hashes(task, submission)
-            other = [key for key, told in expected["rows"].items() if here.get(key) != told]
+            other = [key for key, digest in expected["rows"].items() if here.get(key) != digest]
             which = f"id {other[0]} first ({len(other)} of {len(here)})" if other else "in its form"
-            raise UserError(f"{packed}: answers otherwise than the run that was packed, {which}")
+            raise UserError(f"{packed}: gives other answers than the packed run, {which}")
         return bool(cut_off)
 
 
@@ -87,10 +92,10 @@ def _unpack(packed: Path, folder: Path) -> None:
 
 
 def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
-    """Put the base where the manual says, if the bundle has none.
+    """Link the base to where the manual tells to put it, if the bundle has none.
 
     Raises:
-        UserError: It is needed and not given, or given and not needed, or another one.
+        UserError: It is needed but not given, given but not needed, or is another base.
     """
     needed = (folder / "adapter").exists() and not (folder / "base").exists()
     if not needed or (folder / "merged").exists():
@@ -106,7 +111,7 @@ def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
 
 
 def changed(folder: Path) -> Iterator[str]:
-    """Yield what is not as it was packed."""
+    """Yield every difference between the folder and the packed files."""
     lines = (folder / SUMS).read_text("utf-8").splitlines()
     files = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = set(names_in(folder)) - {SUMS}
@@ -120,13 +125,13 @@ def changed(folder: Path) -> Iterator[str]:
 
 
 def pinned_in(listed: Path) -> dict[str, str]:
-    """Return name -> version of what a requirements.txt of ours asks for."""
+    """Return name -> version of the packages in a bundle's requirements.txt."""
     lines = listed.read_text("utf-8").splitlines()
     return dict(line.split("==") for line in lines if not line.startswith(("#", "--")))
 
 
 def other_packages(listed: Path) -> Iterator[str]:
-    """Yield what is installed here in another version than was pinned, or not at all."""
+    """Yield the pinned packages that are not installed here, or in another version."""
     for name, version in pinned_in(listed).items():
         try:
             here = metadata.version(name)
@@ -137,7 +142,7 @@ def other_packages(listed: Path) -> Iterator[str]:
 
 
 def only_pinned(folder: Path, listed: Path) -> Path:
-    """Make an environment of nothing but the pinned packages, by links to those here.
+    """Make an environment with only the pinned packages, by links to the installed ones.
 
     Returns:
         Its Python.
@@ -147,7 +152,7 @@ def only_pinned(folder: Path, listed: Path) -> Path:
     for name in pinned_in(listed):
         package = metadata.distribution(name)
         for file in package.files or ():
-            # Whole packages; of what lies beside them (bin/, lib/) each file by itself.
+            # Whole packages; outside them (bin/, lib/) single files.
             part = file if file.parts[0] == ".." else Path(file.parts[0])
             link, here = Path(os.path.normpath(site / part)), Path(str(package.locate_file(part)))
             if here.exists() and not link.exists():
@@ -156,8 +161,8 @@ def only_pinned(folder: Path, listed: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def alone() -> list[str]:
-    """Return the words that run a command without a network; none where that is not allowed."""
+def offline_prefix() -> list[str]:
+    """Return a command prefix that cuts off the network; empty if that is not allowed here."""
     for way in NO_NETWORK:
         words = [*way, "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"]
         try:
@@ -168,8 +173,8 @@ def alone() -> list[str]:
     return []
 
 
-def bare() -> dict[str, str]:
-    """Return an environment that knows nothing of this checkout and asks no hub."""
+def minimal_environment() -> dict[str, str]:
+    """Return an environment without paths of this checkout, and with the hub switched off."""
     kept = (
         "PATH",
         "HOME",
@@ -188,4 +193,4 @@ def bare() -> dict[str, str]:
 
 
 def _last(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no word")
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")

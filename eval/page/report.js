@@ -70,11 +70,11 @@ function fieldTable(fields) {
   for (const field of fields) {
     const row = make("tr");
     // The field is right although this value differs: it has the same meaning in other words.
-    const differing = field.right ? "alike" : null;
+    const differing = field.correct ? "alike" : null;
     row.append(
       make("th", field.name, { scope: "row" }),
-      valueCell(field.gold, (value) => (field.told.includes(value) ? "right" : differing ?? "missed")),
-      valueCell(field.told, (value) => (field.gold.includes(value) ? "right" : differing ?? "added")));
+      valueCell(field.gold, (value) => (field.predicted.includes(value) ? "right" : differing ?? "missed")),
+      valueCell(field.predicted, (value) => (field.gold.includes(value) ? "right" : differing ?? "added")));
     table.append(row);
   }
   return table;

@@ -61,12 +61,12 @@ def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of an answer: gold and predicted (`told`) texts in order, and if they match."""
+    """One field of an answer: gold and predicted texts in order, and whether they match."""
 
     name: str
     gold: Sequence[str]
-    told: Sequence[str]
-    right: bool
+    predicted: Sequence[str]
+    correct: bool
 
 
 Item = tuple[str, list[Field]]

@@ -149,14 +149,14 @@ def test_sentences_know_whom_they_name() -> None:
 def test_any_task_has_cases_to_look_at() -> None:
     severity = load_task("severity")
     [(name, [label])] = items_of(severity, {"id": 1, "label": 3}, {"id": 1, "label": 2})
-    assert (name, label.gold, label.told, label.right) == (
+    assert (name, label.gold, label.predicted, label.correct) == (
         "",
         ["三年以上五年以下"],
         ["一年以上三年以下"],
         False,
     )
     [(_, unanswered)] = items_of(severity, {"id": 1, "label": 3}, None)
-    assert [one.told for one in unanswered] == [[]]
+    assert [one.predicted for one in unanswered] == [[]]
 
 
 @pytest.mark.parametrize(("name", "of"), [("reading", "answer"), ("cloze", "ret")])
@@ -167,7 +167,7 @@ def test_one_of_several_references_is_enough(name: str, of: str) -> None:
         row = None if told is None else {"id": 1, of: said}
         [(_, [answer])] = items_of(task, gold, row)
         assert answer.gold == ["三万元", "30000元"]
-        assert answer.right is right
+        assert answer.correct is right
 
 
 def test_the_page_judges_as_the_metric_does() -> None:
@@ -178,7 +178,7 @@ def test_the_page_judges_as_the_metric_does() -> None:
     right, wrong = dict(gold["judgments"][0]), {**gold["judgments"][0], "charges": ["抢劫罪"]}
     right["charges"] = ["盗窃罪", "盗窃罪"]  # metrics are over sets, and the first of two counts
     [(_, fields)] = items_of(TASK, gold, {"id": 1, "judgments": [right, wrong]})
-    assert all(one.right for one in fields)
+    assert all(one.correct for one in fields)
     dialogue, sample = (
         load_task("dialogue"),
         Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
@@ -188,7 +188,7 @@ def test_the_page_judges_as_the_metric_does() -> None:
     [best] = told["chat"][0]["final_model_response"]
     told["chat"][0]["final_model_response"] = [{**best, "sentiment": "doubt"}, best]
     [(_, fields), *_] = items_of(dialogue, want, told)
-    assert all(one.right for one in fields)
+    assert all(one.correct for one in fields)
 
 
 def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
@@ -203,21 +203,21 @@ def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
         "乙：高兴嘛，儿子考上大学了。",
     ]
     assert [name for name, _ in items][-2:] == ["甲", "乙"]  # their emotions
-    assert all(one.right for _, fields in items for one in fields)
+    assert all(one.correct for _, fields in items for one in fields)
     told = json.loads(dump(gold))
     told["chat"][0]["final_model_response"][0]["sentiment"] = "positive"
     told["chat"][1]["final_model_response"] = []
     told["emo"]["甲"]["events"] = []
-    changed = {n: [f.name for f in of if not f.right] for n, of in items_of(task, gold, told)}
+    changed = {n: [f.name for f in of if not f.correct] for n, of in items_of(task, gold, told)}
     assert {name: wrong for name, wrong in changed.items() if wrong} == {
         "甲：你怎么又喝酒了，": ["sentiment"],
         "乙：高兴嘛，儿子考上大学了。": ["sentiment", "aspect", "opinion", "rationale"],
         "甲": ["emotions"],
     }
-    assert [f.told for _, of in items_of(task, gold, None) for f in of if f.told] == []
+    assert [f.predicted for _, of in items_of(task, gold, None) for f in of if f.predicted] == []
     told["chat"][0]["final_model_response"][0]["opinion"] += "了"  # means the same
     [(_, fields), *_] = items_of(task, gold, told)
-    assert {one.name: one.right for one in fields}["opinion"] is True, "as JSON has it"
+    assert {one.name: one.correct for one in fields}["opinion"] is True, "as JSON has it"
 
 
 def test_the_page_needs_nothing_else(hostile: Path) -> None:

@@ -12,7 +12,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.serve import bundle as bundling
 from panjue.serve.bundle import bundle, pins, requirements
-from panjue.serve.verify import alone, only_pinned, verify
+from panjue.serve.verify import offline_prefix, only_pinned, verify
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +199,13 @@ def test_a_merged_model_decides_as_was_fitted_to_its_adapter(run: Path, tmp_path
 
 
 def test_the_network_is_off_where_it_can_be() -> None:
-    if not alone():
+    if not offline_prefix():
         pytest.skip("may not leave the network here")
     script = "import socket; socket.create_connection(('192.0.2.1', 80), 2)"
     done = subprocess.run(
-        [*alone(), sys.executable, "-c", script], capture_output=True, text=True, check=False
+        [*offline_prefix(), sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "unreachable" in done.stderr

@@ -41,7 +41,7 @@ def test_bundles(weights: str, run: Path, workshop: Path, tmp_path: Path, promis
             command = [PANJUE, "bundle", *words]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-        assert "runs by itself and answers as it did" in done.stdout
+        assert "runs by itself and gives the same answers" in done.stdout
 
 
 @pytest.mark.promise("the card's snippet for vLLM runs")
