@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of
+from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_case
 from panjue.prompts.task import Task
@@ -79,7 +81,8 @@ class Reader:
                     raise UserError(f"id {example.id} is already used at {before}")
             except UserError as error:
                 if self.on_bad_row == "stop":
-                    raise UserError(f"{path}:{place}: {error}") from None
+                    hint = "" if first else other_format(path)
+                    raise UserError(f"{path}:{place}: {error}{hint}") from None
                 self.skipped.add(path, place, str(error))
                 continue
             if not self.held_out or is_held_out(example):
@@ -88,6 +91,26 @@ class Reader:
     def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the groups from the row's `groups` and from the side file; the latter win."""
         return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
+
+
+OTHER_FORMATS = {
+    "Alpaca": {"instruction", "output"},
+    "ShareGPT": {"conversations"},
+    "OpenAI messages": {"messages"},
+    "CAIL2018": {"fact", "meta"},
+}
+"""Format of another program or contest -> the fields by which its rows are known."""
+
+
+def other_format(path: Path) -> str:
+    """Return the end of a message that names the format of another program, if a file has one."""
+    with suppress(UserError):
+        _, load = next(case_rows(path))
+        row = load()
+        for name, fields in OTHER_FORMATS.items():
+            if fields <= row.keys():
+                return f"; the file looks like {name}, its fields are {', '.join(row)}"
+    return ""
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:

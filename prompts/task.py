@@ -13,8 +13,9 @@ from panjue.prompts.example import Answer, Decoded, Example, First, Solve
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import after_thinking, load_json
+from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import Record, case_lines, dump
+from panjue.prompts.plumbing.files import Record, dump
 from panjue.prompts.plumbing.submissions import JSON_LINES, SubmissionFormat
 from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
 
@@ -91,7 +92,7 @@ class Data:
 
     read: Callable[[Mapping[str, Any]], Example]
     write: Callable[[Example, Answer], dict[str, Any]]
-    rows: Callable[[Path], Iterator[Record]] = case_lines
+    rows: Callable[[Path], Iterator[Record]] = case_rows
     submission: SubmissionFormat = JSON_LINES
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
     by_hand: Callable[[str, Sequence[str]], Example] | None = None

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -70,12 +69,6 @@ def open_bytes(path: Path) -> BinaryIO:
         ) from None
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from None
-
-
-def case_lines(path: Path) -> Iterator[Record]:
-    """Yield the rows of a JSONL file of cases, as `lines` does."""
-    for number, raw in lines(path):
-        yield number, partial(parse_case, raw)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.plumbing.documents import list_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
@@ -106,42 +107,9 @@ def check_bom(path: Path) -> None:
             raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")
 
 
-def list_items(path: Path, key: str | None = None) -> list[Any]:
-    """Return the items of a document that is a list, or of the list under `key` of an object.
-
-    The whole file is read at once, as in the contests' scorers. A byte order mark is accepted.
-
-    Raises:
-        UserError: The file cannot be opened, is not UTF-8, not JSON, or has no such list.
-    """
-    with open_bytes(path) as file, at(str(path)):
-        raw = file.read().removeprefix(BOM)
-        try:
-            value = json.loads(raw.decode("utf-8"))
-        except UnicodeDecodeError:
-            raise UserError("not UTF-8; save the file as UTF-8") from None
-        except RecursionError:
-            raise UserError("it is nested too deeply") from None
-        except ValueError as error:
-            raise UserError(f"not JSON: {error}") from None
-        if key is not None:
-            value = value.get(key) if isinstance(value, dict) else None
-        if not isinstance(value, list):
-            raise UserError(f"has no list {key!r}" if key else "is no JSON list")
-        return value
-
-
 def _read_list(path: Path) -> Iterator[Record]:
     check_bom(path)
-    for number, row in enumerate(list_items(path), start=1):
-        yield f"row {number}", partial(_checked_row, row)
-
-
-def _checked_row(row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise UserError(f"expected a JSON object, found {type(row).__name__}")
-    check_text(row)
-    return row
+    return list_rows(path)
 
 
 @contextmanager

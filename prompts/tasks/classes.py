@@ -12,8 +12,9 @@ import numpy as np
 from panjue.prompts.example import Answer, Decoded, Example, groups_of
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, normal, snap, strings_in
+from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record, case_lines
+from panjue.prompts.plumbing.files import Record
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
@@ -62,7 +63,7 @@ class Classes:
 
     def rows(self, path: Path) -> Iterator[Record]:
         """Yield the rows of a file; the default `id` is the line number."""
-        for number, load in case_lines(path):
+        for number, load in case_rows(path):
             yield number, partial(_with_id, number, load)
 
     def read(self, row: Mapping[str, Any]) -> Example:

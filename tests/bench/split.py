@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.plumbing.documents import list_items
 from panjue.prompts.plumbing.files import write_json
-from panjue.prompts.plumbing.submissions import list_items
 
 
 def chosen_by(document: dict[str, Any]) -> int:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.prompts.plumbing.documents import list_items
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.submissions import list_items
 
 WORDS = st.text(st.characters(codec="utf-8")) | st.integers() | st.floats(allow_nan=False)
 VALUES = st.recursive(

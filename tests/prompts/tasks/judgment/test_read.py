@@ -1,6 +1,7 @@
 """Reading cases: what is accepted, what a wrong line is told, and how tasks are found."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,35 @@ def test_a_doubled_id_names_both_lines(tmp_path: Path) -> None:
     path.write_text(f"{dump(row)}\n\n{dump({**row, 'id': '4'})}\n", "utf-8")
     with pytest.raises(UserError, match=r"cases.jsonl:3: id 4 is already used at 1"):
         list(read(path))
+
+
+def test_a_json_list_of_cases_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(f"\ufeff\n {json.dumps([CASE, {**CASE, 'id': 5}], indent=2)}", "utf-8")
+    assert [example.id for example in read(path)] == [CASE["id"], 5]
+    path.write_text(dump([CASE, 3]), "utf-8")
+    with pytest.raises(UserError, match=r"cases.json:row 2: expected a JSON object, found int"):
+        list(read(path))
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"instruction": "判决", "input": "", "output": "…"}, "Alpaca"),
+        ({"conversations": []}, "ShareGPT"),
+        ({"messages": []}, "OpenAI messages"),
+        ({"fact": "甲盗窃。", "meta": {}}, "CAIL2018"),
+    ],
+)
+def test_the_format_of_another_program_is_named(
+    row: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(dump(row) + "\n", "utf-8")
+    hint = f"; the file looks like {name}, its fields are {', '.join(row)}"
+    with pytest.raises(UserError, match=hint):
+        list(read(path))
+    path.write_text(f"{dump(CASE)}\n{dump(row)}\n", "utf-8")
+    with pytest.raises(UserError) as raised:  # one such row among good ones is just a bad row
+        list(read(path))
+    assert "looks like" not in str(raised.value)
