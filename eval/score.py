@@ -302,8 +302,11 @@ def remarks(scores: Scores) -> Iterator[str]:
         yield "unreadable replies: unknown, there is no decode.json of this submission"
     else:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
+    headline, value = list(scores.total.mean.items())[-1]
     for name, baseline in scores.baselines.items():
         if baseline is None:
             yield f"{name}: unknown, there is no labels.json beside the submission"
+        elif value < baseline[headline]:
+            yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
     if scores.unknown_labels is not None:
         yield f"gold labels that training never saw: {scores.unknown_labels}, scored as missed"

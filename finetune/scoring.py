@@ -1,17 +1,22 @@
 """The task's metrics on held-out examples during training."""
 
 import heapq
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from rich.console import Console
+from torch import Tensor
+from transformers import StoppingCriteria
 
 from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.progress import LINE_EVERY_S
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
@@ -87,6 +92,7 @@ class HeldOutScore:
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
         mask = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
         model = trainer.accelerator.unwrap_model(trainer.model)
+        console = Console(quiet=not trainer.is_world_process_zero(), soft_wrap=True)
         with trainer.compute_loss_context_manager():
             output = model.generate(
                 input_ids=ids.to(model.device),
@@ -96,9 +102,30 @@ class HeldOutScore:
                 pad_token_id=pad,
                 eos_token_id=pad,
                 use_cache=True,
+                stopping_criteria=[TokenCounter(console, len(batch))],
             )
         texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
         return texts
+
+
+class TokenCounter(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Shows how far the replies of a batch are, with a line now and then; never stops them."""
+
+    def __init__(self, console: Console, replies: int) -> None:
+        """Count the tokens of `replies` replies that are written together."""
+        self._console, self._replies = console, replies
+        self._tokens, self._last_line = 0, time.monotonic()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        """Count one token of every reply."""
+        self._tokens += 1
+        if time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self._console.print(
+                f"scoring {self._replies} held-out answers, {self._tokens} tokens each so far",
+                highlight=False,
+            )
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def batches(questions: Sequence[Question]) -> Iterator[list[Question]]:

@@ -1,5 +1,6 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -133,7 +134,10 @@ def answer(
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
     find_row = old_rows.get if old_rows else lambda _: None
-    with StopSignals(config.run) as stop, start(config, reader.task, training) as (source, asker):
+    with (
+        StopSignals(config.run) as stop,
+        start(config, reader.task, training, console) as (source, asker),
+    ):
         stop.at_once = False
         calls = Calls(asker, todo, sampling_passes(config), find_row)
         with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
@@ -162,7 +166,7 @@ def find_training(config: GenerateConfig, task: Task) -> Training:
 
 @contextmanager
 def start(
-    config: GenerateConfig, task: Task, training: Training
+    config: GenerateConfig, task: Task, training: Training, console: Console
 ) -> Iterator[tuple[Engine | Endpoint, Asker | PlainAsker]]:
     """Start the engine or a client of the endpoint, and what makes its questions."""
     constrained, max_tokens = config.constrained, training.max_tokens
@@ -178,7 +182,10 @@ def start(
             yield endpoint, asker
         return
     assert served, "without an endpoint, `find_training` returns a folder"
+    console.print("starting the engine …")
+    began = time.monotonic()
     with engine(served, config.engine, max_tokens, config.seed) as running:
+        console.print(f"the engine is ready after {time.monotonic() - began:.0f} s")
         yield running, asker
 
 

@@ -9,6 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 LINE_EVERY_S = 10.0
 
+SETTLED_S, SETTLED_ITEMS = 20.0, 5
+"""Seconds and items after which a rate is worth showing: the first items of a run are slow."""
+
 
 class Meter:
     """Counts up to `total`; created by `meter`."""
@@ -40,10 +43,13 @@ class Meter:
             self.bar.update(self.bar.task_ids[0], completed=done, description=text)
         elif time.monotonic() - self._last_line >= LINE_EVERY_S or done == self.total:
             self._last_line = time.monotonic()
-            left = (self.total - done) / self.rate / 60 if self.rate else 0.0
-            self._console.print(
-                f"{done}/{self.total}  {text}  {left:.1f} min left", highlight=False
-            )
+            self._console.print(f"{done}/{self.total}  {text}{self._time_left()}", highlight=False)
+
+    def _time_left(self) -> str:
+        """Return the time left, once the rate has settled."""
+        if self.seconds < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
+            return ""
+        return f"  {(self.total - self.done) / self.rate / 60:.1f} min left"
 
 
 @contextmanager

@@ -175,6 +175,10 @@ def test_the_commonest_labels_as_a_peer(
     assert scores.unknown_labels == 3
     assert scores.total.mean == pytest.approx(TOTAL)
     assert "0.5667" in printed(scores)
+    below = "final is below the baseline 'commonest labels': 0.5667"
+    assert below not in printed(scores)
+    worse = score(Reader(TASK), gold, write("submission.jsonl", answers[:1]))
+    assert below in printed(worse)
 
 
 def test_the_rate_of_unreadable_replies(
