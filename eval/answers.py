@@ -72,7 +72,7 @@ class Tally:
             f"{self.shortened} shortened to fit"
         )
         if self.loosened:
-            yield f"{self.loosened} asked under a simpler schema: the engine refused the full one"
+            yield f"{self.loosened} asked under a simpler schema: llguidance refused the full one"
         if self.skipped_rows:
             yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
         yield from (f"  id {line}" for line in self.refusals[:MAX_SHOWN_REFUSALS])
@@ -176,10 +176,6 @@ class Run:
             raise UserError(
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
-            )
-        if "forks" in row:
-            raise UserError(
-                f"{rows.path}: was written by panjue 0.1; generate again into another run=FOLDER"
             )
         return row
 

@@ -17,7 +17,7 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
         for item in gold[task.answer.items]:
             name = item["name"]
-            yield str(name), list(_decided(task.answer, item, predicted.get(name, {})))
+            yield str(name), list(_decided(task, task.answer, item, predicted.get(name, {})))
     elif task.score.classes:
         yield "", [same("class", task.score.classes(gold), task.score.classes(row) if row else ())]
     else:
@@ -26,11 +26,12 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _decided(
-    decides: Decide, gold: Mapping[str, Any], predicted: Mapping[str, Any]
+    task: Task, decides: Decide, gold: Mapping[str, Any], predicted: Mapping[str, Any]
 ) -> Iterator[Field]:
     for name in decides.fields:
-        order = decides.order.get(name, ())
-        yield same(name, _as_texts(gold.get(name), order), _as_texts(predicted.get(name), order))
+        order, readable = decides.order.get(name, ()), task.score.readable.get(name, str)
+        values = (_as_texts(judged.get(name), order) for judged in (gold, predicted))
+        yield same(name, *(map(readable, value) for value in values))
 
 
 def _as_texts(value: Any, order: Sequence[str]) -> list[str]:

@@ -43,7 +43,7 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "mix_ratio": config.mix_ratio if config.mix else None,
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         **({"groups_sha256": sha256(config.groups)} if config.groups else {}),
-        **({"solve": task.answer.settings.model_dump()} if task.answer.settings else {}),
+        **task.answer.provenance(),
         **({"robust": config.robust.model_dump()} if config.robust else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,

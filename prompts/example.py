@@ -105,13 +105,15 @@ class First:
 
     Attributes:
         fields: The fields of an item of the answer that are decided from several replies.
-        settings: The settings of `Solve`; None if one call is enough.
         uses_samples: Whether replies after the first one change the answer.
     """
 
     fields: tuple[str, ...] = ()
-    settings: SolveSettings | None = None
     uses_samples = False
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the settings that a run's manifest has of it: none."""
+        return {}
 
     def solving(self, example: Example) -> Solving:
         """Start the steps to an example's answer."""
@@ -174,6 +176,10 @@ class Solve(First):
     gold_oracle: Callable[[Example], Callable[[Example], Example]]
     settings: SolveSettings
 
+    def provenance(self) -> dict[str, Any]:
+        """Return the settings that a run's manifest has of it."""
+        return {"solve": self.settings.model_dump()}
+
     def solving(self, example: Example) -> Solving:
         """Start the steps to an example's answer."""
         return self.steps(example, self.settings)
@@ -195,7 +201,13 @@ class Solve(First):
 
 
 def call_key(row: Mapping[str, Any]) -> str:
-    """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any."""
+    """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any.
+
+    Raises:
+        UserError: The row has the form of panjue 0.1.
+    """
+    if "forks" in row:
+        raise UserError("the row was written by panjue 0.1; generate again into another run=FOLDER")
     return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
 
 

@@ -141,6 +141,7 @@ class Score:
         classes: A gold or submission row -> its classes, for reports by class.
         order: Field -> the order of its values in reports, e.g. penalties by severity; the key
             `class` is for the values of `classes`.
+        readable: Decided field -> how people read a label of it, if not as it is.
         shown: Gold row, submission row -> the fields that a report shows; None: the decided fields
             or the classes.
         compared_by: Name of the text comparison, for the tables; None if no texts are compared.
@@ -155,6 +156,7 @@ class Score:
     reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     classes: Callable[[Row], Iterable[str]] | None = None
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    readable: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     compared_by: str | None = None
     by_meaning: Callable[[str, str], Mapping[str, Any]] | None = None

@@ -22,6 +22,7 @@ from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.openai import address, complaint, events, key_header
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.law import read_law
 from panjue.serve.names import find_defendants
@@ -334,7 +335,7 @@ def article(number: str, law: Law) -> str:
     """Return an article's number and the start of its text."""
     text = law.get(number, "")
     more = "……" if len(text) > PREVIEW_LENGTH else ""
-    return f"第{number}条 {text[:PREVIEW_LENGTH]}{more}".strip()
+    return f"{article_name(number)} {text[:PREVIEW_LENGTH]}{more}".strip()
 
 
 def bar(share: float) -> str:

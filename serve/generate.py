@@ -237,7 +237,7 @@ def provenance(config: GenerateConfig, training: Training, task: Task) -> dict[s
         "samples": config.samples,
         "held_out": config.held_out,
         **({"endpoint": config.endpoint} if config.endpoint else {}),
-        **({"solve": task.answer.settings.model_dump()} if task.answer.settings else {}),
+        **task.answer.provenance(),
         **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
         "versions": {
             "prompt rules": RULES,

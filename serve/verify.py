@@ -112,7 +112,7 @@ def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
 
 def changed(folder: Path) -> Iterator[str]:
     """Yield every difference between the folder and the packed files."""
-    lines = (folder / SUMS).read_text("utf-8").splitlines()
+    lines = (folder / SUMS).read_bytes().decode("utf-8", "replace").splitlines()
     files = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = set(names_in(folder)) - {SUMS}
     for name in sorted(there | set(files)):

@@ -27,7 +27,7 @@ def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> 
         UserError: Another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S)
+    lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -35,6 +35,9 @@ def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> 
             f"{folder}: another process is at work there; wait for it, stop it, "
             "or choose another run=FOLDER"
         ) from None
+    except OSError as error:  # a network file system without locks: then there is none
+        if error.filename:
+            raise
     try:
         yield
     finally:

@@ -48,7 +48,7 @@ class Rows:
             row = parse_line(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
-        key = self._key(row)
+            key = self._key(row)
         if key in self._offsets:
             self.doubled.append((number, key))
         else:

@@ -1,5 +1,19 @@
 // The page: sends a case and shows its judgments. Text of a case becomes text nodes, never markup.
 
+// An article's id as people read it: 第二百八十七条之二, 第三百五十八条第一款.
+function articleName(id) {
+  const parts = /^([1-9]\d{0,2})(?:\.(\d{1,2}))?(?:-(\d{1,2}))?$/.exec(id);
+  if (!parts) return id;
+  const [, article, inserted, paragraph] = parts;
+  return `第${numeral(article)}条${inserted ? `之${numeral(inserted)}` : ""}${paragraph ? `第${numeral(paragraph)}款` : ""}`;
+}
+
+function numeral(text) {
+  const digits = "〇一二三四五六七八九", [hundreds, tens, ones] = text.padStart(3, "0").split("").map(Number);
+  const ten = tens ? `${tens === 1 && !hundreds ? "" : digits[tens]}十` : hundreds && ones ? "零" : "";
+  return `${hundreds ? `${digits[hundreds]}百` : ""}${ten}${ones ? digits[ones] : ""}`;
+}
+
 const TEXTS = {
   zh: {
     notice: "这是统计推测，不是判决，也不是法律意见。",
@@ -8,7 +22,7 @@ const TEXTS = {
     add: "添加一人", remove: "去掉", name: "姓名",
     samples: "方式", fast: "快：一次作答", careful: "稳：多次抽样后决定", key: "密钥",
     go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型的原话",
-    charges: "罪名", articles: "法条", penalty: "刑罚", article: (a) => `第${a}条`,
+    charges: "罪名", articles: "法条", penalty: "刑罚", article: articleName,
     asking: "正在写……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出词元。`,
     repaired: (r) => `回答有 ${r} 处经过修补。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
@@ -22,7 +36,7 @@ const TEXTS = {
     add: "Add one", remove: "Remove", name: "Name",
     samples: "Mode", fast: "Fast: one reply", careful: "Careful: decide from samples", key: "Key",
     go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
-    charges: "Charges", articles: "Articles", penalty: "Penalty", article: (a) => `Art. ${a}`,
+    charges: "Charges", articles: "Articles", penalty: "Penalty", article: articleName,
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,

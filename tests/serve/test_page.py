@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts.tasks.judgment.articles import article_name
+
 FACT = (
     "经审理查明：2020年3月，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
     "张某甲系主犯。李某乙归案后如实供述。"
@@ -51,6 +53,12 @@ def ask(page: Any, fact: str, key: str) -> None:
     page.evaluate("document.getElementById('keyed').hidden = false")
     page.fill("#key", key)
     page.click("#go")
+
+
+def test_articles_are_written_as_elsewhere(page: Any) -> None:
+    articles = ["264", "358-1", "287.2", "133.1-1", "10", "110", "104", "20-3", "民法典5"]
+    shown = page.evaluate("all => all.map(articleName)", articles)
+    assert shown == [article_name(article) for article in articles]
 
 
 def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, server: Any) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from panjue.prompts.plumbing.decode import flatten_forms
 
-VALUES = {sign: value for value, sign in enumerate("〇一二三四五六七八九")} | {"零": 0, "两": 2}
+DIGITS = "〇一二三四五六七八九"
+VALUES = {sign: value for value, sign in enumerate(DIGITS)} | {"零": 0, "两": 2}
 UNITS = {"十": 10, "百": 100}
 DIGIT = "[一二三四五六七八九两]"
 NUMBER = (
@@ -44,6 +45,30 @@ def number(text: str) -> int:
         else:
             digit = VALUES[character]
     return total + digit
+
+
+def numeral(value: int) -> str:
+    """Return a number from 1 to 999 as Chinese law writes it: 一百零四, 二十."""
+    hundreds, tens, ones = value // 100, value // 10 % 10, value % 10
+    text = f"{DIGITS[hundreds]}百" if hundreds else ""
+    if tens:
+        text += f"{'' if tens == 1 and not hundreds else DIGITS[tens]}十"
+    elif hundreds and ones:
+        text += "零"
+    return text + (DIGITS[ones] if ones else "")
+
+
+ARTICLE_ID = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?(?:-([0-9]{1,2}))?")
+
+
+def article_name(article: str) -> str:
+    """Return an article's id as people read it: 第二百八十七条之二, 第三百五十八条第一款."""
+    parts = ARTICLE_ID.fullmatch(article)
+    if not parts or int(parts[1]) == 0:
+        return article
+    inserted = f"之{numeral(int(parts[2]))}" if parts[2] else ""
+    paragraph = f"第{numeral(int(parts[3]))}款" if parts[3] else ""
+    return f"第{numeral(int(parts[1]))}条{inserted}{paragraph}"
 
 
 def article_of(written: str, known: Mapping[str, str]) -> str | None:

@@ -154,7 +154,8 @@ def cases(draw: random.Random, fewest: int, most: int) -> Iterator[dict[str, Any
 def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
     """Write a joint crime, perhaps a crime of one defendant, then each one's role and record."""
     shared, other = draw.sample(CRIMES, 2)
-    # In a fifth of the cases one defendant commits another crime, instead of the joint one or too.
+    # In a fifth of the cases (30% of those with one defendant) somebody commits another crime too,
+    # or instead.
     loner = draw.choice(names) if draw.random() < (0.3 if len(names) == 1 else 0.2) else None
     commits_both = loner is not None and (len(names) == 1 or draw.random() < 0.5)
     deeds: dict[str, list[tuple[Crime, int]]] = {name: [] for name in names}

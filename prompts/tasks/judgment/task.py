@@ -14,6 +14,7 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
+from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import (
     article_f1,
     article_precision,
@@ -333,6 +334,7 @@ TASK = Task(
         weight=weight,
         classes=classes,
         order={"penalty": BY_SEVERITY},
+        readable={"articles": article_name},
     ),
     answer=Decide("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
 )

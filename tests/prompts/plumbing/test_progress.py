@@ -1,6 +1,7 @@
 """What a long job shows where there is no terminal."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -21,7 +22,7 @@ def test_the_time_left_is_shown_once_it_has_settled(
     seconds: float, items: int, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     out = io.StringIO()
     meter = Meter(Console(file=out, width=200), total=200, start=0)
     now += seconds + progress.LINE_EVERY_S

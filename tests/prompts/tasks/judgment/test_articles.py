@@ -15,22 +15,10 @@ from panjue.prompts.plumbing.decode import flatten_forms, normal, snap
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.articles import article_of, number
+from panjue.prompts.tasks.judgment.articles import article_name, article_of, number, numeral
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
-NUMERALS = "〇一二三四五六七八九"
 WIDE = str.maketrans("0123456789.-", "０１２３４５６７８９．－")
-
-
-def numeral(value: int) -> str:
-    """Write 1-999 in Chinese numerals as a statute does."""
-    hundreds, tens, ones = value // 100, value // 10 % 10, value % 10
-    text = f"{NUMERALS[hundreds]}百" if hundreds else ""
-    if tens:
-        text += ("" if tens == 1 and not hundreds else NUMERALS[tens]) + "十"
-    elif hundreds and ones:
-        text += "零"
-    return text + (NUMERALS[ones] if ones else "")
 
 
 def parts(article: str) -> tuple[str, str, str]:
@@ -240,3 +228,29 @@ def test_the_labels_file_of_the_contest_has_no_two_charges_of_one_form(shared: P
     charges = json.loads((shared / "drdz/charges_321.json").read_text("utf-8"))
     names = list(charges)
     assert len({normal(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("article", "name"),
+    [
+        ("264", "第二百六十四条"),
+        ("358-1", "第三百五十八条第一款"),
+        ("287.2", "第二百八十七条之二"),
+        ("133.1-1", "第一百三十三条之一第一款"),
+        ("10", "第十条"),
+        ("18-3", "第十八条第三款"),
+        ("104", "第一百零四条"),
+        ("110", "第一百一十条"),
+        ("民法典5", "民法典5"),
+    ],
+)
+def test_people_read_articles_as_the_law_writes_them(article: str, name: str) -> None:
+    assert article_name(article) == name
+
+
+@given(st.integers(1, 999), st.integers(0, 30), st.integers(0, 30))
+def test_the_name_of_an_article_is_read_as_that_article(
+    article: int, inserted: int, paragraph: int
+) -> None:
+    label = f"{article}{f'.{inserted}' * bool(inserted)}{f'-{paragraph}' * bool(paragraph)}"
+    assert article_of(article_name(label), {normal(label): label}) == label
