@@ -113,7 +113,10 @@ def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
 def changed(folder: Path) -> Iterator[str]:
     """Yield every difference between the folder and the packed files."""
     lines = (folder / SUMS).read_bytes().decode("utf-8", "replace").splitlines()
-    files = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if not all("  " in line for line in lines):
+        yield f"{SUMS} is broken; pack it again"
+        return
+    files = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     there = set(names_in(folder)) - {SUMS}
     for name in sorted(there | set(files)):
         if name not in there:

@@ -90,7 +90,8 @@ def test_what_was_changed_is_named(packed: Path, workshop: Path, tmp_path: Path)
         ("code/panjue/extra.py", b"", "code/panjue/extra.py was not packed"),
         ("requirements.txt", None, "requirements.txt is missing"),
         ("requirements.txt", b"torch>=2\n\n", "requirements.txt is not what was packed"),
-        ("SHA256SUMS", b"{}", "MANUAL.md was not packed"),
+        ("SHA256SUMS", b"{}", "SHA256SUMS is broken"),
+        ("SHA256SUMS", b"\xff  x", "was not packed"),
     ):
         with pytest.raises(UserError, match=told):
             verify(tampered(packed, tmp_path / "other.zip", name, change), cases)
