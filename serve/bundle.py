@@ -213,7 +213,7 @@ def _write_manual(folder: Path, told: Mapping[str, str]) -> None:
 def _base(trained: Path, weights: Weights) -> dict[str, str]:
     """Return what the manual says of the base, in two languages."""
     if weights != "none":
-        return {"base_zh": "已在包内", "base_en": "it is in here"}
+        return {"base_zh": "已在包内", "base_en": "it is in this archive"}
     if not (trained / "adapter_config.json").exists():
         return {"base_zh": "不需要", "base_en": "none is needed"}
     made = scrubbed(read_json(trained / "manifest.json"))
