@@ -216,7 +216,7 @@ def _write_manual(folder: Path, words: Mapping[str, str]) -> None:
 def _base(trained: Path, weights: Weights) -> dict[str, str]:
     """Return the manual's sentence about the base, in Chinese and English."""
     if weights != "none":
-        return {"base_zh": "已在包内", "base_en": "it is in here"}
+        return {"base_zh": "已在包内", "base_en": "it is in this archive"}
     if not (trained / "adapter_config.json").exists():
         return {"base_zh": "不需要", "base_en": "none is needed"}
     manifest = scrubbed(read_json(trained / "manifest.json"))

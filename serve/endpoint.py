@@ -189,7 +189,7 @@ class Endpoint:
         except UserError as last:
             self._failed.set()
             raise UserError(
-                f"{last}; finished rows are kept, run the same command again to resume"
+                f"{last}; finished rows are kept, run the same command to resume"
             ) from None
 
     def _body(self, request: Request) -> dict[str, Any]:

@@ -69,7 +69,7 @@ CALL_TIMEOUT_S = 60.0
 ENGINE_ENDED = (
     "engine: its process has ended or hangs, see what it printed; if memory was short, "
     "lower engine.gpu_memory_utilization or, on a CPU, VLLM_CPU_KVCACHE_SPACE. "
-    "Finished rows are kept; run the same command again to resume"
+    "Finished rows are kept; run the same command to resume"
 )
 
 

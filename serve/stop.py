@@ -24,7 +24,7 @@ class StopSignals:
         """Take the run folder that the message names."""
         self._message = (
             f"stopped; {run / 'completions.jsonl'} has the finished rows, "
-            "run the same command again to resume"
+            "run the same command to resume"
         )
         self._received, self.at_once = 0, True
 

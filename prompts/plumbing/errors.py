@@ -58,7 +58,7 @@ def in_one_line() -> Iterator[None]:
         if not error.filename and not is_full:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        hint = "; free some space, then the same command resumes" if is_full else ""
+        hint = "; free some space, then run the same command to resume" if is_full else ""
         print(f"panjue: {place}{error.strerror}{hint}", file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:

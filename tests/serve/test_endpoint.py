@@ -327,7 +327,7 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
         _, told = running.communicate(timeout=LONGEST_S)
     release.set()
     assert running.returncode == 128 + signal.SIGTERM
-    assert told.decode().endswith("run the same command again to resume\n")
+    assert told.decode().endswith("run the same command to resume\n")
 
 
 def test_a_task_with_labels_needs_a_training(

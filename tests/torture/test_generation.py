@@ -192,7 +192,7 @@ def test_signals(
             running, told = kill(config, number, 3)
             assert running.returncode == 128 + number, told
             # Not always the last line: Python tidies up after an engine that was interrupted.
-            assert "run the same command again to resume\n" in told, told
+            assert "run the same command to resume\n" in told, told
             # A terminal's Ctrl-C reaches the engine too, which says so at length.
             assert number == signal.SIGINT or "Traceback" not in told, told
     assert finished(config) <= {"stop", "length"}
@@ -213,7 +213,7 @@ def test_engine_ends(
         with promise.attempt():
             running, told = kill(config, number, 3, engine=True)
             assert running.returncode == 2, told
-            assert "run the same command again to resume\n" in told, told
+            assert "run the same command to resume\n" in told, told
             assert finished(config) <= {"stop", "length"}
     if full:
         with promise.attempt():
@@ -244,7 +244,7 @@ def test_full_disk(make: Callable[[str], Path], once: Path, finish: Finish, prom
         assert done.returncode == 2, done.stderr
         [told] = [line for line in done.stderr.splitlines() if line.startswith("panjue: ")]
         assert "No space left on device" in told, done.stderr
-        assert "the same command resumes" in told
+        assert "run the same command to resume" in told
         assert 0 < lines_of(run / "completions.jsonl") < lines_of(once / "completions.jsonl")
         subprocess.run(["mount", "-o", "remount,size=64m", str(run)], check=True)
         assert finish(config).returncode == 0
