@@ -33,11 +33,18 @@ const FILTERS = [
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test]) => ({ label, options, test, select: make("select") }));
 
+const search = make("input", "", { type: "search", id: "search" });
 let shown = cases; // the cases that pass all filters
 let current = null;
 let buttons = [];
 
+const wholeText = ({ text }) => text.map(([sentence]) => sentence).join("");
+
 function addFilters() {
+  const words = make("div");
+  search.addEventListener("input", showList);
+  words.append(make("label", "search the facts · 搜索案情", { for: "search" }), search);
+  document.getElementById("filters").append(words);
   FILTERS.forEach(({ label, options, select }, number) => {
     const filter = make("div");
     select.id = "filter-" + number;
@@ -49,10 +56,11 @@ function addFilters() {
 }
 
 function showList() {
-  shown = cases.filter((example) => FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
+  shown = cases.filter((example) => wholeText(example).includes(search.value) && FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
   buttons = shown.map((example, index) => {
     const mark = example.wrong.length ? "✗ " + example.wrong.join(", ") : "✓";
     const button = make("button", example.id + " " + mark, { type: "button" });
+    button.append(make("small", wholeText(example).slice(0, 60)));
     if (example.wrong.length) button.classList.add("wrong");
     button.addEventListener("click", () => showCase(index));
     return button;
@@ -132,6 +140,7 @@ function stepButtons(index) {
 
 function showCase(index) {
   fillCase(index);
+  buttons[index].scrollIntoView({ block: "nearest" });
   const article = document.getElementById("case");
   article.focus({ preventScroll: true });
   article.scrollIntoView({ block: "start" });
@@ -141,7 +150,6 @@ function fillCase(index) {
   const example = current = shown[index];
   for (const button of buttons) button.removeAttribute("aria-current");
   buttons[index].setAttribute("aria-current", "true");
-  buttons[index].scrollIntoView({ block: "nearest" });
   const raw = make("details");
   raw.append(make("summary", "raw reply · 原始回答"), ...example.reply.map((text) => make("pre", text)));
   const notes = Object.entries(example.groups).map(([name, value]) => `${name}: ${value}`);
@@ -153,3 +161,4 @@ function fillCase(index) {
 
 addFilters();
 showList();
+if (cases.length && matchMedia("(min-width: 45em)").matches) fillCase(0); // on a phone the list comes first

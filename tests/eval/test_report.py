@@ -297,6 +297,7 @@ def test_the_report_of_real_cases(
     assert (run / "report.html").stat().st_size < 5_000_000
     opened.goto((run / "report.html").as_uri())
     assert opened.inner_text("#count") == "285 / 285"
+    assert opened.locator("#case h3").count() == 1, "the first case is open"
     opened.get_by_label("wrong field").select_option("penalty")
     some = opened.locator("#list button").count()
     assert 0 < some <= 95
@@ -316,6 +317,9 @@ def test_the_report_of_real_cases(
     assert opened.inner_text("#case h3") == first
     opened.get_by_role("button", name="list").press("Enter")
     assert opened.evaluate("document.activeElement.textContent").startswith(first)
+    opened.get_by_label("search the facts").fill("no fact has this")
+    assert opened.inner_text("#count") == "0 / 285"
+    opened.get_by_label("search the facts").fill("")
     # What is open goes with the list, and comes back with it.
     opened.get_by_label("defendants", exact=True).select_option("3")
     assert opened.inner_text("#case") == "choose a case · 请选择案例"
