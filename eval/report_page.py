@@ -1,15 +1,37 @@
 """The report as one HTML page without external files."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval import figures
-from panjue.eval.report import Report
+from panjue.eval.answers import open_run
+from panjue.eval.card import write_scores
+from panjue.eval.report import Report, report
 from panjue.eval.score import remarks
+from panjue.prompts.plumbing.files import atomic_write
+from panjue.prompts.plumbing.options import guarded
+from panjue.prompts.task import comparing
 
 FOLDER = Path(__file__).parent / "page"
+
+
+def main(
+    run_folder: Path, gold: Path | None, html: Path | None, embeddings: str, judge: str
+) -> None:
+    """Write the page and the adapter's card; say where they are."""
+    run, out_path = open_run(run_folder, gold), html or run_folder / "report.html"
+    run = replace(run, reader=replace(run.reader, task=comparing(run.task, embeddings, judge)))
+    with guarded(run.reader.skipped, html, inputs=(run.test,)):
+        result = report(run)
+    with atomic_write(out_path) as out:
+        out.write(page(result))
+    print(f"written: {out_path}")
+    for line in result.skipped:
+        print(line)
+    if run.is_of_adapter and result.decoding:
+        print(write_scores(run, result.scores.to_json(), result.tested))
 
 
 def templates() -> Environment:
@@ -22,24 +44,24 @@ def templates() -> Environment:
     )
 
 
-def page(report: Report) -> str:
+def page(result: Report) -> str:
     """Return the page: figures, tables, and the case browser with its data."""
-    scores = report.scores
+    scores = result.scores
     headline = f"eval_{list(scores.total.mean)[-1]}"
-    curves = [figures.curve(report.curve, names) for names in (["loss"], ["eval_loss", headline])]
+    curves = [figures.curve(result.curve, names) for names in (["loss"], ["eval_loss", headline])]
     return (
         templates()
         .get_template("report.html")
         .render(
-            report=report,
+            report=result,
             scores=scores,
-            remarks=[*remarks(scores), *report.skipped],
+            remarks=[*remarks(scores), *result.skipped],
             style=(FOLDER / "report.css").read_text("utf-8"),
             script=(FOLDER / "report.js").read_text("utf-8"),
-            cases=[asdict(case) for case in report.cases],
+            cases=[asdict(case) for case in result.cases],
             metrics=figures.metrics(scores),
             groups={name: figures.by_group(scores, name) for name in scores.groups},
-            confusions={name: figures.confusion(report, name) for name in report.confusion},
+            confusions={name: figures.confusion(result, name) for name in result.confusion},
             reliability=figures.reliability(scores.calibration) if scores.calibration else "",
             curves=[svg for svg in curves if svg],
         )

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,11 +36,23 @@ from panjue.prompts.task import comparing, load_task
 
 watch_parent()  # acts only in the processes of an engine
 
-app = typer.Typer(
-    help="Fine-tune a language model to write structured judgments; decode, submit, score.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:  # typer passes it so
+    if wanted:
+        print(f"panjue {version('panjue')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
+    ] = False,
+) -> None:
+    """Fine-tune a language model to write structured judgments; decode, submit, score."""
 
 
 def _load(module: str, name: str) -> Callable[..., Any]:
@@ -250,23 +263,7 @@ def report(
     judge: JudgeName = "agree",
 ) -> None:
     """Write a page on RUN: scores, errors and every case; and its model card."""
-    from panjue.eval.answers import open_run
-    from panjue.eval.card import write_scores
-    from panjue.eval.report import report as gather
-    from panjue.eval.report_page import page
-
-    opened, out_path = open_run(run, gold), html or run / "report.html"
-    compared = replace(opened.reader, task=comparing(opened.task, embeddings, judge))
-    opened = replace(opened, reader=compared)
-    with guarded(opened.reader.skipped, html, inputs=(opened.test,)):
-        result = gather(opened)
-    with atomic_write(out_path) as out:
-        out.write(page(result))
-    print(f"written: {out_path}")
-    for line in result.skipped:
-        print(line)
-    if opened.is_of_adapter and result.decoding:
-        print(write_scores(opened, result.scores.to_json(), result.tested))
+    _load("eval.report_page", "main")(run, gold, html, embeddings, judge)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,10 @@ def test_files_that_have_nothing_to_do_with_each_other_are_no_score_of_zero(
     (folder / "other.jsonl").write_text('{"id":"x","judgments":[]}\n', "utf-8")
     assert typed(monkeypatch, "score", folder / "test.jsonl", folder / "other.jsonl") == 2
     assert "are these the right files?" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"panjue {version('panjue')}\n"
