@@ -1,12 +1,14 @@
 """Settings of a training run, and the checks that need no torch."""
 
+import ast
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from panjue.prompts.plumbing.config import DATA, Config, load_config
+from panjue.prompts.plumbing.config import DATA, Config, check_known, load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.model import is_hub_name, model_folder
 from panjue.prompts.reader import OnBadRow
@@ -111,13 +113,15 @@ class BaseConfig(SftConfig):
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Read the config at `path` and check it before torch is imported.
 
-    Settings of trl and peft are checked later, by `libraries.check_library_settings`.
+    Of the settings of trl and peft only the names are checked here;
+    `libraries.check_library_settings` checks the values later.
 
     Raises:
         UserError: A key or value is wrong, or the task, a file or the base model is missing.
     """
     config = load_config(SftConfig, path, overrides)
     check_data(config)
+    check_names(config)
     if not is_hub_name(config.model):
         model_folder(config.model)
     return config
@@ -127,7 +131,51 @@ def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
     """Do the same for the tiny base, whose model need not exist yet."""
     config = load_config(BaseConfig, path, overrides)
     check_data(config)
+    check_names(config)
     return config
+
+
+SOURCES = {
+    "trainer": (
+        ("trl", "trainer/sft_config.py", "SFTConfig"),
+        ("trl", "trainer/base_config.py", "_BaseConfig"),
+        ("transformers", "training_args.py", "TrainingArguments"),
+    ),
+    "lora": (
+        ("peft", "tuners/lora/config.py", "LoraConfig"),
+        ("peft", "config.py", "PeftConfig"),
+        ("peft", "config.py", "PeftConfigMixin"),
+    ),
+}
+"""Section -> package, file and class of the dataclasses whose fields are its settings."""
+
+
+def check_names(config: SftConfig) -> None:
+    """Refuse settings that trl and peft do not have.
+
+    Their names are read from the source files: importing the libraries takes seconds.
+
+    Raises:
+        UserError: Names the section, the setting and the nearest known one.
+    """
+    for section, sources in SOURCES.items():
+        known = [annotated_fields(*source) for source in sources]
+        if all(known):  # else a version with other files; then the check after the import must do
+            check_known(section, getattr(config, section), set().union(*known))
+
+
+def annotated_fields(package: str, file: str, name: str) -> set[str]:
+    """Return the annotated fields of a class, read from its source; none if it is not there."""
+    spec = find_spec(package)
+    path = Path(spec.origin).parent / file if spec and spec.origin else None
+    tree = ast.parse(path.read_text("utf-8") if path and path.exists() else "")
+    return {
+        part.target.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    }
 
 
 def check_data(config: SftConfig) -> None:

@@ -1,5 +1,7 @@
 """Settings of the libraries: what is wrong with them is said in one line before a step is taken."""
 
+import subprocess
+import sys
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -15,7 +17,7 @@ from panjue.finetune.libraries import (
     check_values,
     hints_of,
 )
-from panjue.finetune.settings import STRATEGIES, SftConfig
+from panjue.finetune.settings import SOURCES, STRATEGIES, SftConfig, annotated_fields
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.config import load_config
 from panjue.prompts.plumbing.errors import UserError
@@ -215,3 +217,27 @@ def test_packs_in_batches_that_flash_attention_takes_as_one_text_are_refused(
         check_library_settings(config(*words, path=tmp_path / "a.yaml"))
     words += ["trainer.per_device_train_batch_size=1"]
     check_library_settings(config(*words, path=tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize(("section", "cls"), [("trainer", TrainerConfig), ("lora", LoraConfig)])
+def test_names_read_from_the_source_are_those_of_the_class(section: str, cls: Any) -> None:
+    names = set().union(*(annotated_fields(*source) for source in SOURCES[section]))
+    assert names == {field.name for field in fields(cls) if field.init}
+
+
+def test_a_wrong_name_is_found_before_torch_is_imported() -> None:
+    script = """
+import sys
+from pathlib import Path
+from panjue.finetune.settings import sft_settings
+from panjue.prompts.plumbing.errors import UserError
+try:
+    sft_settings(Path("finetune/configs/demo.yaml"), [
+        "train=prompts/tasks/judgment/sample.jsonl", "model=Qwen/Qwen3-8B", "trainer.lernrate=1"])
+except UserError as error:
+    print(error, "torch" in sys.modules)
+"""
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == ("trainer: no setting 'lernrate'; did you mean 'learning_rate'? False\n")
