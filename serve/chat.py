@@ -103,7 +103,7 @@ def read_fact(file: Path | None) -> str:
     """Return the text of a file or of standard input, without a byte order mark.
 
     Raises:
-        UserError: It cannot be read, is empty, or is a JSON object.
+        UserError: It cannot be read, is empty, or holds JSON objects.
     """
     try:
         raw = file.read_bytes() if file else sys.stdin.buffer.read()
@@ -114,8 +114,11 @@ def read_fact(file: Path | None) -> str:
         raise UserError(f"{file or 'stdin'}: not UTF-8 at byte {error.start}") from None
     if not text.strip():
         raise UserError(f"{file or 'stdin'}: is empty; give the facts of a case")
-    if isinstance(load_json(text), dict):
-        raise UserError(f"{file or 'stdin'}: is a JSON object; give the plain text of the facts")
+    if any(isinstance(load_json(part), dict) for part in (text, text.strip().splitlines()[0])):
+        raise UserError(
+            f"{file or 'stdin'}: is JSON; give the plain text of the facts of one case "
+            "(`panjue generate` answers files of cases)"
+        )
     return text
 
 

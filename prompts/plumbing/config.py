@@ -74,7 +74,9 @@ def _load_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}") from None
+        there = ", ".join(map(str, sorted(Path().glob(f"*/configs/{path.stem}.yaml"))))
+        hint = f"; did you mean {there}?" if there else ""
+        raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"

@@ -33,6 +33,11 @@ def model_folder(name: str) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         folder = _from_hub(name)
+    if (folder / "adapter_config.json").exists():
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        raise UserError(
+            f"{folder}: is an adapter; give the base model that is to be trained ({base})"
+        )
     tokenizer = folder / "tokenizer_config.json"
     configs = [
         read_json(folder / "config.json"),
@@ -60,7 +65,8 @@ def _from_hub(name: str) -> Path:
     place = f"base model {name!r}"
     if not is_hub_name(name):
         raise UserError(
-            f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B"
+            f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B "
+            "(`make base` makes that of the demo)"
         )
     try:
         return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))

@@ -249,11 +249,14 @@ def test_a_byte_order_mark_is_no_part_of_the_facts(before: str, tmp_path: Path) 
         read_fact(file)
 
 
-@pytest.mark.parametrize("row", ['{"id": 1, "fact": "某日。"}\n', '\ufeff {\r\n"fact": ""}', "{}"])
+@pytest.mark.parametrize(
+    "row",
+    ['{"id": 1, "fact": "某日。"}\n', '{"id": 1}\n{"id": 2}\n', '\ufeff {\r\n"fact": ""}', "{}"],
+)
 def test_a_row_of_a_file_of_cases_is_no_text_of_facts(row: str, tmp_path: Path) -> None:
     file = tmp_path / "case.jsonl"
     file.write_text(row, "utf-8")
-    with pytest.raises(UserError, match=rf"^{file}: is a JSON object; give the plain text of the"):
+    with pytest.raises(UserError, match=rf"^{file}: is JSON; give the plain text of the"):
         read_fact(file)
 
 

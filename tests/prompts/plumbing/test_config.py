@@ -169,6 +169,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert complaint(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: No such file or directory"
 
 
+def test_the_bare_name_of_a_config_is_told_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    assert complaint(Path("demo")) == (
+        "demo: No such file or directory; "
+        "did you mean finetune/configs/demo.yaml, serve/configs/demo.yaml?"
+    )
+
+
 def test_library_settings_are_checked_against_the_library() -> None:
     check_known("lora", {"r": 8}, iter(["r", "lora_alpha"]))
     with pytest.raises(UserError) as caught:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from panjue.prompts.plumbing import model
-from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.model import model_sha256
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.plumbing.model import model_folder, model_sha256
 
 
 @pytest.fixture
@@ -76,3 +77,14 @@ def test_without_a_place_to_write_it_is_read_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert model_sha256(folder) == model_sha256(folder)
     assert len(read) == 4
+
+
+def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
+    write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "Qwen/Qwen3-8B"})
+    with pytest.raises(UserError, match=r"is an adapter; give the base .* \(Qwen/Qwen3-8B\)"):
+        model_folder(str(tmp_path))
+
+
+def test_a_missing_base_of_the_demo_is_told_how_it_is_made() -> None:
+    with pytest.raises(UserError, match="`make base` makes that of the demo"):
+        model_folder("runs/base/model")
