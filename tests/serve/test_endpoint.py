@@ -232,7 +232,7 @@ def test_a_reply_in_no_form_ends_the_run(
 ) -> None:
     monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0,))
     server.behave = lambda _: (200, {}, reply)
-    with pytest.raises(UserError, match="again to resume"):
+    with pytest.raises(UserError, match="run the same command to resume"):
         ask(server)
 
 
