@@ -17,21 +17,20 @@ from panjue.prompts.task import comparing
 FOLDER = Path(__file__).parent / "page"
 
 
-def main(
-    run_folder: Path, gold: Path | None, html: Path | None, embeddings: str, judge: str
-) -> None:
+def main(run: Path, gold: Path | None, html: Path | None, embeddings: str, judge: str) -> None:
     """Write the page and the adapter's card; say where they are."""
-    run, out_path = open_run(run_folder, gold), html or run_folder / "report.html"
-    run = replace(run, reader=replace(run.reader, task=comparing(run.task, embeddings, judge)))
-    with guarded(run.reader.skipped, html, inputs=(run.test,)):
-        result = report(run)
+    opened, out_path = open_run(run, gold), html or run / "report.html"
+    task = comparing(opened.task, embeddings, judge)
+    opened = replace(opened, reader=replace(opened.reader, task=task))
+    with guarded(opened.reader.skipped, html, inputs=(opened.test,)):
+        result = report(opened)
     with atomic_write(out_path) as out:
         out.write(page(result))
     print(f"written: {out_path}")
     for line in result.skipped:
         print(line)
-    if run.is_of_adapter and result.decoding:
-        print(write_scores(run, result.scores.to_json(), result.tested))
+    if opened.is_of_adapter and result.decoding:
+        print(write_scores(opened, result.scores.to_json(), result.tested))
 
 
 def templates() -> Environment:
