@@ -1,4 +1,6 @@
-"""One metric by groups: the differences, and three measures that may explain them (FairLex).
+"""One metric for each group of examples, and three measures that may explain the differences.
+
+The measures are those of FairLex:
 
 Chalkidis et al., "FairLex: A Multilingual Benchmark for Evaluating Fairness in Legal Text
 Processing", ACL 2022.
@@ -35,10 +37,10 @@ from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
 CLASS_FREQUENCY = "class_frequency"
-"""An attribute of every task with classes: how often training saw an example's rarest class."""
+"""An attribute of tasks with classes: how frequent an example's rarest class is in training."""
 
 MIN_CLASS_EXAMPLES = 5
-"""A class with fewer gold examples in a group has no recall there."""
+"""Minimum gold examples of a class in a group; with fewer, its recall is not computed."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ class Report:
 
     Attributes:
         missing: Examples without a row, scored as unanswered.
-        extra_rows: Rows that belong to no example.
+        extra_rows: Rows whose id no example has.
         train: The training file; None if it is unknown or has changed.
-        compared_by: How texts were compared, if the metric compares texts.
-        cross: Group of the first attribute -> group of the second -> (examples, metric) of both.
+        compared_by: The method that compared texts, if the metric compares texts.
+        cross: Group of the first attribute -> group of the second -> (number of examples, metric)
+            over the examples in both groups.
     """
 
     task: str
@@ -87,14 +90,14 @@ def report(  # noqa: PLR0913  # one parameter per option of the command line
 
     Args:
         name: The task's name.
-        reader: Of the task, with the side file of further groups if there is one.
-        gold: The labelled file.
+        reader: The task's reader, with the side file that adds groups, if there is one.
+        gold: The file with the gold labels.
         submission: The submission, or its run folder.
-        by: Attributes.
-        train: The training file; by default that of the run's provenance, if it is unchanged.
-        train_groups: The side file of the training file, which may have other ids.
-        metric: One of the task's metrics; by default its headline.
-        min_n: Groups of fewer examples are flagged.
+        by: Names of the attributes.
+        train: The training file; by default the one in the run's provenance, if it is unchanged.
+        train_groups: The side file of the training file, whose ids may differ from those of `gold`.
+        metric: One of the task's metrics; by default its headline metric.
+        min_n: Groups with fewer examples are flagged.
 
     Raises:
         UserError: A file is missing or broken, or an attribute or the metric is unknown.
@@ -107,7 +110,7 @@ def report(  # noqa: PLR0913  # one parameter per option of the command line
         hint = did_you_mean(metric, task.score.names)
         raise UserError(f"--metric: no {metric!r} in {name}{hint}")
     if not by or len(set(by)) < len(by):
-        raise UserError("--by: name one attribute or more, each once")
+        raise UserError("--by: name one or more attributes, each once")
     labels = _labels(run) if CLASS_FREQUENCY in by else None
     table = _Table(reader, gold, submission, labels, metric)
     attributes = list(table.scores.groups)
@@ -116,13 +119,13 @@ def report(  # noqa: PLR0913  # one parameter per option of the command line
             choices = f"there are {', '.join(attributes) or 'none'}; add others in a side file"
             hint = did_you_mean(attribute, attributes)
             raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
-    training_file = TrainingFile(train, held_out=False) if train else _find_training(run)
+    training_file = TrainingFile(train, held_out=False) if train else _find_training_file(run)
     train_reader = replace(reader, side=side_groups(train_groups))
     counts = _count_training(train_reader, training_file, by, labels)
     return Report(
         task=name,
         metric=metric,
-        total=table.value(np.ones(len(table.gold), dtype=bool)),
+        total=table.metric_value(np.ones(len(table.gold), dtype=bool)),
         examples=len(table.gold),
         min_n=min_n,
         attributes={
@@ -143,7 +146,7 @@ class _Table:
     def __init__(
         self, reader: Reader, gold: Path, submission: Path, labels: Labels | None, metric: str
     ) -> None:
-        """Read gold and submission; with `labels`, class frequency is an attribute too."""
+        """Read gold and submission; with `labels`, add the attribute `class_frequency`."""
         task = reader.task
         rows = task.data.submission.index(submission)
         self.scores, self.metric = ScoreTable(task), metric
@@ -171,12 +174,15 @@ class _Table:
         """Return the group of every example."""
         return np.array(self.scores.groups[attribute])
 
-    def value(self, mask: NDArray[np.bool_]) -> float:
-        """Return the metric over some examples."""
+    def metric_value(self, mask: NDArray[np.bool_]) -> float:
+        """Return the metric over the examples where `mask` is true."""
         return summarize(self.scores, resamples=0, mask=mask).mean[self.metric]
 
-    def error(self, members: NDArray[np.int64]) -> float | None:
-        """Return the calibration error of some examples, the mean over the decided fields."""
+    def calibration_error(self, members: NDArray[np.int64]) -> float | None:
+        """Return the calibration error of the examples `members`, averaged over fields.
+
+        Only fields with a confidence are used; None if there are none.
+        """
         by_field: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         for name, confidence, correct in (row for i in members for row in self.confidences[i]):
             by_field[name].append((confidence, correct))
@@ -203,13 +209,13 @@ def _labels(run: Path) -> Labels:
 
 @dataclass(frozen=True)
 class TrainingFile:
-    """The file that was trained on; with `held_out`, a tenth of it was held out."""
+    """A training file; if `held_out`, a tenth of its examples was not trained on."""
 
     path: Path
     held_out: bool
 
 
-def _find_training(run: Path) -> TrainingFile | None:
+def _find_training_file(run: Path) -> TrainingFile | None:
     """Return the file that the run's adapter was trained on, if it is still unchanged."""
     path = Path(generation(run).get("trained") or "nowhere") / "manifest.json"
     manifest = read_json(path) if path.exists() else {}
@@ -221,7 +227,7 @@ def _find_training(run: Path) -> TrainingFile | None:
 
 @dataclass
 class TrainingCounts:
-    """Counts of one attribute in training: group -> examples, group -> class -> examples."""
+    """Numbers of training examples for one attribute: by group, and by group and class."""
 
     sizes: Counter[str] = field(default_factory=Counter)
     classes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -230,7 +236,7 @@ class TrainingCounts:
 def _count_training(
     reader: Reader, file: TrainingFile | None, by: Sequence[str], labels: Labels | None
 ) -> dict[str, TrainingCounts]:
-    """Return attribute -> its counts in training; empty if the training file is unknown."""
+    """Return the training counts of every attribute; empty if the training file is unknown."""
     counts: dict[str, TrainingCounts] = defaultdict(TrainingCounts)
     for example in reader.read(file.path) if file else ():
         if example.answer is None or (file and file.held_out and is_held_out(example)):
@@ -306,7 +312,7 @@ def _group(
         worst_class=worst,
         worst_class_share=counts[worst] / len(members) if worst is not None else None,
         recalls={c: hits[c] / n for c, n in sorted(counts.items()) if n >= MIN_CLASS_EXAMPLES},
-        error=table.error(members),
+        error=table.calibration_error(members),
         unweighted=summary.unweighted,
     )
 
@@ -317,5 +323,5 @@ def _cross(table: _Table, first: str, second: str) -> dict[str, dict[str, tuple[
     for a, b in sorted(set(zip(groups_1.tolist(), groups_2.tolist(), strict=True))):
         if UNKNOWN not in (a, b):
             mask = (groups_1 == a) & (groups_2 == b)
-            cells[a][b] = (int(mask.sum()), table.value(mask))
+            cells[a][b] = (int(mask.sum()), table.metric_value(mask))
     return dict(cells)

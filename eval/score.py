@@ -142,7 +142,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         else None,
         missing=missing,
         extra_rows=len(rows) - examples + missing,
-        doubled=len(rows.doubled),
+        doubled=len(rows.duplicates),
         faulty=faulty,
         unknown_labels=_count_unknown(reader, gold, labels)
         if labels and task.answer.fields

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from panjue.finetune.robust import Objective, slopes
-from panjue.finetune.samplers import balanced
+from panjue.finetune.samplers import balanced_sampler
 from panjue.finetune.trainer import Batch, PartsTrainer
 
 
@@ -47,13 +47,13 @@ class GroupTrainer(PartsTrainer):
         """Return each example's mean loss and group, and its mean slope if needed."""
         assert batch.groups is not None, "rows of finetune.data have a group"
         mean_slopes = None
-        if self._objective.wants_slopes:
+        if self._objective.needs_slopes:
             mean_slopes = batch.per_example(slopes(batch.logits, batch.labels))
         return batch.per_example(batch.losses), batch.groups, mean_slopes
 
     def _begin(self, sums: Tensor) -> None:
         totals = self.accelerator.reduce(sums.to(self.args.device), "sum")
-        self._objective.begin(totals, self.state.global_step)
+        self._objective.set_weights(totals, self.state.global_step)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return a step's batches. If there are several, compute all their losses first.
@@ -78,7 +78,7 @@ class GroupTrainer(PartsTrainer):
         if not self._objective.is_balanced:
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
-        self._sampler = balanced(rows["group"][:], self.args.seed)
+        self._sampler = balanced_sampler(rows["group"][:], self.args.seed)
         return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

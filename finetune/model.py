@@ -1,4 +1,4 @@
-"""The model to train: base weights, four-bit or not, with or without LoRA."""
+"""The model to train: the base model, optionally in four bits, optionally with LoRA."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ def load_base(
     quantization: Mapping[str, Any] | None = None,
     attention: str = "sdpa",
 ) -> PreTrainedModel:
-    """Load the base model from safetensors, in four bits if `quantization` says so.
+    """Load the base model from safetensors, quantized if `quantization` is given.
 
     Args:
         folder: A transformers model folder.
@@ -35,7 +35,7 @@ def load_base(
         attention: `attn_implementation` of transformers.
 
     Raises:
-        UserError: The model does not support this attention.
+        UserError: The model does not support this attention implementation.
     """
     bits = BitsAndBytesConfig(**quantization) if quantization else None
     try:
@@ -51,7 +51,8 @@ def load_base(
         if "attention" not in str(error).lower():
             raise
         raise UserError(f"attn_implementation: {str(error).splitlines()[0]}") from None
-    # The hub's chat settings (Qwen2.5 has a repetition penalty) would distort held-out scores.
+    # The model's own sampling settings would distort held-out scores: Qwen2.5 has a repetition
+    # penalty.
     model.generation_config = GenerationConfig()
     return model
 
@@ -63,8 +64,8 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 def check_packing(config: PretrainedConfig) -> None:
     """Refuse packing if the model has layers that carry state from one example to the next.
 
-    The linear attention of Qwen3-Next and Qwen3.5 does: packed and alone, the logits of an example
-    differ by 8e-2; with Qwen3 they differ by 2e-7.
+    The linear attention of Qwen3-Next and Qwen3.5 carries state: the logits of an example in a pack
+    differ by 8e-2 from those of the same example alone. With Qwen3 they differ by 2e-7.
 
     Raises:
         UserError: The model has such layers.
@@ -92,7 +93,10 @@ def resolve_dtype(name: str, *, bf16: bool) -> torch.dtype:
 
 
 def has_bf16() -> bool:
-    """Say whether the accelerator, or else the CPU (AVX-512 BF16, AMX), computes in bfloat16."""
+    """Return whether the accelerator computes in bfloat16; without one, whether the CPU does.
+
+    A CPU does so with AVX-512 BF16 or AMX.
+    """
     if torch.accelerator.is_available():
         return bool(is_torch_bf16_gpu_available())
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -102,11 +106,11 @@ def has_bf16() -> bool:
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     """Freeze `model` and add LoRA matrices to its linear layers.
 
-    A four-bit base needs nothing more: `prepare_model_for_kbit_training` would convert embeddings
-    and norms to float32, 2.5 GB more for an 8B model.
+    A four-bit base needs no `prepare_model_for_kbit_training`. That function would convert
+    embeddings and norms to float32, which takes 2.5 GB more for an 8B model.
 
     Raises:
-        UserError: The settings do not match this model (for example, it has no such layers).
+        UserError: The settings do not match this model (for example, it lacks the target layers).
     """
     addresses = {weight: weight.data_ptr() for weight in model.parameters()}
     try:

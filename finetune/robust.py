@@ -1,8 +1,9 @@
-"""Objectives over groups of examples, not only over all examples (after FairLex and WILDS).
+"""Training objectives that weight groups of examples (after FairLex and WILDS).
 
 Each example has one loss, the mean over its reply tokens. Each objective is a weighted sum of these
-losses; only the weights differ. The weights are computed from the groups of a whole optimizer step,
-over all its batches and processes, and are constants for the gradient, which is exact.
+losses; only the weights differ. The weights are computed once per optimizer step, from the group
+losses over all its batches and processes. They are constants in the backward pass; nevertheless the
+gradient of the objective is exact.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from panjue.finetune.settings import RobustConfig
 
 Sums = Tensor
-"""Per group of a step, [3, groups]: number of examples, sum of losses, sum of slopes."""
+"""[3, groups]: each group's number of examples, sum of losses, and sum of `slopes`, in one step."""
 
 STATE_FILE = "robust.safetensors"
 """File in a checkpoint with the objective's state."""
@@ -47,7 +48,7 @@ class Objective:
         """
         self._settings, self._groups = settings, groups
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
-        self._seen = torch.zeros(2, len(groups), dtype=torch.float64)
+        self._totals = torch.zeros(2, len(groups), dtype=torch.float64)
         self._penalties: list[float] = []
         self.adversary: torch.nn.Linear | None = None
         if settings.method == "adversarial":
@@ -56,33 +57,33 @@ class Objective:
 
     @property
     def is_balanced(self) -> bool:
-        """Say whether groups are sampled equally often."""
+        """Return whether groups are sampled equally often."""
         return self._settings.method != "erm"
 
     @property
-    def wants_slopes(self) -> bool:
-        """Say whether it needs the `slopes` of the losses."""
+    def needs_slopes(self) -> bool:
+        """Return whether the objective needs the `slopes` of the losses."""
         return self._settings.method == "irm"
 
     def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor | None = None) -> Sums:
-        """Return one batch's sums over its examples by group."""
+        """Return the sums of one batch for each group."""
         if slopes is None:
             slopes = torch.zeros_like(losses)
         rows = [torch.ones_like(losses), losses, slopes]
         totals = torch.zeros(3, len(self._groups), dtype=torch.float64, device=losses.device)
         return totals.index_add_(1, groups, torch.stack(rows).detach().double())
 
-    def begin(self, sums: Sums, step: int) -> None:
+    def set_weights(self, sums: Sums, step: int) -> None:
         """Compute the weights for one optimizer step.
 
         Args:
-            sums: Totals over all its batches and processes.
-            step: Number of optimizer steps done before.
+            sums: Totals over all batches and processes of the step.
+            step: Number of optimizer steps before this one.
         """
         counts, losses, slopes = sums
         divisor = counts.clamp(min=1)
         means, slope = losses / divisor, slopes / divisor
-        self._seen += torch.stack([counts, losses]).cpu()
+        self._totals += torch.stack([counts, losses]).cpu()
         present = (counts > 0).double()
         uniform = present / present.sum()
         weight, method = self._settings.weight, self._settings.method
@@ -114,15 +115,15 @@ class Objective:
         states: Tensor | None = None,
         batches: int = 1,
     ) -> Tensor:
-        """Return one batch's share of the step's objective.
+        """Return the loss of one batch, for the backward pass.
 
-        The gradients of all shares add up to the gradient of the objective. The value is only a
-        weighted loss.
+        The gradients of all batches of a step add up to the gradient of the objective. The value is
+        only a weighted loss and may differ from the objective.
 
         Args:
             losses: Loss per example, [batch].
             groups: Group index per example, [batch].
-            slopes: Slope per example, [batch]; see `wants_slopes`.
+            slopes: Slope per example, [batch]; see `needs_slopes`.
             states: Mean hidden state of each prompt, [batch, hidden]; for the adversary.
             batches: Number of batches in the step, over all processes.
         """
@@ -147,12 +148,14 @@ class Objective:
         self._optimizer.zero_grad()
 
     def log(self) -> Iterator[tuple[str, float]]:
-        """Yield each group's mean loss and weight, and the mean penalty, since the last call.
+        """Yield each group's mean loss, its weight, and the mean penalty.
+
+        Means are over the steps since the last call.
 
         The penalty is, for vrex, the variance; for irm, the squared slope after the warm-up; for
         adversarial, the adversary's loss on this process's examples.
         """
-        for name, count, total in zip(self._groups, *self._seen.tolist(), strict=True):
+        for name, count, total in zip(self._groups, *self._totals.tolist(), strict=True):
             if count:
                 yield f"group_loss_{name}", total / count
         if self._settings.method == "group_dro":
@@ -161,7 +164,7 @@ class Objective:
                 yield f"group_weight_{name}", weight
         if self._penalties:
             yield "penalty", sum(self._penalties) / len(self._penalties)
-        self._seen.zero_()
+        self._totals.zero_()
         self._penalties.clear()
 
     def save(self, checkpoint: Path) -> None:
@@ -193,11 +196,11 @@ def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 class Reverse(torch.autograd.Function):
-    """The identity with a reversed gradient (Ganin and Lempitsky, ICML 2015)."""
+    """The gradient reversal layer of Ganin and Lempitsky (ICML 2015); see `reverse`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: float) -> Tensor:
-        """Return `states` as they are."""
+        """Return `states` unchanged."""
         ctx.weight = weight
         return states.view_as(states)
 
@@ -214,9 +217,10 @@ def reverse(states: Tensor, weight: float) -> Tensor:
 
 
 def slopes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the derivative of each token's loss by a factor of its logits, at factor 1: [tokens].
+    """Return the derivative of each token's loss with respect to a scale of its logits: [tokens].
 
-    It is in closed form, so that its own gradient needs no second backward pass.
+    The derivative is taken at scale 1. It is computed in closed form, so that the gradient of the
+    slope needs no second backward pass.
     """
     expected = (logits.softmax(-1) * logits).sum(-1)
     return expected - logits.gather(-1, labels[:, None])[:, 0]

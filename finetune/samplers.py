@@ -1,4 +1,4 @@
-"""Samplers that depend only on seed and epoch, so that a resumed epoch has the same order."""
+"""Samplers whose order depends only on seed and epoch, so that a resumed run has the same order."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -7,8 +7,11 @@ from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 
-class ByEpoch(Sampler[int]):
-    """Samples anew in each epoch. Transformers' samplers use a random state lost on resuming."""
+class EpochSampler(Sampler[int]):
+    """Samples again in each epoch, with a generator seeded by seed and epoch.
+
+    The samplers of transformers use a random state that is lost when a run resumes.
+    """
 
     def __init__(
         self, size: int, draw: Callable[[torch.Generator], Iterable[int]], seed: int
@@ -17,7 +20,7 @@ class ByEpoch(Sampler[int]):
         self._size, self._draw, self._seed, self._epoch = size, draw, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch."""
+        """Set the epoch of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -29,12 +32,14 @@ class ByEpoch(Sampler[int]):
         yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self._epoch))
 
 
-def balanced(groups: Sequence[int], seed: int) -> ByEpoch:
-    """Sample groups equally often: as many examples as there are, with replacement.
+def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
+    """Return a sampler that draws all groups equally often.
+
+    It draws as many indices as there are examples, with replacement.
 
     Args:
         groups: Group index of each example.
-        seed: The same for all epochs.
+        seed: Seed of the run, the same for all epochs.
     """
     counts = torch.bincount(torch.tensor(groups)).double()
     weights = (1 / counts)[torch.tensor(groups)]
@@ -43,20 +48,20 @@ def balanced(groups: Sequence[int], seed: int) -> ByEpoch:
         drawn = torch.multinomial(weights, len(groups), True, generator=generator)
         return [int(index) for index in drawn]
 
-    return ByEpoch(len(groups), draw, seed)
+    return EpochSampler(len(groups), draw, seed)
 
 
-def by_length(lengths: Sequence[int], step: int, seed: int) -> ByEpoch:
-    """Sample examples of similar length together.
+def length_sampler(lengths: Sequence[int], step: int, seed: int) -> EpochSampler:
+    """Return a sampler that puts examples of similar length into the same step.
 
     Args:
         lengths: Length of each example.
         step: Number of examples in one step.
-        seed: The same for all epochs.
+        seed: Seed of the run, the same for all epochs.
     """
 
     def draw(generator: torch.Generator) -> list[int]:
         drawn: list[int] = get_length_grouped_indices(lengths, step, generator=generator)
         return drawn
 
-    return ByEpoch(len(lengths), draw, seed)
+    return EpochSampler(len(lengths), draw, seed)

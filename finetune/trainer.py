@@ -15,7 +15,7 @@ from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED, PADDING, collate
-from panjue.finetune.samplers import ByEpoch, by_length
+from panjue.finetune.samplers import EpochSampler, length_sampler
 
 NOT_MODEL_INPUTS = ("labels", "parts", "group", "skip_logits")
 """Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
@@ -46,7 +46,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     ) -> None:
         """Prepare trl's trainer, which must not process the rows again."""
         self._parts, self._score, self._keep = parts, score, keep
-        self._sampler: ByEpoch | None = None
+        self._sampler: EpochSampler | None = None
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
@@ -110,7 +110,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
         step = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        self._sampler = by_length(_lengths(rows), step, self.args.seed)
+        self._sampler = length_sampler(_lengths(rows), step, self.args.seed)
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:

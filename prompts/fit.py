@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.render import prompt_ids, reply_ids, shielded
+from panjue.prompts.render import neutralize_messages, prompt_ids, reply_ids
 from panjue.prompts.task import Messages, Task
 
 SENTENCE = re.compile(
@@ -110,7 +110,7 @@ def fit_prompt(
     prompts: list[tuple[Messages, list[int]]] = []
 
     def count(shorter: Example) -> int:
-        messages = shielded(tokenizer, task.ask.prompt(shorter))
+        messages = neutralize_messages(tokenizer, task.ask.prompt(shorter))
         prompts[:] = [(messages, prompt_ids(tokenizer, messages))]
         return len(prompts[0][1])
 

@@ -1,4 +1,4 @@
-"""Example -> chat messages -> token ids, for both training and serving."""
+"""Turn an example into chat messages and these into token ids, in training and in serving."""
 
 import re
 from collections.abc import Sequence
@@ -14,18 +14,20 @@ from panjue.prompts.task import Messages, task_folders
 
 
 def prompt_files(task: str) -> list[Path]:
-    """Return the templates of a task: `prompt.md`, then those of its further calls."""
+    """Return the template files of a task: `prompt.md`, then the `prompt-<call>.md` files."""
     folder = task_folders()[task]
     return [folder / "prompt.md", *sorted(folder.glob("prompt-*.md"))]
 
 
 RULES = "2"
-"""Version of the rules that turn a text into a prompt: `fit`, `neutralize`, `shield`. Raise it when
-one changes: cached tokens are then rebuilt, and a run that resumes reports the difference."""
+"""Version of the rules that turn a text into a prompt: `fit`, `neutralize`, `neutralize_tokens`.
+Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
+reports the difference."""
 
 TEMPLATE_ARGS = {"enable_thinking": False}
-"""Arguments of every chat template, in training and serving: the reply starts with the JSON.
-Qwen3's hybrid models then put an empty think block into the prompt; other templates ignore it."""
+"""Arguments of every chat template, in training and serving: the reply starts with the JSON
+object. The templates of Qwen3's hybrid models then put an empty think block into the prompt; other
+templates ignore the argument."""
 
 MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
 
@@ -33,9 +35,8 @@ MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
 def neutralize(text: str) -> str:
     """Replace the `<` of every string that looks like a chat marker or tag by the full-width `＜`.
 
-    After the chat template is applied, a `<|im_end|>` of the case looks like one of the template:
-    both the trainer and an OpenAI-compatible endpoint would read it as a token. The rest of the
-    text stays as it is.
+    Otherwise the trainer and an OpenAI-compatible endpoint would read a `<|im_end|>` in the text of
+    a case as the control token of the chat template. The rest of the text does not change.
     """
     return MARKUP.sub("＜", text)
 
@@ -45,10 +46,10 @@ CONTROL = re.compile(r"[<\[]\S+[>\]]")
 
 
 def control_ids(tokenizer: Any) -> dict[str, int]:
-    """Return the control tokens among the added tokens -> their ids.
+    """Return the ids of the control tokens of a tokenizer, by token.
 
-    `all_special_tokens` has only tokens with a role, and not the `[INST]` of Mistral's tokenizers.
-    Added tokens that are plain words or white space are left out.
+    They are read from the added tokens, without plain words and white space. `all_special_tokens`
+    would not be enough: it lacks the `[INST]` of Mistral's tokenizers.
     """
     return {
         token.content: number
@@ -60,7 +61,7 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     tokens = control_ids(tokenizer)
-    # Some tokenizers change to lower case, or replace spaces by ▁, before they match tokens.
+    # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
     words = sorted({*tokens, *(token.replace("▁", " ") for token in tokens)}, key=len)[::-1]
     return re.compile(_any_of(words), re.IGNORECASE) if words else None
 
@@ -68,7 +69,8 @@ def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
 def _any_of(words: Sequence[str]) -> str:
     """Return a pattern that matches any of the words; common prefixes are factored out.
 
-    With a plain `|`, the thousand added tokens of some tokenizers take minutes on a hostile text.
+    Some tokenizers have a thousand added tokens: a plain `|` of them would take minutes on a text
+    written to attack it.
     """
     by_first: dict[str, list[str]] = {}
     for word in words:
@@ -78,11 +80,11 @@ def _any_of(words: Sequence[str]) -> str:
     return f"(?:{'|'.join(patterns)}){'?' if is_whole else ''}" if patterns else ""
 
 
-def shield(tokenizer: Any, text: str) -> str:
+def neutralize_tokens(tokenizer: Any, text: str) -> str:
     """Replace the first character of every control token of this tokenizer in a text.
 
-    The full-width form replaces it, as in `neutralize`: `[INST]` becomes `［INST]`.
-    `load_tokenizer` has checked that this is enough.
+    The new character is the full-width form, as in `neutralize`: `[INST]` becomes `［INST]`.
+    `load_tokenizer` checks that the tokenizer then finds no control token.
     """
     pattern = _control_pattern(tokenizer)
     while pattern and pattern.search(text):
@@ -96,18 +98,22 @@ def _full_width(character: str) -> str:
     return "＊" if character == "＿" else "＿"
 
 
-def shielded(tokenizer: Any, messages: Messages) -> Messages:
-    """Return the chat messages with shielded contents."""
-    return [{**message, "content": shield(tokenizer, message["content"])} for message in messages]
+def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
+    """Apply `neutralize_tokens` to the content of every chat message."""
+    return [
+        {**message, "content": neutralize_tokens(tokenizer, message["content"])}
+        for message in messages
+    ]
 
 
 def render(task: str, example: Example, call: str = "") -> Messages:
-    """Fill `tasks/<task>/prompt.md` and return it as one user message, byte for byte.
+    """Fill `tasks/<task>/prompt.md` and return one user message; white space is kept.
 
     Args:
         task: The name of the task.
         example: The example with the fields of the template.
-        call: The name of one of several calls, whose template is `prompt-<call>.md`.
+        call: For a task with several calls, the name of the call; its template is
+            `prompt-<call>.md`.
 
     Raises:
         UserError: The template names a field that the example lacks.
@@ -120,14 +126,14 @@ def render(task: str, example: Example, call: str = "") -> Messages:
         content = template.format_map({key: neutralize(value) for key, value in fields.items()})
     except KeyError as error:
         known = ", ".join(fields)
-        raise UserError(f"tasks/{name} asks for {error}; the example has {known}") from None
+        raise UserError(f"tasks/{name} names the field {error}; the example has {known}") from None
     return [{"role": "user", "content": content}]
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Return the token ids of the prompt, up to the start of the reply."""
     ids: list[int] = tokenizer.apply_chat_template(
-        shielded(tokenizer, messages),
+        neutralize_messages(tokenizer, messages),
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
@@ -138,12 +144,14 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
 
 def reply_ids(tokenizer: Any, reply: str) -> list[int]:
     """Return the token ids of a reply, with the end token."""
-    ids: list[int] = tokenizer(shield(tokenizer, reply), add_special_tokens=False).input_ids
+    ids: list[int] = tokenizer(
+        neutralize_tokens(tokenizer, reply), add_special_tokens=False
+    ).input_ids
     return [*ids, tokenizer.eos_token_id]
 
 
 def reply_parts(tokenizer: Any, reply: str) -> list[str]:
-    """Return the field of every token of `reply_ids`."""
-    reply = shield(tokenizer, reply)
+    """Return, for every token of `reply_ids`, the field of the reply that it belongs to."""
+    reply = neutralize_tokens(tokenizer, reply)
     encoded = tokenizer(reply, add_special_tokens=False, return_offsets_mapping=True)
     return [*part_of_tokens(reply, encoded.offset_mapping), SYNTAX]

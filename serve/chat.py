@@ -20,7 +20,7 @@ from rich.text import Text
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.openai import address, complaint, events, key_header
+from panjue.prompts.plumbing.openai import error_message, events, key_header, parse_address
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.serve.endpoint import Endpoint, PlainAsker
@@ -185,7 +185,7 @@ async def connect(options: ChatOptions, err: Console) -> AsyncIterator[tuple[Ask
 async def client(options: ChatOptions) -> AsyncIterator[httpx.AsyncClient]:
     """Open an HTTP client; its connection errors become a UserError."""
     headers = key_header(*KEYS)
-    base = address(options.url)
+    base = parse_address(options.url)
     if base is None:
         raise UserError(f"--url {options.url}: write it like http://127.0.0.1:8000")
     if base.path in ("", "/"):
@@ -216,7 +216,7 @@ async def ask_panjue(
             if event == "delta":
                 on_text(data["text"])
             elif event == "error":
-                raise UserError(f"{options.url}: {complaint(data)}")
+                raise UserError(f"{options.url}: {error_message(data)}")
             elif event == "result":
                 return data
     raise UserError(f"{options.url}: the reply broke off; is the server still running?")
@@ -299,7 +299,7 @@ def checked(response: httpx.Response) -> Any:
     if response.status_code == 401:
         raise UserError(f"{place}: needs a key; set {KEY}")
     if response.status_code >= 400:
-        raise UserError(f"{place}: {complaint(body)}")
+        raise UserError(f"{place}: {error_message(body)}")
     if body is None:
         raise UserError(f"{place}: no JSON; is this an OpenAI-compatible server?")
     return body

@@ -13,14 +13,14 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import check_known
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.openai import (
-    FAILURES,
-    REFUSED,
-    Patience,
-    complaint,
-    content,
+    REFUSED_STATUSES,
+    REQUEST_ERRORS,
+    RetryPolicy,
+    error_message,
     events,
     key_header,
-    named,
+    parse_endpoint,
+    reply_text,
 )
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.prompts.task import Task
@@ -71,7 +71,7 @@ class Endpoint:
         Raises:
             UserError: `name` is not of that form, or OpenAI has no such sampling setting.
         """
-        url_and_model = named(name)
+        url_and_model = parse_endpoint(name)
         if url_and_model is None:
             raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
         url, self._model = url_and_model
@@ -125,7 +125,7 @@ class Endpoint:
         Raises:
             UserError: It failed too often; the other running requests are not retried either.
         """
-        body, patience = self._body(request), Patience(self._url, self._key)
+        body, policy = self._body(request), RetryPolicy(self._url, self._key)
         self._running += 1
         try:
             while True:
@@ -134,8 +134,8 @@ class Endpoint:
                         return await self._stream_reply(body, on_text)
                     response = await self._client.post(self._url, json=body)
                     return _refused(response) or _read_reply(response.raise_for_status().json())
-                except FAILURES as error:
-                    await self._pause(patience, error)
+                except REQUEST_ERRORS as error:
+                    await self._pause(policy, error)
         finally:
             self._running -= 1
             if not self._running:  # later requests are retried again
@@ -158,10 +158,10 @@ class Endpoint:
                 response.raise_for_status()
             try:
                 async for _, data in events(response.aiter_bytes()):
-                    if "error" in data and not text and _code(data) in REFUSED:
-                        return EndpointOutput(refused=f"{_code(data)}: {complaint(data)[:200]}")
+                    if "error" in data and not text and _code(data) in REFUSED_STATUSES:
+                        return EndpointOutput(refused=f"{_code(data)}: {error_message(data)[:200]}")
                     if "error" in data:
-                        raise ValueError(complaint(data))
+                        raise ValueError(error_message(data))
                     for choice in data.get("choices") or ():
                         piece = choice.get("delta", {}).get("content") or ""
                         text += piece
@@ -171,10 +171,10 @@ class Endpoint:
                     raise ValueError("the stream ended without a finish_reason")
                 choice = {"message": {"content": text}, "finish_reason": finish_reason}
                 return _read_reply({"choices": [choice]})
-            except FAILURES as error:
+            except REQUEST_ERRORS as error:
                 raise UserError(f"{self._url}: the reply broke off ({error}); ask again") from None
 
-    async def _pause(self, patience: Patience, error: Exception) -> None:
+    async def _pause(self, policy: RetryPolicy, error: Exception) -> None:
         """Wait before the request is retried.
 
         Raises:
@@ -182,7 +182,7 @@ class Endpoint:
         """
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(patience.pause_after(error)):
+                async with asyncio.timeout(policy.pause_after(error)):
                     await self._failed.wait()
             if self._failed.is_set():
                 raise UserError(f"{self._url}: the run ended while the endpoint was busy")
@@ -218,7 +218,7 @@ def _code(data: Any) -> Any:
 
 def _refused(response: httpx.Response) -> EndpointOutput | None:
     """Return the outcome of a request that is refused; None if it is not."""
-    if response.status_code not in REFUSED:
+    if response.status_code not in REFUSED_STATUSES:
         return None
     return EndpointOutput(refused=f"{response.status_code}: {response.text[:200]}")
 
@@ -237,7 +237,7 @@ def _read_reply(reply: Any) -> EndpointOutput:
     tokens_each = range(int(counts.get("completion_tokens") or 0) // len(choices))
     details = counts.get("prompt_tokens_details")
     return EndpointOutput(
-        [Choice(content(item), str(item.get("finish_reason")), tokens_each) for item in choices],
+        [Choice(reply_text(item), str(item.get("finish_reason")), tokens_each) for item in choices],
         int((details or {}).get("cached_tokens") or 0),
         int(counts.get("prompt_tokens") or 0),
     )

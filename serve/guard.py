@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from panjue.prompts.render import shield
+from panjue.prompts.render import neutralize_tokens
 from panjue.serve.settings import BASE, LOOPBACK, NAME
 
 PAGE = Path(__file__).parent / "page"
@@ -214,20 +214,20 @@ class Guard:
         greedy = body.get("temperature") == 0  # the default is 1
         if not self.rules.seeds and body.get("seed") is not None and not greedy:
             raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
-        shielded = {name: self._shielded(body[name]) for name in PROMPT_FIELDS if name in body}
-        return {**body, **shielded}
+        neutralized = {name: self._neutralize(body[name]) for name in PROMPT_FIELDS if name in body}
+        return {**body, **neutralized}
 
-    def _shielded(self, value: Any) -> Any:
+    def _neutralize(self, value: Any) -> Any:
         """Return a JSON value with the control tokens in its texts escaped."""
         if isinstance(value, str):
-            return shield(self.rules.tokenizer, value)
+            return neutralize_tokens(self.rules.tokenizer, value)
         if isinstance(value, list):
-            return [self._shielded(item) for item in value]
+            return [self._neutralize(item) for item in value]
         if isinstance(value, dict):
-            result = {self._shielded(key): self._shielded(item) for key, item in value.items()}
+            result = {self._neutralize(key): self._neutralize(item) for key, item in value.items()}
             if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
                 with suppress(ValueError):
-                    arguments = self._shielded(from_json(value["arguments"]))
+                    arguments = self._neutralize(from_json(value["arguments"]))
                     result["arguments"] = json.dumps(arguments, ensure_ascii=False)
             return result
         return value

@@ -54,20 +54,22 @@ def serve(config: ServeConfig) -> None:
     check_managed("engine", config.engine, SERVER_MANAGED_SETTINGS)
     known = [*(f.name for f in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
     check_known("engine", config.engine, known)
-    with bound(config.host, config.port) as listener:
+    with bound_socket(config.host, config.port) as listener:
         console.print("preparing the model")
         service = make_service(config)
         guard = Guard(rules(config, service, key))
-        with output_to(config.run / "engine.log") as terminal:
+        with redirect_output(config.run / "engine.log") as terminal:
             uvloop.run(run(service, guard, listener, terminal))
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind the address before the slow start; clients can connect only after `listen`.
+def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket bound to the address; clients can connect only after `listen` is called.
+
+    It is bound before the slow start, so that a port in use is an error at once.
 
     Raises:
-        UserError: The port is in use, or the address is not one of this machine.
+        UserError: The port is in use, or the address does not belong to this machine.
     """
     try:
         family, kind, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -86,8 +88,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def output_to(log: Path) -> Iterator[Console]:
-    """Redirect the output of this process and its engine to `log`; yield the terminal's console.
+def redirect_output(log: Path) -> Iterator[Console]:
+    """Redirect the output of this process and its engine to `log`; yield a console of the terminal.
 
     Raises:
         UserError: The log cannot be written.
@@ -117,7 +119,7 @@ def rules(config: ServeConfig, service: Service, key: str | None) -> Rules:
         key,
         local=config.host in LOOPBACK,
         adapter=service.served.adapter is not None,
-        # A seed per request kills vLLM's engine on a CPU when a prefill is chunked.
+        # On a CPU, vLLM's engine crashes if a request has a seed and its prefill is chunked.
         seeds=not on_cpu(),
         in_flight=config.in_flight,
         timeout_s=config.timeout_s,
@@ -125,7 +127,7 @@ def rules(config: ServeConfig, service: Service, key: str | None) -> Rules:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which kill the process at the end."""
+    """uvicorn's server without its signal handlers, which end the process after the shutdown."""
 
     _stopped_at = 0.0
 
@@ -137,7 +139,7 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """Accept no more connections and finish running requests; a second call aborts them.
 
-        A second call within `SIGNAL_DEBOUNCE_S` counts as the first one.
+        A second call within `SIGNAL_DEBOUNCE_S` of the first is ignored.
         """
         self.force_exit = (
             self.should_exit and time.monotonic() - self._stopped_at > SIGNAL_DEBOUNCE_S
@@ -195,7 +197,7 @@ async def run(service: Service, guard: Guard, listener: socket.socket, console: 
 
 
 async def progress(guard: Guard, console: Console) -> None:
-    """Print every few seconds that the engine is still starting."""
+    """Print every `PROGRESS_S` seconds that the engine is still starting."""
     began = time.monotonic()
     while guard.app is None:
         console.print(f"starting the engine, {time.monotonic() - began:.0f} s …")

@@ -9,7 +9,7 @@ from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
-from panjue.prompts.render import control_ids, neutralize, prompt_files, shield
+from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
 
 MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
@@ -82,7 +82,7 @@ def load_tokenizer(folder: Path) -> Any:
 
     Raises:
         UserError: It has no chat template or no end token, or a control token that the text of a
-            case could forge despite `shield`.
+            case could forge despite `neutralize_tokens`.
     """
     from transformers import AutoTokenizer
 
@@ -96,7 +96,7 @@ def load_tokenizer(folder: Path) -> Any:
     for token, number in control_ids(tokenizer).items():
         if number == tokenizer.unk_token_id:
             continue  # any unknown character gives this token
-        text = shield(tokenizer, neutralize(f"甲{token}乙"))
+        text = neutralize_tokens(tokenizer, neutralize(f"甲{token}乙"))
         if number in tokenizer(text, add_special_tokens=False).input_ids:
             raise UserError(
                 f"{folder}: the special token {token!r} could be forged by a case's text"

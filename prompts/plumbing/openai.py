@@ -1,7 +1,7 @@
 """Requests to an OpenAI-compatible server: address, key, retries.
 
-Not OpenAI's own client: it has one retry limit for both busy servers and wrong addresses, so that
-waiting ten minutes for a busy server would mean ten minutes for a typing error.
+OpenAI's own client is not used, because it has only one retry limit. A limit of ten minutes, which
+a busy server may need, would also delay the error for a mistyped address by ten minutes.
 """
 
 import json
@@ -19,45 +19,45 @@ from panjue.prompts.plumbing.errors import UserError
 T = TypeVar("T")
 
 PAUSES_S = (1, 4, 16)
-"""Pauses before the retries of a failed request."""
+"""Seconds to wait before each retry of a failed request."""
 
 BUSY_STATUSES = frozenset({429, 503})
-LONGEST_BUSY_S = 600
-"""Maximum time to wait for a busy server."""
+MAX_BUSY_S = 600
+"""Maximum seconds to wait for a busy server."""
 
-REFUSED = frozenset({400, 413, 422, 501})
-PERMANENT_STATUSES = REFUSED | {401, 403, 404}
-"""HTTP statuses that a retry would get again."""
+REFUSED_STATUSES = frozenset({400, 413, 422, 501})
+PERMANENT_STATUSES = REFUSED_STATUSES | {401, 403, 404}
+"""HTTP statuses for which a retry is useless: it would get the same status."""
 
 ABORT_REASONS = frozenset({"abort", "error"})
-"""Finish reasons of a reply that neither the model nor a limit has ended: vLLM sends them for
-running requests when its engine is stopped."""
+"""Finish reasons of a reply that was ended neither by the model nor by a token limit. vLLM sends
+them for running requests when its engine is stopped."""
 
-FAILURES = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeError)
-"""Errors of a request (a closed client raises RuntimeError) and of reading the reply."""
+REQUEST_ERRORS = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeError)
+"""Exceptions of sending a request (RuntimeError: the client is closed) and of reading its reply."""
 
 
-def address(url: str) -> httpx.URL | None:
-    """Return `url` parsed; None if it is no valid address of a server."""
+def parse_address(url: str) -> httpx.URL | None:
+    """Return `url` parsed; None if it is not a valid HTTP address."""
     try:
-        place = httpx.URL(url)
-        place.host.encode("idna")  # a connection would raise UnicodeError here
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")  # raises UnicodeError now instead of on connecting
     except (httpx.InvalidURL, UnicodeError):
         return None
-    return place if place.scheme in {"http", "https"} and place.host else None
+    return parsed if parsed.scheme in {"http", "https"} and parsed.host else None
 
 
-def named(name: str) -> tuple[str, str] | None:
-    """Return the address and the model of `URL#MODEL`; None if it is not of that form.
+def parse_endpoint(name: str) -> tuple[str, str] | None:
+    """Return the address and the model of `URL#MODEL`; None if `name` has another form.
 
     Raises:
-        UserError: The address has a password, which would be saved in files.
+        UserError: The address has a user name or password, which would be saved in files.
     """
     url, _, model = name.partition("#")
-    place = address(url)
-    if place and place.userinfo:
-        raise UserError(f"{place.host}: no password in an address; set its key variable instead")
-    return (url.rstrip("/"), model) if place and model else None
+    parsed = parse_address(url)
+    if parsed and parsed.userinfo:
+        raise UserError(f"{parsed.host}: no password in an address; set its key variable instead")
+    return (url.rstrip("/"), model) if parsed and model else None
 
 
 def key_header(*variables: str) -> dict[str, str]:
@@ -79,24 +79,24 @@ def post(url: str, body: dict[str, Any], variable: str, read: Callable[[Any], T]
     """Send one request, with retries, and return `read` of the JSON of the response.
 
     Raises:
-        UserError: There is no response, or `read` fails; names the address.
+        UserError: The error is permanent, or all retries failed; the message has the address.
     """
-    headers, patience = key_header(variable), Patience(url, variable)
+    headers, policy = key_header(variable), RetryPolicy(url, variable)
     while True:
         try:
             response = httpx.post(url, json=body, headers=headers, timeout=120)
             return read(response.raise_for_status().json())
-        except FAILURES as error:
-            seconds = patience.pause_after(error)
+        except REQUEST_ERRORS as error:
+            seconds = policy.pause_after(error)
         print(f"{url}: no answer yet, next try in {seconds:g} s", file=sys.stderr)
         time.sleep(seconds)
 
 
-def content(choice: Any) -> str:
+def reply_text(choice: Any) -> str:
     """Return the text of one choice of a chat completion.
 
     Raises:
-        LookupError, TypeError: It is no such choice.
+        LookupError, TypeError: `choice` does not have this format.
         ValueError: The server aborted the reply.
     """
     text = str(choice["message"]["content"] or "")
@@ -105,11 +105,11 @@ def content(choice: Any) -> str:
     return text
 
 
-async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield (name, data) of the server-sent events of a response; the default name is `message`."""
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and data of each server-sent event; an event without a name is a `message`."""
     event, rest = "message", b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")  # not at other line separators of Unicode
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")  # only at newlines: data may contain U+2028
         for line in lines:
             name, _, value = line.decode("utf-8").rstrip("\r").partition(":")
             if name == "event":
@@ -119,19 +119,19 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[
                 event = "message"
 
 
-def complaint(body: Any) -> str:
+def error_message(body: Any) -> str:
     """Return the message of a server's error response, in any of the usual formats."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
-class Patience:
-    """The retry policy of one request: wait while the server is busy, retry a few failures."""
+class RetryPolicy:
+    """The retry policy of one request: wait for a busy server, retry other errors a few times."""
 
     def __init__(self, url: str, variable: str) -> None:
-        """Set the address and the key's environment variable, both for messages."""
+        """Set the address and the key's environment variable; error messages name both."""
         self._url, self._variable = url, variable
-        self._pauses, self._busy_until = list(PAUSES_S), time.monotonic() + LONGEST_BUSY_S
+        self._pauses, self._busy_until = list(PAUSES_S), time.monotonic() + MAX_BUSY_S
 
     def pause_after(self, error: Exception) -> float:
         """Return the seconds to wait before the next try.
@@ -159,7 +159,7 @@ def _reason(error: Exception, variable: str) -> str:
         status = error.response.status_code
         hint = f"; is {variable} right?" if status in {401, 403} else ""
         with suppress(ValueError):
-            hint = f" ({complaint(error.response.json())[:200]}){hint}"
+            hint = f" ({error_message(error.response.json())[:200]}){hint}"
         return f"{status} {error.response.reason_phrase}".rstrip() + hint
     if isinstance(error, LookupError | TypeError):
         return "its reply is not in OpenAI's format"

@@ -1,4 +1,4 @@
-"""Rows of a JSON Lines file by id; only their byte offsets are in memory."""
+"""Rows of a JSON Lines file by id; only ids and byte offsets are in memory."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -8,15 +8,15 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Json, at, open_bytes, parse_line
 
 
-def by_id(row: Mapping[str, Json]) -> str:
-    """Return the id of a row as its key."""
+def row_id(row: Mapping[str, Json]) -> str:
+    """Return the id of a row as text."""
     return str(row["id"])
 
 
 class Rows:
     """A JSONL file that is read by id in any order.
 
-    Of several rows with the same id the first counts; `doubled` lists the later ones as
+    If several rows have the same id, the first one is used; `duplicates` lists the others as
     (line number, id).
     """
 
@@ -25,15 +25,20 @@ class Rows:
         path: Path,
         *,
         name: Path | None = None,
-        key: Callable[[Mapping[str, Json]], str] = by_id,
+        key: Callable[[Mapping[str, Json]], str] = row_id,
     ) -> None:
-        """Index `path` in one pass by `key`; messages use `name`.
+        """Read `path` once and index its rows.
+
+        Args:
+            path: The file.
+            name: The path for error messages; by default `path`.
+            key: Returns the key of a row.
 
         Raises:
-            UserError: A line is broken or has no `id`; the message has its number.
+            UserError: A line is not a JSON object or has no `id`; the message has the line number.
         """
         self.path, self._key = name or path, key
-        self.doubled: list[tuple[int, str]] = []
+        self.duplicates: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
         self._file = open_bytes(path)
         weakref.finalize(self, self._file.close)
@@ -50,7 +55,7 @@ class Rows:
                 raise UserError("the row has no 'id'")
             key = self._key(row)
         if key in self._offsets:
-            self.doubled.append((number, key))
+            self.duplicates.append((number, key))
         else:
             self._offsets[key] = offset
 
@@ -63,7 +68,7 @@ class Rows:
         return set(self._offsets)
 
     def __contains__(self, key: object) -> bool:
-        """Say whether there is a row with this id."""
+        """Return whether there is a row with this id."""
         return str(key) in self._offsets
 
     def get(self, key: object) -> dict[str, Json] | None:

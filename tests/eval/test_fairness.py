@@ -189,7 +189,7 @@ def test_a_group_of_one_class_one_without_training_and_one_without_test(folder: 
         ("gendre", {}, "no example has 'gendre'; did you mean 'gender'"),
         ("gender", {"metric": "f2"}, "no 'f2' in severity"),
         ("gender,gender", {}, "each once"),
-        ("", {}, "name one attribute or more"),
+        ("", {}, "name one or more attributes"),
     ],
 )
 def test_an_attribute_or_a_metric_that_nobody_knows(

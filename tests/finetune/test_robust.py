@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from panjue.finetune.group_trainer import GroupTrainer, pooled
 from panjue.finetune.robust import Objective, reverse, slopes
-from panjue.finetune.samplers import balanced
+from panjue.finetune.samplers import balanced_sampler
 from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import per_example
@@ -35,7 +35,7 @@ def objective(method: str, **settings: Any) -> Objective:
 
 def value(made: Objective, losses: Tensor, groups: list[int], step: int = 0, **more: Any) -> Tensor:
     places = torch.tensor(groups)
-    made.begin(made.sums(losses, places, more.get("slopes")), step)
+    made.set_weights(made.sums(losses, places, more.get("slopes")), step)
     return made(losses, places, **more)
 
 
@@ -164,12 +164,12 @@ def test_what_an_objective_has_learnt_survives(method: str, tmp_path: Path) -> N
 
 def test_groups_are_drawn_alike_and_the_same_in_every_run() -> None:
     groups = [0] * 900 + [1] * 90 + [2] * 10
-    drawn = Counter(groups[i] for i in balanced(groups, seed=0))
+    drawn = Counter(groups[i] for i in balanced_sampler(groups, seed=0))
     assert sum(drawn.values()) == 1000
     assert all(abs(n - 1000 / 3) < 60 for n in drawn.values())  # four standard deviations
-    again, later = balanced(groups, seed=0), balanced(groups, seed=0)
+    again, later = balanced_sampler(groups, seed=0), balanced_sampler(groups, seed=0)
     later.set_epoch(1)
-    assert list(again) == list(again) == list(balanced(groups, seed=0)) != list(later)
+    assert list(again) == list(again) == list(balanced_sampler(groups, seed=0)) != list(later)
 
 
 def test_means_over_tokens_and_prompts_by_hand() -> None:
@@ -188,12 +188,12 @@ def test_batches_of_a_step_add_up_to_the_gradient_of_one(method: str) -> None:
 
     def gradient(*parts: slice) -> Tensor:
         made, scale = objective(method, step=0.5, warmup=0), torch.ones(6, requires_grad=True)
-        of_slopes = losses * scale if made.wants_slopes else None
+        of_slopes = losses * scale if made.needs_slopes else None
         pieces = [
             (losses[p] * scale[p], groups[p], None if of_slopes is None else of_slopes[p])
             for p in parts
         ]
-        made.begin(torch.stack([made.sums(*piece) for piece in pieces]).sum(0), 0)
+        made.set_weights(torch.stack([made.sums(*piece) for piece in pieces]).sum(0), 0)
         for of_losses, of_groups, slope in pieces:
             torch.autograd.backward(made(of_losses, of_groups, slopes=slope), retain_graph=True)
         assert scale.grad is not None

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
 from panjue.finetune.data import IGNORED, PADDING, Report, collate, pack, rows
-from panjue.finetune.samplers import by_length
+from panjue.finetune.samplers import length_sampler
 from panjue.finetune.sft import main
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.plumbing.errors import UserError
@@ -212,10 +212,10 @@ def test_an_unknown_part_is_named(workshop: Path, tmp_path: Path) -> None:
 
 def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     lengths = [n % 40 + 1 for n in range(200)]
-    order, later = by_length(lengths, 4, seed=0), by_length(lengths, 4, seed=0)
+    order, later = length_sampler(lengths, 4, seed=0), length_sampler(lengths, 4, seed=0)
     later.set_epoch(1)
     torch.rand(7)  # whatever else has drawn meanwhile
-    assert list(order) == list(order) == list(by_length(lengths, 4, seed=0))
+    assert list(order) == list(order) == list(length_sampler(lengths, 4, seed=0))
     assert sorted(order) == sorted(later) == list(range(200))
     assert list(order) != list(later)
     places = list(order)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.model import load_tokenizer
-from panjue.prompts.render import control_ids, prompt_ids, reply_ids, reply_parts, shield
+from panjue.prompts.render import control_ids, neutralize_tokens, prompt_ids, reply_ids, reply_parts
 
 STYLES: dict[str, tuple[list[str], list[str]]] = {
     "Qwen": (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], ["<think>", "</think>"]),
@@ -79,17 +79,17 @@ def test_a_text_adds_no_control_token(style: str) -> None:
             tokenizer, [tokenizer.eos_token_id]
         )
         assert len(reply_parts(tokenizer, text)) == len(reply_ids(tokenizer, text))
-        safe = shield(tokenizer, text)
+        safe = neutralize_tokens(tokenizer, text)
         assert len(safe) == len(text)
-        assert shield(tokenizer, safe) == safe
+        assert neutralize_tokens(tokenizer, safe) == safe
 
     holds()
 
 
 def test_other_text_stays_as_it_is() -> None:
     text = "被告人[张某]盗窃<b>，见[MASK]处。\n\n"
-    assert shield(TOKENIZERS["Qwen"], text) == text
-    assert shield(TOKENIZERS["GLM"], text) == text.replace("[MASK]", "［MASK]")
+    assert neutralize_tokens(TOKENIZERS["Qwen"], text) == text
+    assert neutralize_tokens(TOKENIZERS["GLM"], text) == text.replace("[MASK]", "［MASK]")
 
 
 def test_a_tokenizer_that_cannot_be_shielded_is_refused_by_name(tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def test_a_field_that_the_example_lacks_is_named(
     (tmp_path / "judgment").mkdir()
     (tmp_path / "judgment/prompt.md").write_text("{text} {place}", "utf-8")
     monkeypatch.setattr(tasks, "__path__", [str(tmp_path)])
-    with pytest.raises(UserError, match="asks for 'place'; the example has text, defendants"):
+    with pytest.raises(
+        UserError, match="names the field 'place'; the example has text, defendants"
+    ):
         render("judgment", NASTY)
 
 

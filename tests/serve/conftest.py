@@ -12,7 +12,7 @@ import pytest
 
 from panjue.serve.guard import Guard
 from panjue.serve.lifecycle import Lifecycle
-from panjue.serve.server import bound, http_server, rules
+from panjue.serve.server import bound_socket, http_server, rules
 from panjue.serve.service import Service, make_service
 from panjue.serve.settings import ServeConfig
 
@@ -57,7 +57,7 @@ def server(
     law.write_text('{"264": {"text": "盗窃公私财物，数额较大的……", "paragraphs": []}}', "utf-8")
     given = {"run": folder, "trained": trained / "adapter", "law": law}
     config = ServeConfig.model_validate({**given, **small})
-    with bound("127.0.0.1", 0) as listener, bound("127.0.0.1", 0) as beside:
+    with bound_socket("127.0.0.1", 0) as listener, bound_socket("127.0.0.1", 0) as beside:
         service = make_service(config)
         guard = Guard(rules(config, service, Running.key))
         servers = [http_server(guard, 5)]

@@ -18,7 +18,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.app import arguments
 from panjue.serve.lifecycle import error_line
-from panjue.serve.server import bound, serve
+from panjue.serve.server import bound_socket, serve
 from panjue.serve.settings import ServeConfig
 from panjue.serve.trained import Served
 
@@ -48,7 +48,7 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port}: is in use by another program"):
             serve(config(run=trained, port=port))
-    with pytest.raises(UserError, match=r"203\.0\.113\.7:80"), bound("203.0.113.7", 80):
+    with pytest.raises(UserError, match=r"203\.0\.113\.7:80"), bound_socket("203.0.113.7", 80):
         pass
 
 

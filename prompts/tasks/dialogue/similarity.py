@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.openai import named, post
+from panjue.prompts.plumbing.openai import parse_endpoint, post
 
 Numbers = NDArray[np.float64]
 
@@ -124,7 +124,7 @@ def similarity(name: str = BUILT_IN, path: Path | None = None) -> Similarity:
     check_similarity(name)
     if name == BUILT_IN:
         return ngrams
-    if endpoint := named(name):
+    if endpoint := parse_endpoint(name):
         return Embedded(_endpoint(*endpoint), path, name)
     return Embedded(_local(Path(name)), path, name)
 
@@ -135,7 +135,7 @@ def check_similarity(name: str) -> None:
     Raises:
         UserError: The name is invalid.
     """
-    if named(name) or name == BUILT_IN or Path(name).is_dir():
+    if parse_endpoint(name) or name == BUILT_IN or Path(name).is_dir():
         return
     if name.startswith(("http://", "https://")) and "#" not in name:
         raise UserError(f"similarity: add the model: {name}#MODEL")

@@ -164,7 +164,7 @@ def test_rows_come_back_by_id_in_any_order(
     rows = Rows(path)
     assert len(rows) == len(ids)
     assert rows.ids() == {str(key) for key in ids}
-    assert rows.doubled == []
+    assert rows.duplicates == []
     for key in reversed(ids):
         assert key in rows
         assert str(key) in rows
@@ -176,7 +176,7 @@ def test_the_first_row_of_an_id_counts_and_later_ones_are_listed(tmp_path: Path)
     path.write_text('{"id":1,"n":1}\n\n{"id":"1","n":2}\n{"id":2}\n{"id":1,"n":3}\n', "utf-8")
     rows = Rows(path)
     assert rows.get(1) == {"id": 1, "n": 1}
-    assert rows.doubled == [(3, "1"), (5, "1")]
+    assert rows.duplicates == [(3, "1"), (5, "1")]
     assert len(rows) == 2
     assert rows.get(3) is None
     assert 3 not in rows

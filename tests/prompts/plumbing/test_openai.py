@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.openai import LONGEST_BUSY_S
+from panjue.prompts.plumbing.openai import MAX_BUSY_S
 from panjue.prompts.tasks.dialogue.matching import make_matching
 from panjue.prompts.tasks.dialogue.similarity import similarity
 
@@ -143,7 +143,7 @@ def test_who_fails_again_and_again_is_named(
 def test_who_is_busy_for_ever_is_named(
     ask: Ask, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(monotonic=count(0, LONGEST_BUSY_S / 8).__next__, sleep=lambda _: None)
+    clock = SimpleNamespace(monotonic=count(0, MAX_BUSY_S / 8).__next__, sleep=lambda _: None)
     monkeypatch.setattr("panjue.prompts.plumbing.openai.time", clock)
     server.fates = [503] * 1000
     with pytest.raises(UserError, match="503 Service Unavailable"):

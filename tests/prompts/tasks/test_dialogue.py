@@ -30,7 +30,7 @@ from panjue.prompts.plumbing.files import LARGEST_LINE
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
 from panjue.prompts.tasks.dialogue.bucket import MAX_SENTENCE_LENGTH, OTHER, Bucket, windows
-from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, verdict
+from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, says_yes
 from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, sextuple_points
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS, MAX_EVENTS, emotion_faults
 from panjue.prompts.tasks.dialogue.similarity import Embedded, best_pairs, ngrams, similarity
@@ -819,13 +819,13 @@ def test_the_command_says_what_texts_were_compared_by(
     ],
 )
 def test_what_a_judge_says(reply: str, said: bool) -> None:
-    assert verdict(reply, "judge") is said
+    assert says_yes(reply, "judge") is said
 
 
 @pytest.mark.parametrize("reply", ["", "也许", "<think>是", "nothing"])
 def test_a_judge_must_say_something(reply: str) -> None:
-    with pytest.raises(UserError, match=r"judge x: answers .* take another judge"):
-        verdict(reply, "judge x")
+    with pytest.raises(UserError, match=r"judge x: answers .* set another judge"):
+        says_yes(reply, "judge x")
 
 
 def test_metrics_compare_by_what_they_are_given() -> None:
