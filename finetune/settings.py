@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from panjue.prompts.plumbing.config import DATA, Config, check_known, load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.model import is_hub_name, model_folder
-from panjue.prompts.reader import OnBadRow
+from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
@@ -179,9 +179,11 @@ def annotated_fields(package: str, file: str, name: str) -> set[str]:
 
 
 def check_data(config: SftConfig) -> None:
-    """Refuse a task or data file that does not exist."""
-    load_task(config.task)
+    """Refuse a task or data file that does not exist, or whose first row is no example."""
+    task = load_task(config.task)
     for name in DATA:
         file = getattr(config, name)
         if file is not None and not file.exists():
             raise UserError(f"{name}: no file {file}")
+        if file is not None and name != "groups":  # a file of another format is found at once
+            next(Reader(task, on_bad_row=config.on_bad_row).read(file), None)

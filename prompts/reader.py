@@ -79,11 +79,12 @@ class Reader:
                 before = first.setdefault(str(example.id), place)
                 if before != place:
                     raise UserError(f"id {example.id} is already used at {before}")
-            except UserError as error:
+            except (UserError, KeyError) as error:
+                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
                 if self.on_bad_row == "stop":
                     hint = "" if first else other_format(path)
-                    raise UserError(f"{path}:{place}: {error}{hint}") from None
-                self.skipped.add(path, place, str(error))
+                    raise UserError(f"{path}:{place}: {reason}{hint}") from None
+                self.skipped.add(path, place, reason)
                 continue
             if not self.held_out or is_held_out(example):
                 yield replace(example, groups=groups)
@@ -109,7 +110,8 @@ def other_format(path: Path) -> str:
         row = load()
         for name, fields in OTHER_FORMATS.items():
             if fields <= row.keys():
-                return f"; the file looks like {name}, its fields are {', '.join(row)}"
+                kind = f"the file looks like {name}, its fields are {', '.join(row)}"
+                return f"; {kind}; convert it to the format in README.md"
     return ""
 
 

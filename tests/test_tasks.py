@@ -122,7 +122,7 @@ from typing import Any
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.example import Answer, Decoded, Example
 from panjue.prompts.tasks.metrics import exact_match
 from panjue.prompts.reader import Reader
@@ -131,7 +131,8 @@ KINDS = ["no", "yes"]
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    return Example(row["id"], row["text"], answer={"kind": row["kind"]})
+    answer = {"kind": row["kind"]} if "kind" in row else None  # test rows have none
+    return Example(id_of(row), text_of(row, "text"), answer=answer)
 
 
 def prompt(example: Example) -> Messages:
