@@ -16,7 +16,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.cloze.metric import f1, token_f1, tokens
+from panjue.prompts.tasks.cloze.metric import f1, shown, token_f1, tokens
 from panjue.prompts.tasks.cloze.task import contest_form
 
 TASK = load_task("cloze")
@@ -264,3 +264,11 @@ def test_the_commonest_real_answers_as_measured_before(shared: Path, tmp_path: P
     found = score(Reader(TASK), shared / "kct/dev.jsonl", tmp_path).to_json()
     assert found["f1"] == 1
     assert found["baselines"]["commonest answers"]["f1"] == pytest.approx(0.186, abs=5e-4)
+
+
+def test_a_report_shows_the_ranked_answers() -> None:
+    for predicted, correct in ((["cuba", "peru"], True), (["cuba"], False)):
+        [(_, [field])] = shown({"references": [["peru"]]}, {"id": 1, "ret": predicted})
+        assert (field.gold, field.predicted, field.correct) == (["peru"], predicted, correct)
+    [(_, [field])] = shown({"references": [["peru"]]}, None)
+    assert (field.predicted, field.correct) == ([], False)
