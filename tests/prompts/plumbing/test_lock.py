@@ -72,6 +72,8 @@ def test_a_file_system_without_locks_is_no_error(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
+    entered = 0
     for _ in range(2):
         with exclusive_lock(tmp_path):
-            pass
+            entered += 1
+    assert entered == 2
