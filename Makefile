@@ -1,27 +1,39 @@
 # `make score` does the whole job on invented cases: install, train, decode, score.
 # With your own:  make sft generate score MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl
 # Ask by hand:    make serve, then make chat or http://127.0.0.1:8000/
+# Further files:  make score RUN=runs/mine TEST=other.jsonl  (what RUN was trained with needs no repeating)
 # More settings:  CONFIG=qwen3-8b-qlora RUN=runs/mine SFT="trainer.max_steps=200" GENERATE="adapter=lora"
 export PYTHONSAFEPATH = 1
 PYTHON   ?= python3
 GPU      := $(shell command -v nvidia-smi 2>/dev/null)
-CONFIG   ?= $(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo)
 # The slash that a shell's completion leaves behind a folder would leave `notdir` nothing.
 override MODEL := $(MODEL:/=)
 override TRAIN := $(TRAIN:/=)
+ifneq ($(RUN),)
+override RUN := $(RUN:/=)
+endif
+# What RUN was trained with stands in its config.yaml, and is not asked for again.
+RECORD   := $(if $(RUN),$(wildcard $(RUN)/config.yaml))
+recorded  = $(if $(RECORD),$(shell sed -n 's|^$(1)$$|\1|p' $(RECORD)))
+NOTHING  := $(if $(RUN),$(if $(RECORD)$(wildcard $(RUN)/adapter $(RUN)/model)$(CONFIG)$(MODEL)$(TRAIN)$(TASK),,$(RUN)))
+CONFIG   := $(or $(CONFIG),$(call recorded,\# .*configs/\(.*\)\.yaml),$(if $(MODEL)$(RECORD),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo))
+TASK     := $(or $(TASK),$(call recorded,task: \(.*\)))
 RUN      ?= runs/$(CONFIG)$(if $(filter-out judgment,$(TASK)),-$(TASK))$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
 BAD      := $(if $(ON_BAD_ROW),on_bad_row=$(ON_BAD_ROW))
 BAD_ROW  := $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
 OF_TASK  := $(addprefix --task ,$(TASK))
 # Invented cases stand in for the user's only where nothing says that it is not the demo.
 INVENTED := $(if $(filter-out demo,$(CONFIG))$(filter-out judgment,$(TASK)),,data/demo)
-CASES    := $(or $(TRAIN),$(addsuffix /train.jsonl,$(INVENTED)))
+CASES    := $(or $(TRAIN),$(call recorded,train: \(.*\)),$(addsuffix /train.jsonl,$(INVENTED)))
+HELD_OUT := $(or $(DEV),$(filter-out null,$(call recorded,dev: \(.*\))))
 GOLD     := $(or $(TEST),$(if $(TRAIN),,$(addsuffix /test.jsonl,$(INVENTED))))
 PANJUE   := .venv/bin/panjue
+ANSWERS  ?= $(basename $(notdir $(GOLD)))
+FOLDER    = $(RUN)/answers/$(ANSWERS)
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
 # A variable that is misspelt would be ignored, and the demo trained in place of what was meant.
-KNOWN    := CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN
+KNOWN    := ANSWERS CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN
 UNKNOWN  := $(firstword $(filter-out $(KNOWN),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))))
 nearest   = $(shell $(PYTHON) -c "import difflib, sys; print(*difflib.get_close_matches('$(1)'.upper(), sys.argv[1:], 1, 0.5))" $(KNOWN))
 $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(call nearest,$(UNKNOWN))) (there are $(KNOWN))))
@@ -29,11 +41,13 @@ $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(c
 .NOTPARALLEL:
 $(foreach name,TRAIN TEST DEV MIX MODEL RUN,$(if $(word 2,$($(name))),$(error \
   $(name)=$($(name)): make takes no path with spaces; rename it, or give a link to it)))
+$(if $(NOTHING),$(if $(filter generate tune score serve,$(MAKECMDGOALS)),$(if $(filter sft,$(MAKECMDGOALS)),,$(error \
+  RUN=$(NOTHING): nothing is trained there; say CONFIG=demo to train the demo there, or MODEL=… TRAIN=…))))
 want = $(if $(filter $(2),$(MAKECMDGOALS)),$(error \
   say $(1)=FILE: the invented cases are for the demo alone (no TRAIN, MODEL, TASK or CONFIG)))
 ifeq ($(CASES),)  # a config other than the demo's may name them itself
 $(if $(filter demo,$(CONFIG)),$(call want,TRAIN,sft generate tune score serve))
-$(if $(DEV),,$(call want,TRAIN,tune))
+$(if $(HELD_OUT),,$(call want,TRAIN,tune))
 endif
 $(if $(GOLD),,$(call want,TEST,generate score check-submission))
 help:  # this list
@@ -57,19 +71,19 @@ demo: install  # write invented cases
 base: demo  # train the tiny base model from nothing
 	$(PANJUE) base finetune/configs/base.yaml
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)  # fine-tune: cases in, adapter out
-	$(PANJUE) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT)
+	$(PANJUE) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT) \
+	  $(if $(filter sft,$(MAKECMDGOALS)),,--as-trained)
 generate: sft  # answer every test case
-	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) $(BAD) $(GENERATE)
+	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) answers=$(ANSWERS) $(BAD) $(GENERATE)
 tune: sft  # fit how answers are decided to answers of held-out cases
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN)/tune $(call given,TASK) \
-	  trained=$(if $(filter method=full,$(SFT)),$(RUN)/model,$(RUN)/adapter) samples=8 \
-	  $(if $(DEV),test=$(DEV),test=$(CASES) held_out=true) $(BAD) $(GENERATE)
+	  trained=$(RUN) samples=8 $(if $(HELD_OUT),test=$(HELD_OUT),test=$(CASES) held_out=true) $(BAD) $(GENERATE)
 	$(PANJUE) tune $(RUN)/tune
 serve: sft  # answer over HTTP, with a page to ask from
 	$(PANJUE) serve serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) $(SERVE)
 chat: install  # ask a running server from the terminal
 	@$(PANJUE) chat $(CHAT)
 score: generate  # the official metric with intervals
-	$(PANJUE) score $(GOLD) $(RUN) $(OF_TASK) --json $(RUN)/scores.json $(BAD_ROW)
+	$(PANJUE) score $(GOLD) $(FOLDER) $(OF_TASK) --json $(FOLDER)/scores.json $(BAD_ROW)
 check-submission: install  # every fault of a submission, with its place
-	$(PANJUE) check $(RUN) --cases $(GOLD) --labels $(RUN)/labels.json $(OF_TASK) $(BAD_ROW)
+	$(PANJUE) check $(FOLDER) --cases $(GOLD) --labels $(FOLDER)/labels.json $(OF_TASK) $(BAD_ROW)

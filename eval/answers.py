@@ -20,7 +20,15 @@ from panjue.prompts.example import (
 )
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import atomic_write, dump, generation, sha256, write_json
+from panjue.prompts.plumbing.files import (
+    ANSWERS,
+    answers_in,
+    atomic_write,
+    dump,
+    generation,
+    sha256,
+    write_json,
+)
 from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -55,7 +63,7 @@ class Tally:
     class_prior: float | None = None
     decision_sha256: str | None = None
     fallback: str = "commonest labels"
-    submission: str = "submission.jsonl"
+    submission: Path = Path("submission.jsonl")
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
 
@@ -99,7 +107,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder with completions: its task, test file, labels and provenance."""
+    """A folder of answers: their task, test file, labels and provenance."""
 
     folder: Path
     reader: Reader
@@ -118,13 +126,20 @@ class Run:
         return Path(self.provenance["trained"])
 
     @property
+    def name(self) -> str:
+        """Return the name of the folder, after that of its run if it still lies there."""
+        folder = self.folder.resolve()
+        is_in_run = folder.parent.name == ANSWERS
+        return f"{folder.parent.parent.name}/{folder.name}" if is_in_run else folder.name
+
+    @property
     def held_out(self) -> bool:
         """Say whether the run answered only the tenth that training held out."""
         return bool(self.provenance.get("held_out"))
 
     def card_folder(self) -> Path | None:
         """Return the folder of the adapter that answered, here or at its old path, if unchanged."""
-        for folder in (self.folder / self.trained.name, self.trained):
+        for folder in (self.folder.resolve().parent.parent / self.trained.name, self.trained):
             if folder.is_dir() and model_sha256(folder) == self.provenance["trained_sha256"]:
                 return folder
         return None
@@ -180,19 +195,20 @@ class Run:
         return row
 
 
-def open_run(folder: Path, gold: Path | None = None) -> Run:
-    """Return the run in `folder`.
+def open_run(path: Path, gold: Path | None = None) -> Run:
+    """Return the answers in a folder.
 
     Args:
-        folder: The run folder.
-        gold: Is read instead of the test file of the run.
+        path: The folder of the answers, or a run folder that has one such folder for `gold`.
+        gold: Is read instead of the test file that was answered.
 
     Raises:
         UserError: There are no completions, the test file has changed since, or `gold` has other
             examples.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder")
+    if not path.is_dir():
+        raise UserError(f"{path}: there is no such folder")
+    folder = answers_in(path, gold)
     provenance = generation(folder)
     if not provenance:
         raise UserError(f"{folder}: is no run with completions; `panjue generate` makes one")
@@ -227,8 +243,8 @@ def _check_gold(run: Run) -> None:
         )
 
 
-def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
-    """Write the submission and `decode.json` of a run from its `completions.jsonl`.
+def decode_run(path: Path, *, greedy: bool = False) -> Tally:
+    """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
 
     Every example of the test file is answered once, in order. If it was refused or its reply is
     unreadable, the answer is the task's fallback, which is counted. If a row has several replies,
@@ -239,9 +255,10 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     Raises:
         UserError: The run has no completions, misses some, or the test file has changed since.
     """
-    run = open_run(folder)
+    run = open_run(path)
+    folder = run.folder
     task, submission = run.task, folder / run.task.data.submission.name
-    tally = Tally(fallback=task.score.fallback, submission=submission.name)
+    tally = Tally(fallback=task.score.fallback, submission=submission)
     fitted = run.trained if run.is_of_adapter else None
     decider = None if greedy else fitted_decider(task, run.labels, fitted)
     with (
@@ -261,7 +278,11 @@ def decode_run(folder: Path, *, greedy: bool = False) -> Tally:
     else:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(run.reader.skipped.rows)
-    report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
+    report = {
+        **vars(tally),
+        "repairs": dict(tally.repairs.most_common()),
+        "submission": submission.name,
+    }
     report["submission_sha256"] = sha256(submission)
     write_json(folder / "decode.json", report)
     return tally

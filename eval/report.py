@@ -98,7 +98,7 @@ def report(run: Run) -> Report:
     """
     submission = run.task.data.submission.find(run.folder)
     scores = score(run.reader, run.test, submission)
-    result = Report(run.folder.name, str(run.provenance["task"]), scores)
+    result = Report(run.name, str(run.provenance["task"]), scores)
     result.decoding = decoding_of(submission) or {}
     result.tested = _tested(run, result.decoding)
     rows = run.task.data.submission.index(submission)

@@ -19,7 +19,8 @@ FOLDER = Path(__file__).parent / "page"
 
 def main(run: Path, gold: Path | None, html: Path | None, embeddings: str, judge: str) -> None:
     """Write the page and the adapter's card; say where they are."""
-    opened, out_path = open_run(run, gold), html or run / "report.html"
+    opened = open_run(run, gold)
+    out_path = html or opened.folder / "report.html"
     task = comparing(opened.task, embeddings, judge)
     opened = replace(opened, reader=replace(opened.reader, task=task))
     with guarded(opened.reader.skipped, html, inputs=(opened.test,)):

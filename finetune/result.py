@@ -83,15 +83,18 @@ def is_finished(run: Path, manifest: dict[str, Any]) -> bool:
     if diff:
         reason = diff if previous else "there is no record of how it was made"
         raise UserError(
-            f"{run}: holds another run ({reason}); choose another run=FOLDER or delete this one"
+            f"{run}: holds another run ({reason}); it is kept: choose another run=FOLDER for this "
+            "one, or leave out what differs"
         )
     return has_result
 
 
 def claim(config: SftConfig, manifest: dict[str, Any], console: Console) -> None:
     """Write config.yaml and manifest.json, which assign the run folder to this training."""
-    with atomic_write(config.run / "config.yaml") as out:
-        out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
+    settings = config.run / "config.yaml"
+    if config.path != settings:  # else it is the record of this training already
+        with atomic_write(settings) as out:
+            out.write(f"# {config.path}\n{OmegaConf.to_yaml(config.model_dump(mode='json'))}")
     path = config.run / "manifest.json"
     stages = read_json(path) if path.exists() else {}
     versions = stages.get("sft", {}).get("versions", {})

@@ -8,14 +8,19 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from panjue.prompts.plumbing.config import DATA, Config, check_known, load_config
+from panjue.prompts.plumbing.config import DATA, Config, check_known, load_config, load_values
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.model import is_hub_name, model_folder
+from panjue.prompts.plumbing.files import difference, read_json, sha256
+from panjue.prompts.plumbing.model import is_hub_name, model_folder, model_sha256
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
+
+
+NO_RESULT = {"run", "resume", "dry_run"}
+"""Settings that do not change the result of a training."""
 
 
 class RobustConfig(Config):
@@ -125,6 +130,55 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     if not is_hub_name(config.model):
         model_folder(config.model)
     return config
+
+
+def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, bool]:
+    """Return the config of the training in the run folder, and whether that is finished.
+
+    Of a finished training only the words are compared with its settings, and its files need not
+    exist any more. Without a training in the run folder the config is `path`.
+
+    Raises:
+        UserError: A word asks for another training than the finished one; names the difference.
+    """
+    run = Path(load_values(path, words).get("run", "."))
+    results = [run / name / "manifest.json" for name in ("adapter", "model")]
+    found = [result for result in results if result.exists()]
+    recorded = run / "config.yaml"
+    if not recorded.exists():
+        return path, bool(found) and all(word.startswith("run=") for word in words)
+    if not found:
+        return recorded, False
+    diff = difference(*_compared(recorded, words, read_json(found[0])))
+    if diff:
+        raise UserError(
+            f"{run}: was trained with other settings ({diff}); it is kept: choose another "
+            "run=FOLDER to train with these, or leave out what differs"
+        )
+    return recorded, True
+
+
+def _compared(
+    recorded: Path, words: Sequence[str], manifest: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a training, and the same overridden by words.
+
+    Files and bases are compared by their content: a word may give the new place of a moved one.
+    """
+    old, new = load_config(SftConfig, recorded), load_config(SftConfig, recorded, words)
+    before, after = (config.model_dump(mode="json", exclude=NO_RESULT) for config in (old, new))
+    for name in set(DATA) & {word.partition("=")[0] for word in words}:
+        file = getattr(new, name)
+        if file and not file.exists():
+            raise UserError(f"{name}: no file {file}")
+        if file and sha256(file) == manifest.get(f"{name}_sha256"):
+            after[name] = before[name]
+        elif after[name] == before[name]:
+            after[name] = f"{file}, changed since"
+    if new.model != old.model and not is_hub_name(new.model):
+        is_same = model_sha256(model_folder(new.model)) == manifest["base_sha256"]
+        after["model"] = before["model"] if is_same else new.model
+    return before, after
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:

@@ -59,9 +59,22 @@ def base(config: Path, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def sft(config: Path, overrides: Overrides = None) -> None:
+def sft(
+    config: Path,
+    overrides: Overrides = None,
+    as_trained: Annotated[
+        bool,
+        typer.Option("--as-trained", help="settings not given here are those of RUN's training"),
+    ] = False,
+) -> None:
     """Fine-tune: cases in, adapter out."""
-    settings = _load("finetune.settings", "sft_settings")(config, overrides or [])
+    words, finished = overrides or [], False
+    if as_trained:
+        config, finished = _load("finetune.settings", "as_trained")(config, words)
+    if finished:
+        print(f"{config.parent}: is trained already")
+        return
+    settings = _load("finetune.settings", "sft_settings")(config, words)
     _load("finetune.sft", "train")(settings)
 
 
@@ -94,7 +107,7 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
     tally = _load("eval.answers", "decode_run")(run, greedy=greedy)
     for line in tally.lines():
         print(line)
-    print(f"written: {run / tally.submission}")
+    print(f"written: {tally.submission}")
 
 
 @app.command()

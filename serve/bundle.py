@@ -20,6 +20,7 @@ from panjue.eval.score import decoding_of
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
+    answers_in,
     dump,
     generation,
     read_json,
@@ -72,7 +73,8 @@ def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = N
     """Pack a finished run: code, settings, prompts, labels, adapter, versions, manual, hashes.
 
     Args:
-        run: Run folder with a submission; of it and the test file only hashes are packed.
+        run: Folder of answers with a submission, or its run folder; of it and the test file only
+            hashes are packed.
         out: The ZIP; it appears when it is complete.
         weights: Also pack the base, or the base merged with the adapter.
         base: Folder of the base, if it has moved.
@@ -83,6 +85,7 @@ def bundle(run: Path, out: Path, weights: Weights = "none", base: str | None = N
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
+    run = answers_in(run)
     provenance = _provenance(run)
     submission = load_task(provenance["task"]).data.submission.find(run)
     _check_decoded(run, submission, provenance)
@@ -229,7 +232,7 @@ def _base(trained: Path, weights: Weights) -> dict[str, str]:
 
 def _pack_settings(folder: Path, provenance: Mapping[str, Any], model: str) -> None:
     settings = {name: provenance[name] for name in SETTINGS if name in provenance}
-    settings |= {"run": "answers", "test": "test", "trained": model}
+    settings |= {"run": "out", "answers": "test", "test": "test", "trained": model}
     if provenance.get("solve"):
         settings["solve"] = provenance["solve"]
     if model == "merged":

@@ -52,12 +52,12 @@ DECODED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> Path:
-    """Generate with the config at `path`, resuming if possible; return the run folder."""
+    """Generate with the config at `path`, resuming if possible; return the answers' folder."""
     return generate(generate_settings(path, overrides))
 
 
 def generate(config: GenerateConfig) -> Path:
-    """Write one row per example of `config.test` to `completions.jsonl`; return the run folder.
+    """Write one row per example of `config.test` to `completions.jsonl`; return its folder.
 
     A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why
     each ended (`finish`), its `alternatives`, token counts and how many sentences `fit` left out;
@@ -65,7 +65,7 @@ def generate(config: GenerateConfig) -> Path:
     instead. If an example takes several calls, each call has a row. Existing rows are kept.
 
     Raises:
-        UserError: A file or setting is wrong, or the run folder holds rows from other settings.
+        UserError: A file or setting is wrong, or the folder holds rows from other settings.
     """
     console = Console(soft_wrap=True)
     task = load_task(config.task)
@@ -76,18 +76,18 @@ def generate(config: GenerateConfig) -> Path:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise UserError(f"{config.test}: has no cases{skipped}")
     training = find_training(config, task)
-    task = configured(task, training.solve, config.run)
+    task = configured(task, training.solve, config.folder)
     reader = replace(reader, task=task)
     record = provenance(config, training, task)
     if config.held_out:
         check_held_out(training.folder, record["test_sha256"])
-    with exclusive_lock(config.run):
-        claim(config.run, task, record, training.labels, console)
-        reader.skipped.write(config.run / "skipped-test.jsonl")
+    with exclusive_lock(config.folder):
+        claim(config.folder, task, record, training.labels, console)
+        reader.skipped.write(config.folder / "skipped-test.jsonl")
         if reader.skipped.rows:
             console.print(str(reader.skipped), highlight=False, markup=False)
         answer(config, reader, training, examples, console)
-    return config.run
+    return config.folder
 
 
 def check_library_settings(config: GenerateConfig, task: Task) -> None:
@@ -124,7 +124,7 @@ def answer(
     config: GenerateConfig, reader: Reader, training: Training, examples: int, console: Console
 ) -> None:
     """Answer the examples that have no rows yet; `examples` is the count of the test file."""
-    path = config.run / "completions.jsonl"
+    path = config.folder / "completions.jsonl"
     old_rows = load_rows(path)
     done = answered_ids(reader, config, training.labels, old_rows) if old_rows else set()
     if len(done) >= examples:
@@ -135,7 +135,7 @@ def answer(
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
     find_row = old_rows.get if old_rows else lambda _: None
     with (
-        StopSignals(config.run) as stop,
+        StopSignals(config.folder) as stop,
         start(config, reader.task, training, console) as (source, asker),
     ):
         stop.at_once = False
@@ -252,37 +252,40 @@ def without_resources(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "engine": engine}
 
 
-def claim(run: Path, task: Task, record: dict[str, Any], labels: Labels, console: Console) -> None:
-    """Write the manifest and the labels of these completions to `run`.
+def claim(
+    folder: Path, task: Task, record: dict[str, Any], labels: Labels, console: Console
+) -> None:
+    """Write the manifest and the labels of these completions to `folder`.
 
-    Other library versions are allowed and printed. If the run's completions were deleted, the files
+    Other library versions are allowed and printed. If the completions were deleted, the files
     derived from them are deleted too, and named.
 
     Raises:
         UserError: The folder has completions from other settings; names what differs.
     """
-    path, completions = run / "manifest.json", run / "completions.jsonl"
+    path, completions = folder / "manifest.json", folder / "completions.jsonl"
     manifest = read_json(path) if path.exists() else {}
     old_record = manifest.get("generate", {})
     if completions.exists():
         changed = manifest_diff(without_resources(old_record), without_resources(record))
         if changed or not old_record:
             raise UserError(
-                f"{completions}: has other settings ({changed or 'they were not recorded'}); "
-                "choose another run=FOLDER, or delete that file: what was decoded is deleted too"
+                f"{folder}: has answers made with other settings "
+                f"({changed or 'they were not recorded'}); they are kept: "
+                "name another folder for these with answers=NAME (make: ANSWERS=NAME)"
             )
         if changed := difference(old_record["versions"], record["versions"]):
             console.print(f"resuming with other versions: {changed}", highlight=False, markup=False)
             record = {**record, "versions": old_record["versions"]}
     elif old_record:
         names = (task.data.submission.name, *DECODED)
-        stale = [run / name for name in names if (run / name).exists()]
+        stale = [folder / name for name in names if (folder / name).exists()]
         for file in stale:
             delete(file)
         if stale:
             deleted = ", ".join(file.name for file in stale)
-            console.print(f"{run}: deleted {deleted}: their completions are gone", markup=False)
-    labels.save(run)
+            console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)
+    labels.save(folder)
     write_json(path, {**manifest, "generate": record})
 
 

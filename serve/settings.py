@@ -9,7 +9,7 @@ from pydantic import Field
 
 from panjue.prompts.plumbing.config import Config, load_config
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
 from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import load_task
 
@@ -106,9 +106,9 @@ class EngineConfig(Config):
     task: str = "judgment"
     """Name of a folder in prompts/tasks/."""
     run: Path
-    """Folder for all output."""
+    """Folder of the run: the training's result, and what is made with it."""
     trained: Path | None = None
-    """Adapter or model folder of a training; by default the one in `run`."""
+    """Adapter or model folder of a training, or its run folder; by default `run`."""
     base: str | None = None
     """Folder or hub name of the base model, if it has moved since training; with the same files."""
     adapter: Literal["merge", "lora", "none"] = "merge"
@@ -127,10 +127,12 @@ class EngineConfig(Config):
 
 
 class GenerateConfig(EngineConfig):
-    """Settings of generation; completions and submission are written to `run`."""
+    """Settings of generation; all its output is written to `run`/answers/`answers`."""
 
     test: Path
     """File with the cases to answer."""
+    answers: str = Field("", pattern=r"^([^/\\.][^/\\]*)?$")
+    """Name of the folder of these answers; by default that of `test` without its suffix."""
     constrained: bool = True
     """Decode under each case's JSON schema. If false, replies are free text, repaired if needed."""
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -143,6 +145,11 @@ class GenerateConfig(EngineConfig):
     """Settings of examples with several calls; by default those of training."""
     held_out: bool = False
     """Answer only the tenth of `test` that training held out; `panjue tune` needs these answers."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder for all output."""
+        return self.run / ANSWERS / (self.answers or self.test.stem)
 
 
 class ServeConfig(EngineConfig):
@@ -166,15 +173,13 @@ def trained_folder(config: EngineConfig) -> Path:
     Raises:
         UserError: It has no labels or manifest, or was trained for another task.
     """
-    candidates = (
-        [config.trained] if config.trained else [config.run / "adapter", config.run / "model"]
-    )
-    for folder in candidates:
-        if (folder / "manifest.json").exists():
+    place = config.trained or config.run
+    for folder in (place / "adapter", place / "model", place):
+        if (folder / "manifest.json").exists() and (config.trained or folder != place):
             check_trained(folder, config.task)
             return folder
     raise UserError(
-        f"{candidates[0]}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
+        f"{place}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
     )
 
 
@@ -188,7 +193,10 @@ def check_trained(folder: Path, task: str) -> None:
     if "task" not in manifest or not (folder / "labels.json").exists():
         raise UserError(f"{folder}: is no adapter or model folder; use RUN/adapter or RUN/model")
     if manifest["task"] != task:
-        raise UserError(f"{folder}: was trained for task {manifest['task']!r}, not {task!r}")
+        trained_for = manifest["task"]
+        raise UserError(
+            f"{folder}: was trained for task {trained_for!r}, not {task!r}; set task={trained_for}"
+        )
     if sha256(folder / "labels.json") != manifest["labels_sha256"]:
         raise UserError(
             f"{folder}: labels.json has changed since training; restore it or train again"

@@ -20,10 +20,10 @@ class StopSignals:
             vLLM starts: a running vLLM does not survive an exception at an arbitrary point.
     """
 
-    def __init__(self, run: Path) -> None:
-        """Take the run folder that the message names."""
+    def __init__(self, folder: Path) -> None:
+        """Take the folder of the answers, which the message names."""
         self._message = (
-            f"stopped; {run / 'completions.jsonl'} has the finished rows, "
+            f"stopped; {folder / 'completions.jsonl'} has the finished rows, "
             "run the same command to resume"
         )
         self._received, self.at_once = 0, True

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import generation, read_json, sha256
+from panjue.prompts.plumbing.files import ANSWERS, generation, read_json, sha256
 from panjue.prompts.plumbing.model import model_sha256
 from panjue.serve.bundle import EXPECTED, SUMS, names_in, row_hashes
 
@@ -69,7 +69,7 @@ def verify(packed: Path, cases: Path, base: Path | None = None) -> bool:
         )
         if done.returncode:
             raise UserError(f"{packed}: does not run: {_last(done.stderr or done.stdout)}")
-        submission = answers / expected["submission"]
+        submission = answers / ANSWERS / "test" / expected["submission"]
         if sha256(submission) != expected["submission_sha256"]:
             task = generation(folder)["task"]
             here = row_hashes(task, submission)

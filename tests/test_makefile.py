@@ -45,14 +45,18 @@ def refused(*words: str) -> str:
 
 def test_without_words_the_demo_is_scored() -> None:
     assert planned("score") == [
-        ".venv/bin/panjue sft finetune/configs/demo.yaml run=runs/demo",
-        ".venv/bin/panjue generate serve/configs/demo.yaml run=runs/demo test=data/demo/test.jsonl",
-        ".venv/bin/panjue score data/demo/test.jsonl runs/demo --json runs/demo/scores.json",
+        ".venv/bin/panjue sft finetune/configs/demo.yaml run=runs/demo --as-trained",
+        ".venv/bin/panjue generate serve/configs/demo.yaml run=runs/demo "
+        "test=data/demo/test.jsonl answers=test",
+        ".venv/bin/panjue score data/demo/test.jsonl runs/demo/answers/test "
+        "--json runs/demo/answers/test/scores.json",
     ]
     assert "test=data/demo/train.jsonl held_out=true" in planned("tune")[1]
 
 
-KNOWN = "CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN"
+KNOWN = (
+    "ANSWERS CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN"
+)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +111,43 @@ def test_the_slash_behind_a_folder_is_nothing() -> None:
     stages = planned("tune", "score", *words)
     assert planned("tune", "score", *(f"{word}/" for word in words[:2]), words[2]) == stages
     assert "run=runs/qwen2.5-0.5b-cpu-Qwen3-8B-train " in stages[0]
+
+
+def run_of(folder: Path, *lines: str) -> str:
+    """Write the record of a finished training; return the word that names its run."""
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "config.yaml").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return f"RUN={folder}"
+
+
+def test_what_a_run_was_trained_with_is_not_asked_for_again(tmp_path: Path) -> None:
+    lines = ("# finetune/configs/qwen3-8b-lora.yaml", "task: reading", "train: t.json", "dev: null")
+    run = run_of(tmp_path / "run", *lines)
+    assert planned("serve", f"{run}/") == [
+        f".venv/bin/panjue sft finetune/configs/qwen3-8b-lora.yaml run={tmp_path}/run task=reading "
+        "--as-trained",
+        f".venv/bin/panjue serve serve/configs/qwen3-8b-lora.yaml run={tmp_path}/run task=reading",
+    ]
+    assert planned("generate", run, "TEST=b.json")[1].endswith(" test=b.json answers=b")
+    assert "test=t.json held_out=true" in planned("tune", run)[1]
+    with_dev = run_of(tmp_path / "dev", *lines[:-1], "dev: d.json")
+    assert "test=d.json" in planned("tune", with_dev)[1]
+    assert "say TEST=FILE" in refused("generate", run)
+    assert "--as-trained" not in planned("sft", run)[0], "who says sft asks for this training"
+    folder = f"{tmp_path}/run/answers/x"
+    assert planned("score", run, "TEST=b.json", "ANSWERS=x")[2].endswith(
+        f"b.json {folder} --task reading --json {folder}/scores.json"
+    )
+
+
+@pytest.mark.parametrize("goal", ["generate", "tune", "score", "serve"])
+def test_a_run_that_is_not_there_is_no_demo(goal: str, tmp_path: Path) -> None:
+    run = tmp_path / "mien"
+    assert refused(goal, f"RUN={run}", "TEST=b.jsonl").endswith(
+        f"RUN={run}: nothing is trained there; say CONFIG=demo to train the demo there, "
+        "or MODEL=… TRAIN=….  Stop."
+    )
+    assert planned(goal, f"RUN={run}", "CONFIG=demo")
 
 
 def test_help_lists_every_target() -> None:

@@ -44,12 +44,13 @@ def test_the_whole_way(
     assert (run / "merged/model.safetensors").is_file()
     examples = list(Reader(task).read(sample))
     assert re.search(rf"^{len(examples)} examples(?: in \d+ calls)?: ", told, re.MULTILINE), told
-    assert f"written: {run / task.data.submission.name}" in told
+    answers = run / "answers/sample"
+    assert f"written: {answers / task.data.submission.name}" in told
     assert said("check", run, "--cases", sample, "--task", name).endswith(": clean\n")
-    said("score", sample, run, "--task", name, "--json", run / "scores.json")
-    scores = json.loads((run / "scores.json").read_text("utf-8"))
+    said("score", sample, run, "--task", name, "--json", answers / "scores.json")
+    scores = json.loads((answers / "scores.json").read_text("utf-8"))
     assert set(task.score.names) <= scores.keys()
     assert scores["missing"] == 0
     assert scores["baselines"][task.score.fallback] is not None
     said("report", run)
-    assert "Scores · 得分" in (run / "report.html").read_text("utf-8")
+    assert "Scores · 得分" in (answers / "report.html").read_text("utf-8")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.files import atomic_write, sha256, write_json
+from panjue.prompts.plumbing.files import answers_in, atomic_write, sha256, write_json
 from panjue.prompts.plumbing.options import (
     Embeddings,
     JudgeName,
@@ -46,6 +46,7 @@ def score(
     from panjue.eval.score import domain_means, show
     from panjue.eval.score import score as compute
 
+    submission = answers_in(submission, gold)
     name, note = task_of(task, submission)
     task_used = comparing(load_task(name), embeddings, judge)
     reader = Reader(task_used, on_bad_row=on_bad_row)
@@ -54,6 +55,7 @@ def score(
     with guarded(reader.skipped, json, inputs=files, note=note):
         scores = compute(reader, gold, submission)
         other_scores = compute(reader, *out_of_domain) if out_of_domain else None
+        against = against and answers_in(against, gold)
         differences = compare.compare(reader, gold, submission, against) if against else {}
     show(scores, console)
     numbers = scores.to_json()
@@ -95,7 +97,7 @@ def compare(
     check_runs(first_run, run, same_file=gold is None)
     reader = replace(run.reader, task=comparing(run.task, embeddings, judge))
     with guarded(reader.skipped, json, inputs=(first, second, run.test)):
-        comparison = compare_runs(reader, run.test, first, second)
+        comparison = compare_runs(reader, run.test, first_run.folder, run.folder)
     show_runs(comparison, (first, second), Console())
     if reader.skipped.rows:
         print(reader.skipped)
@@ -139,6 +141,7 @@ def fairness(
     from panjue.eval.fairness import report
     from panjue.eval.fairness_page import page, show
 
+    submission = answers_in(submission, gold)
     name, note = task_of(task, submission)
     reader = Reader(load_task(name), side_groups(groups), on_bad_row=on_bad_row)
     attributes = [name.strip() for name in by.split(",") if name.strip()]
@@ -179,6 +182,7 @@ def check(
 
     label_sets = load_labels(labels) if labels else None
     faults = 0
+    submission = answers_in(submission, cases)
     name, note = task_of(task, submission)
     reader = Reader(load_task(name), on_bad_row=on_bad_row)
     with guarded(reader.skipped, inputs=(), note=note):

@@ -24,6 +24,12 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
     )
+    _path: Path | None = PrivateAttr(None)
+
+    @property
+    def path(self) -> Path | None:
+        """Return the file that the settings were read from."""
+        return self._path
 
 
 class SolveSettings(Config):
@@ -49,6 +55,21 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     Raises:
         UserError: The file is missing or broken, or a key is unknown, absent or of the wrong type.
     """
+    values = load_values(path, overrides)
+    try:
+        config = cls.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
+    config._path = path
+    return config
+
+
+def load_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of the YAML file `path`, overridden by words; no names are checked.
+
+    Raises:
+        UserError: The file is missing or broken, or a word is no override.
+    """
     merged: Any = _load_yaml(path)
     for word in overrides:
         override = _override(word)
@@ -59,15 +80,12 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
                 f"{word!r}: a list cannot replace a section, nor a section a list"
             ) from None
     try:
-        values = OmegaConf.to_container(merged, resolve=True)
+        values: Any = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:  # the target of a `${…}` is missing
         causes = (repr(word) for word in reversed(overrides) if _sets(word, str(error.full_key)))
         place = next(causes, f"{path}: {error.full_key}")
         raise UserError(f"{place}: {_problem(error)[1]}") from None
-    try:
-        return cls.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
+    return dict(values)
 
 
 def _load_yaml(path: Path) -> DictConfig:

@@ -85,6 +85,8 @@ def test_what_was_met_is_counted(run: Path) -> None:
     counts = {
         key: value for key, value in vars(tally).items() if key not in ("repairs", "refusals")
     }
+    assert counts["submission"] == run / "submission.jsonl"
+    counts["submission"] = "submission.jsonl"
     assert counts == {
         "examples": 6,
         "calls": 6,

@@ -19,7 +19,7 @@ from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_config
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, read_lines
+from panjue.prompts.plumbing.files import difference, read_json, read_lines
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -67,6 +67,61 @@ def test_other_settings_in_the_same_folder_are_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=r"seed: 0 -> 1"):
         main(workshop / "sft.yaml", ["seed=1"])
+
+
+Panjue = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def as_trained(panjue: Panjue, config: Path, *words: str) -> str:
+    """Return what `panjue sft --as-trained` says where nothing is to be trained."""
+    done = panjue("sft", config, *words, "--as-trained")
+    assert done.returncode in (0, 2), done.stderr
+    return str(done.stdout or done.stderr)
+
+
+def test_as_trained_only_the_words_are_compared_with_a_finished_training(
+    trained: Path, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    run, train = shutil.copytree(trained, tmp_path / "run"), tmp_path / "cases.jsonl"
+    shutil.copy(workshop / "demo/train.jsonl", train)
+    other = tmp_path / "other.yaml"  # without model and training file, and of other settings
+    other.write_text("run: nowhere\nseed: 7\nlora: {r: 4}\n", "utf-8")
+    for words in (
+        [],
+        ["seed=0", "lora.r=8"],
+        [f"train={train}"],
+        [f"model={workshop}/base/model/"],
+    ):
+        assert as_trained(panjue, other, f"run={run}", *words) == f"{run}: is trained already\n"
+    for word, changed in (
+        ("lora.r=4", "lora.r: 8 -> 4"),
+        ("trainer.max_steps=13", "trainer.max_steps: 12 -> 13"),
+        (f"mix={train}", difference({"mix": None}, {"mix": str(train)})),
+    ):
+        assert as_trained(panjue, other, f"run={run}", word) == (
+            f"panjue: {run}: was trained with other settings ({changed}); it is kept: choose "
+            "another run=FOLDER to train with these, or leave out what differs\n"
+        )
+    train.write_text("", "utf-8")
+    changed = difference({"train": f"{workshop}/demo/train.jsonl"}, {"train": str(train)})
+    assert f"settings ({changed});" in as_trained(panjue, other, f"run={run}", f"train={train}")
+    assert "no file nowhere.jsonl" in as_trained(panjue, other, f"run={run}", "train=nowhere.jsonl")
+
+
+def test_as_trained_resumes_with_the_settings_of_the_training(
+    trained: Path, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(run / "adapter")
+    other = tmp_path / "other.yaml"
+    other.write_text("run: nowhere\nseed: 7\n", "utf-8")
+    done = panjue("sft", other, f"run={run}", "--as-trained")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+    again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
+    assert all(torch.equal(again[name], once[name]) for name in once)
+    first = (run / "config.yaml").read_text("utf-8").splitlines()[0]
+    assert first == f"# {workshop}/sft.yaml", "the record is not replaced"
 
 
 def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(

@@ -161,8 +161,7 @@ def test_a_file_over_the_limit_of_a_plain_zip(
 def test_what_was_not_answered_here_or_is_another_now_is_no_bundle(
     run: Path, tmp_path: Path
 ) -> None:
-    copied = tmp_path / "run"
-    shutil.copytree(run, copied)
+    copied = shutil.copytree(run, tmp_path / "run") / "answers/test"
     made = read_json(copied / "manifest.json")
     for change, told in (
         ({"endpoint": "http://x/v1#m"}, "was answered by an endpoint"),

@@ -287,7 +287,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(
 
     server.behave = behave
     words = command(server, tmp_path / "killed", "in_flight=1")
-    completions = tmp_path / "killed/run/completions.jsonl"
+    completions = tmp_path / f"killed/run/answers/{SAMPLE.stem}/completions.jsonl"
     with subprocess.Popen([PANJUE, *words], stdout=DEVNULL, stderr=DEVNULL) as running:
         began = time.monotonic()
         while not completions.exists() or completions.read_bytes().count(b"\n") < 3:
@@ -305,11 +305,12 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(
     assert made.startswith(kept[: kept.rfind(b"\n") + 1])
     keys = [call_key(row) for _, row in read_lines(completions)]
     assert len(keys) == len(set(keys)) == 16
-    assert sha256(tmp_path / "killed/run/submission") == sha256(tmp_path / "whole/run/submission")
+    answers = f"run/answers/{SAMPLE.stem}/submission"
+    assert sha256(tmp_path / "killed" / answers) == sha256(tmp_path / "whole" / answers)
     assert "all 2 are answered already" in panjue(*words).stdout
     other = panjue(*words, "solve.bucket=false")
     assert other.returncode == 2
-    assert "has other settings (solve.bucket:" in other.stderr
+    assert "has answers made with other settings (solve.bucket:" in other.stderr
 
 
 def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_path: Path) -> None:

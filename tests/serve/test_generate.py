@@ -11,7 +11,7 @@ import pytest
 
 from panjue.prompts.plumbing.config import load_config
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.prompts.task import load_task
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import main
@@ -25,11 +25,11 @@ def test_generate_writes_completions_and_a_clean_submission(
     answered: Path, workshop: Path, panjue: Panjue
 ) -> None:
     cases = workshop / "demo/test.jsonl"
-    assert len((answered / "completions.jsonl").read_text("utf-8").splitlines()) == 24
-    labels = ("--labels", answered / "labels.json")
-    done = panjue("check", answered / "submission.jsonl", "--cases", cases, *labels)
+    assert len((answered / "answers/test/completions.jsonl").read_text("utf-8").splitlines()) == 24
+    labels = ("--labels", answered / "answers/test/labels.json")
+    done = panjue("check", answered / "answers/test/submission.jsonl", "--cases", cases, *labels)
     assert done.returncode == 0, done.stdout
-    report = json.loads((answered / "decode.json").read_text("utf-8"))
+    report = json.loads((answered / "answers/test/decode.json").read_text("utf-8"))
     assert report["examples"] == 24
     assert report["unreadable"] == report["cut"] == 0
 
@@ -39,9 +39,9 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
 ) -> None:
     again = tmp_path / "run"
     shutil.copytree(answered, again)
-    lines = (answered / "completions.jsonl").read_bytes().splitlines(keepends=True)
-    (again / "completions.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])
-    (again / "submission.jsonl").unlink()
+    lines = (answered / "answers/test/completions.jsonl").read_bytes().splitlines(keepends=True)
+    (again / "answers/test/completions.jsonl").write_bytes(b"".join(lines[:15]) + lines[15][:30])
+    (again / "answers/test/submission.jsonl").unlink()
     done = panjue(
         "generate", answered / "generate.yaml", f"run={again}", f"trained={answered}/adapter"
     )
@@ -49,8 +49,9 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
     assert running_engine == [answered / "merged"]
     assert "15 of 24 are answered already" in done.stdout
     assert "replies valid as they came" in done.stdout
-    assert (again / "completions.jsonl").read_bytes().startswith(b"".join(lines[:15]))
-    assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
+    assert (again / "answers/test/completions.jsonl").read_bytes().startswith(b"".join(lines[:15]))
+    submissions = [run / "answers/test/submission.jsonl" for run in (again, answered)]
+    assert submissions[0].read_bytes() == submissions[1].read_bytes()
 
 
 def test_settings_of_memory_and_speed_are_settings_of_the_engine() -> None:
@@ -63,16 +64,17 @@ def test_a_run_goes_on_under_other_settings_of_memory_and_speed(
     """What the word on an engine that ran out of memory asks for is no other run."""
     again = tmp_path / "run"
     shutil.copytree(answered, again)
-    lines = (answered / "completions.jsonl").read_bytes().splitlines(keepends=True)
-    (again / "completions.jsonl").write_bytes(b"".join(lines[:15]))
+    lines = (answered / "answers/test/completions.jsonl").read_bytes().splitlines(keepends=True)
+    (again / "answers/test/completions.jsonl").write_bytes(b"".join(lines[:15]))
     words = [answered / "generate.yaml", f"run={again}", f"trained={answered}/adapter"]
     less = ["engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4"]
     done = panjue("generate", *words, *less)
     assert done.returncode == 0, done.stderr
     assert "15 of 24 are answered already" in done.stdout
-    assert (again / "submission.jsonl").read_bytes() == (answered / "submission.jsonl").read_bytes()
+    submissions = [run / "answers/test/submission.jsonl" for run in (again, answered)]
+    assert submissions[0].read_bytes() == submissions[1].read_bytes()
     done = panjue("generate", *words, "engine.dtype=bfloat16")
-    assert "has other settings (engine.dtype: float32 -> bfloat16)" in done.stderr
+    assert "has answers made with other settings (engine.dtype: float32 -> bfloat16)" in done.stderr
 
 
 def test_a_finished_run_starts_no_engine(
@@ -92,12 +94,12 @@ def test_other_versions_are_told_and_hinder_nothing(
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(answered, copy)
-    manifest = read_json(copy / "manifest.json")
+    manifest = read_json(copy / "answers/test/manifest.json")
     manifest["generate"]["versions"]["transformers"] = "5.0"
-    write_json(copy / "manifest.json", manifest)
+    write_json(copy / "answers/test/manifest.json", manifest)
     main(answered / "generate.yaml", [f"run={copy}"])
     assert "resuming with other versions: transformers: 5.0 -> " in capsys.readouterr().out
-    now = read_json(copy / "manifest.json")["generate"]
+    now = read_json(copy / "answers/test/manifest.json")["generate"]
     assert now["versions"] == manifest["generate"]["versions"], (
         "they are of the rows that are there"
     )
@@ -108,17 +110,63 @@ def test_what_was_decoded_from_completions_goes_with_them(
 ) -> None:
     copy, words = tmp_path / "run", [f"run={tmp_path}/run", "sampling.temperature=0.5"]
     shutil.copytree(answered, copy)
+    folder = copy / "answers/test"
     for name in ("scores.json", "report.html"):
-        (copy / name).write_text("{}", "utf-8")
-    with pytest.raises(UserError, match=r"sampling\.temperature: null -> 0\.5.*deleted too"):
-        main(answered / "generate.yaml", words)
-    (copy / "completions.jsonl").unlink()
+        (folder / name).write_text("{}", "utf-8")
+    (folder / "completions.jsonl").unlink()
     with pytest.raises(UserError, match="engine"):  # so it never answers
         main(answered / "generate.yaml", [*words, "engine.dtype=float23"])
     assert "deleted submission.jsonl, decode.json" in capsys.readouterr().out
-    left = {path.name for path in copy.iterdir()}
-    assert not left & {"submission.jsonl", "decode.json", "scores.json", "report.html"}
-    assert {"manifest.json", "adapter"} <= left
+    assert {path.name for path in folder.glob("[!.]*")} == {"manifest.json", "labels.json"}
+
+
+def test_answers_of_other_settings_are_kept_and_another_name_is_offered(
+    answered: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(answered, tmp_path / "run")
+    before = (run / "answers/test/completions.jsonl").read_bytes()
+    words = [f"run={run}", "sampling.temperature=0.5"]
+    with pytest.raises(UserError) as error:
+        main(answered / "generate.yaml", words)
+    assert str(error.value) == (
+        f"{run}/answers/test: has answers made with other settings "
+        "(sampling.temperature: null -> 0.5); they are kept: name another folder for these with "
+        "answers=NAME (make: ANSWERS=NAME)"
+    )
+    with pytest.raises(UserError, match="engine"):  # so it never answers
+        main(answered / "generate.yaml", [*words, "answers=warm", "engine.dtype=float23"])
+    assert (run / "answers/warm/manifest.json").exists()
+    assert (run / "answers/test/completions.jsonl").read_bytes() == before
+    for name in ("../x", "a/b", "..", ".hidden"):
+        with pytest.raises(UserError, match="answers: String should match"):
+            main(answered / "generate.yaml", [*words, f"answers={name}"])
+
+
+def test_one_adapter_answers_several_test_files_each_in_a_folder(
+    answered: Path, workshop: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    run, other = shutil.copytree(answered, tmp_path / "run"), tmp_path / "b.jsonl"
+    rows = (workshop / "demo/test.jsonl").read_text("utf-8").splitlines(keepends=True)
+    other.write_text("".join(rows[3:5]), "utf-8")
+    before = sha256(run / "answers/test"), sha256(run / "adapter")
+    done = panjue("generate", answered / "generate.yaml", f"run={run}", f"test={other}")
+    assert done.returncode == 0, done.stderr
+    assert f"written: {run}/answers/b/submission.jsonl" in done.stdout
+    assert running_engine == [run / "merged"]
+    first = (run / "answers/test/submission.jsonl").read_bytes().splitlines()
+    assert (run / "answers/b/submission.jsonl").read_bytes().splitlines() == first[3:5]
+    assert (sha256(run / "answers/test"), sha256(run / "adapter")) == before
+    assert panjue("score", other, run).returncode == 0, "the gold file says which answers are meant"
+    assert panjue("compare", run / "answers/b", run / "answers/b").returncode == 0
+    for words in (("report", run), ("decode", run), ("bundle", run, tmp_path / "out.zip")):
+        told = panjue(*words)
+        assert told.returncode == 2
+        assert told.stderr == (
+            f"panjue: {run}: has answers to several test files; say which: "
+            f"{run}/answers/b, {run}/answers/test\n"
+        )
+    assert panjue("report", run / "answers/b").returncode == 0
+    assert (run / "answers/b/report.html").exists()
 
 
 def test_files_that_no_run_made_are_left_alone(answered: Path, tmp_path: Path) -> None:

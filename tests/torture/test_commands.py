@@ -73,10 +73,13 @@ VLLM = (
 )
 """Some server that is not ours, for what asks one."""
 
+RUN = {"RUN=runs/qwen3-8b-lora": "RUN=runs/qwen2.5-0.5b-cpu", "test_a": "data/demo/test"}
+"""The run of the block's first command without a GPU, and a file for the second."""
+
 MODEL = {"MODEL=…": "MODEL=tiny", "TRAIN=…": "TRAIN=train.jsonl", "TEST=…": "TEST=test.jsonl"}
 WORDS: dict[str, dict[str, str]] = {
     "See it work": {},
-    "Your own cases, a real model": MODEL,
+    "Your own cases, a real model": {**MODEL, **RUN},
     "Settings": MODEL,
     "Deciding, not echoing": MODEL,
     "Reading and cloze": MODEL,
@@ -102,13 +105,13 @@ DEMO = {
     "SUBMISSION": "runs/demo",
     "RUN": "runs/demo",
     "NAME": "judgment",
-    "OTHER": "runs/demo/submission.jsonl",
+    "OTHER": "runs/demo/answers/test/submission.jsonl",
     "CASES": "data/demo/test.jsonl",
     "ATTRIBUTES": "defendants",
     "--groups FILE": "--groups groups.jsonl",
     "--json FILE": "--json numbers.json",
     "--html FILE": "--html page.html",
-    "--labels FILE": "--labels runs/demo/labels.json",
+    "--labels FILE": "--labels runs/demo/answers/test/labels.json",
     "FOLDER": "small",
     **OPTIONS,
 }
@@ -162,11 +165,10 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
             " RUN": " runs/qwen2.5-0.5b-cpu-reading-tiny-train",
         },
     ),
-    "panjue generate CONFIG run=OTHER trained=RUN/adapter adapter=none test=…": (
+    "panjue generate CONFIG run=RUN adapter=none answers=base test=…": (
         "Reading and cloze",
         {
             "CONFIG": "serve/configs/demo.yaml task=reading",
-            "OTHER": "runs/bare",
             "RUN": "runs/qwen2.5-0.5b-cpu-reading-tiny-train",
             "test=…": "test=dev.json",
         },
@@ -242,7 +244,9 @@ def test_make_and_panjue_take_every_command(command: str) -> None:
     tool = next(n for n, word in enumerate(words) if Path(word).name in ("make", "panjue"))
     given = words[tool + 1 :]
     if words[tool] == "make":
-        dry = ["make", "-n", *given]
+        # Where nothing is trained yet, `RUN=` needs a word that says what to train.
+        needed = ["CONFIG=demo"] if any(word.startswith("RUN=") for word in given) else []
+        dry = ["make", "-n", *given, *needed]
         done = subprocess.run(
             dry, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
         )

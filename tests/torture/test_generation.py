@@ -30,6 +30,7 @@ YAML = """
 run: {run}
 trained: {trained}
 test: {test}
+answers: test
 max_tokens: 1024
 engine: {{dtype: float32, max_num_seqs: 16, enforce_eager: true}}
 """
@@ -74,7 +75,11 @@ def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
     else:
         with request.getfixturevalue("answering")():
             decode_run(main(config))
-    return config.with_suffix("")
+    return answers_of(config)
+
+
+def answers_of(config: Path) -> Path:
+    return config.with_suffix("") / "answers/test"
 
 
 Finish = Callable[[Path], subprocess.CompletedProcess[str]]
@@ -101,7 +106,7 @@ def kill(
 
     With `engine` its process alone gets it.
     """
-    completions = config.with_suffix("") / "completions.jsonl"
+    completions = answers_of(config) / "completions.jsonl"
     wanted = lines_of(completions) + rows
     words = [PANJUE, "generate", str(config)]
     errors = config.with_suffix(".err")  # no pipe: nobody reads it while it runs
@@ -133,7 +138,7 @@ def kill(
 
 def finished(config: Path) -> set[str]:
     """Return why the replies that are there ended."""
-    rows = read_lines(config.with_suffix("") / "completions.jsonl")
+    rows = read_lines(answers_of(config) / "completions.jsonl")
     return {reason for _, row in rows for reason in row["finish"]}
 
 
@@ -163,7 +168,7 @@ def test_kills(
     make: Callable[[str], Path], once: Path, finish: Finish, promise: Any, full: bool
 ) -> None:
     config, draw = make("killed"), random.Random(0)
-    completions = config.with_suffix("") / "completions.jsonl"
+    completions = answers_of(config) / "completions.jsonl"
     for number in range(20 if full else 1):
         with promise.attempt():
             before = completions.read_bytes() if completions.exists() else b""
@@ -176,7 +181,7 @@ def test_kills(
     with promise.attempt():
         done = finish(config)
         assert done.returncode == 0, done.stderr
-        ties = check_same(config.with_suffix(""), once)
+        ties = check_same(answers_of(config), once)
         promise.tell(f"{lines_of(completions)} cases, {ties} with a near tie")
 
 
@@ -199,7 +204,7 @@ def test_signals(
     if full:
         with promise.attempt():
             assert finish(config).returncode == 0
-            check_same(config.with_suffix(""), once)
+            check_same(answers_of(config), once)
 
 
 @pytest.mark.promise("an engine that ends is no reply")
@@ -218,7 +223,7 @@ def test_engine_ends(
     if full:
         with promise.attempt():
             assert finish(config).returncode == 0
-            check_same(config.with_suffix(""), once)
+            check_same(answers_of(config), once)
 
 
 @contextmanager
@@ -237,16 +242,16 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 @pytest.mark.promise("a full disk loses nothing")
 def test_full_disk(make: Callable[[str], Path], once: Path, finish: Finish, promise: Any) -> None:
     config = make("full")
-    run = config.with_suffix("")
+    run, disk = answers_of(config), config.with_suffix("")
     half = (once / "completions.jsonl").stat().st_size // 2 + (once / "labels.json").stat().st_size
-    with small_disk(run, str(half + 8192)), promise.attempt():
+    with small_disk(disk, str(half + 8192)), promise.attempt():
         done = finish(config)
         assert done.returncode == 2, done.stderr
         [told] = [line for line in done.stderr.splitlines() if line.startswith("panjue: ")]
         assert "No space left on device" in told, done.stderr
         assert "run the same command to resume" in told
         assert 0 < lines_of(run / "completions.jsonl") < lines_of(once / "completions.jsonl")
-        subprocess.run(["mount", "-o", "remount,size=64m", str(run)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         assert finish(config).returncode == 0
         check_same(run, once)
 
@@ -269,11 +274,11 @@ def test_something_else(
 ) -> None:
     # A run of its own, unfinished, with copies of everything that it was made from.
     run, copy, test = tmp_path / "run", tmp_path / "adapter", tmp_path / "test.jsonl"
-    shutil.copytree(once, run)
+    folder = shutil.copytree(once, run / "answers/test")
     shutil.copytree(adapter, copy)
-    made = json.loads((run / "manifest.json").read_text("utf-8"))
+    made = json.loads((folder / "manifest.json").read_text("utf-8"))
     shutil.copy(made["generate"]["test"], test)
-    (run / "completions.jsonl").write_text("", "utf-8")
+    (folder / "completions.jsonl").write_text("", "utf-8")
     words, restore = [f"run={run}", f"trained={copy}", f"test={test}"], ExitStack()
     named = {
         "model": "another base",
@@ -304,5 +309,5 @@ def test_something_else(
         }[what]
     with promise.attempt(), restore:
         with pytest.raises(UserError, match=named.get(what, what)) as told:
-            main(once.with_suffix(".yaml"), words)
+            main(once.parents[1].with_suffix(".yaml"), words)
         assert "\n" not in str(told.value)

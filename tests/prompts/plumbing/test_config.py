@@ -38,7 +38,9 @@ def complaint(path: Path, *overrides: str) -> str:
 
 def test_file_then_overrides_then_defaults(path: Path) -> None:
     plain = load_config(Settings, path)
-    assert plain == Settings(name="甲", max_tokens=10, trainer={"lr": 0.1, "steps": 5})
+    same = Settings(name="甲", max_tokens=10, trainer={"lr": 0.1, "steps": 5})
+    assert plain.model_dump() == same.model_dump()
+    assert plain.path == path
     config = load_config(Settings, path, ["max_tokens=20", "trainer.lr=2.0e-3", "trainer.new=a=b"])
     assert config.name == "甲"
     assert config.max_tokens == 20

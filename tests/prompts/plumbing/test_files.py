@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
+    answers_in,
     atomic_write,
     difference,
     dump,
@@ -231,3 +232,30 @@ def test_a_file_that_moved_but_has_its_hash_is_no_difference() -> None:
     old, new = {"test": "a.jsonl", "test_sha256": "1"}, {"test": "b.jsonl", "test_sha256": "1"}
     assert difference(old, new) == ""
     assert difference(old, {**new, "test_sha256": "2"}) == "test_sha256: 1 -> 2"
+
+
+def answers(run: Path, name: str, digest: str = "") -> Path:
+    folder = run / "answers" / name
+    folder.mkdir(parents=True)
+    write_json(folder / "manifest.json", {"generate": {"test_sha256": digest}})
+    return folder
+
+
+def test_which_answers_a_run_folder_means(tmp_path: Path) -> None:
+    run, gold = tmp_path / "run", tmp_path / "dev.jsonl"
+    gold.write_text("{}", "utf-8")
+    assert answers_in(run) == run, "what is no run folder stays what it is"
+    first = answers(run, "dev")
+    assert answers_in(run) == answers_in(run, tmp_path / "any") == answers_in(first) == first
+    second = answers(run, "b", sha256(gold))
+    assert answers_in(run, gold) == second, "the same content counts more than the name"
+    gold.write_text("{} ", "utf-8")
+    assert answers_in(run, gold) == first, "a test file and its gold file may differ"
+    with pytest.raises(UserError) as error:
+        answers_in(run)
+    assert str(error.value) == (
+        f"{run}: has answers to several test files; say which: {second}, {first}"
+    )
+    (tmp_path / "other.jsonl").write_text("", "utf-8")
+    with pytest.raises(UserError, match="say which"):
+        answers_in(run, tmp_path / "other.jsonl")
