@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.judgment.task import penalty_class
+from panjue.prompts.tasks.judgment.read import penalty_class
 
 NOTHING = {
     "surveillance": 0,
