@@ -15,6 +15,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
+from panjue.prompts.tasks.judgment.convert import CONVERTERS
 from panjue.prompts.tasks.judgment.metric import (
     article_f1,
     article_precision,
@@ -216,7 +217,14 @@ BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
 numbers have detention (拘役) and surveillance (管制) before imprisonment."""
 
 TASK = Task(
-    data=Data(read=read, write=write, check=check, by_hand=by_hand),
+    data=Data(
+        read=read,
+        write=write,
+        check=check,
+        by_hand=by_hand,
+        fields=("id", "fact", "defendants", "outcomes"),
+        converters=CONVERTERS,
+    ),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
     score=Score(
         metrics=(
