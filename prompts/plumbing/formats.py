@@ -132,14 +132,20 @@ def convert(data: Data, path: Path, out: Path, report: Callable[[str], None]) ->
                 result.converted += 1
                 result.notes.update(notes)
                 file.write(dump(case) + "\n")
-            while result.converted and faults:  # until the first success, they may be all there is
-                report("{}:{}: not converted: {}".format(path, *faults.pop(0)))
+            if result.converted:  # before the first success, they may be all there is
+                _report(path, faults, report)
         if faults:
             place, reason = faults[0]
             raise UserError(f"{path}: no row can be converted; the first, {place}: {reason}")
         if not result.rows:
             raise UserError(f"{path}: has no rows")
     return result
+
+
+def _report(path: Path, faults: list[tuple[int | str, str]], report: Callable[[str], None]) -> None:
+    for place, reason in faults:
+        report(f"{path}:{place}: not converted: {reason}")
+    faults.clear()
 
 
 def _converted(data: Data, row: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
