@@ -124,8 +124,9 @@ class Run:
 
     def card_folder(self) -> Path | None:
         """Return the folder of the adapter that answered, here or at its old path, if unchanged."""
+        digest = self.provenance["trained_sha256"]
         for folder in (self.folder / self.trained.name, self.trained):
-            if folder.is_dir() and model_sha256(folder) == self.provenance["trained_sha256"]:
+            if folder.is_dir() and model_sha256(folder, digest) == digest:
                 return folder
         return None
 
