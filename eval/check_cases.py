@@ -63,8 +63,8 @@ class CasesCheck:
             yield f"names: {self.names}{absent}"
         if self.notes:
             yield _some("notes on gold answers", self.notes)
-        for attribute, counts in self.groups.items():
-            yield f"cases by {attribute}: {_counts(counts)}"
+        for attribute, groups in self.groups.items():
+            yield f"cases by {attribute}: {_counts(groups)}"
         for kind, counts in self.labels.counts.items():
             different = f"{len(counts)} different, {sum(counts.values())} in all"
             yield f"{kind}: {different}; {_counts(counts)}"

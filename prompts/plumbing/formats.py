@@ -63,7 +63,6 @@ def _csv_rows(path: Path) -> Iterator[Record]:
 def _csv_row(row: dict[str, Any]) -> dict[str, Any]:
     if None in row or None in row.values():
         raise UserError("it has more or fewer cells than the header")
-    check_text(row)
     return row
 
 
@@ -124,6 +123,7 @@ def convert(data: Data, path: Path, out: Path, report: Callable[[str], None]) ->
             try:
                 case, notes = _converted(data, load())
                 case = {"id": result.rows, **case}
+                check_text(case)
                 data.read(case)  # what is written can be read
             except (UserError, KeyError) as error:
                 reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
@@ -151,7 +151,7 @@ def _report(path: Path, faults: list[tuple[int | str, str]], report: Callable[[s
 def _converted(data: Data, row: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a row as a case without its id, and notes on what its format does not tell."""
     name = format_of(row)
-    if name not in data.converters:
+    if name is None or name not in data.converters:
         known = (f"{name} ({', '.join(sorted(OTHER_FORMATS[name]))})" for name in data.converters)
         raise UserError(
             f"its fields are {', '.join(row) or 'none'}; the formats that can be converted are "

@@ -18,7 +18,7 @@ Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
 THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪"], ["266"], 10)
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[Reader, Path, Path], object]] = {
     "score": score,
     "compare": lambda reader, gold, submission: compare(reader, gold, submission, submission),
     "fairness": lambda reader, gold, submission: report(

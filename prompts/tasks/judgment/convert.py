@@ -41,13 +41,24 @@ def sentence(**given: Any) -> dict[str, Any]:
     return {**terms, **flags, "fine": 0, "fine_without_amount": False, **given}
 
 
+LONGEST = (180, *(months for _, months in MONTHS))
+"""Months of imprisonment of the classes 5-14: the longest term of each."""
+
+OTHER_SENTENCES: tuple[dict[str, Any], ...] = (
+    {"death_penalty": True},
+    {"life_imprisonment": True},
+    {"detention": 6},
+    {"surveillance": 24},
+    {"surveillance": 12},
+)
+"""Sentences of the classes 0-4."""
+
+
 def sentence_of_class(number: int) -> dict[str, Any]:
     """Return a sentence of the penalty class 0-14, with the longest term of the class."""
-    longest = {2: {"detention": 6}, 3: {"surveillance": 24}, 4: {"surveillance": 12}}
-    above = {5: 180, **{k + 1: months for k, months in MONTHS[:-1]}}
-    others = {0: {"death_penalty": True}, 1: {"life_imprisonment": True}, 14: {}}
-    terms = {k: {"imprisonment": months} for k, months in above.items()}
-    return sentence(**{**longest, **others, **terms}[number])
+    if number < len(OTHER_SENTENCES):
+        return sentence(**OTHER_SENTENCES[number])
+    return sentence(imprisonment=LONGEST[number - len(OTHER_SENTENCES)])
 
 
 def from_cail2018(row: Mapping[str, Any]) -> Case:

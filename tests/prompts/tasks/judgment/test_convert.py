@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import tracemalloc
 from collections.abc import Mapping
 from itertools import islice
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
@@ -250,6 +253,53 @@ def test_csv_lists_and_flat_fields_are_read_alike(tmp_path: Path) -> None:
             assert (found, reported) == (wanted, []), name
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("甲\\ud800"),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+KEYS = re.findall(
+    r"\w+",
+    "fact meta criminals accusation relevant_articles term_of_imprisonment death_penalty "
+    "life_imprisonment imprisonment punish_of_money instruction input output conversations "
+    "messages system from value role content name charges articles penalty",
+)
+ROWS = st.recursive(
+    st.dictionaries(st.sampled_from(KEYS), VALUES),
+    lambda inner: st.dictionaries(st.sampled_from(KEYS), inner | st.lists(inner) | inner.map(dump)),
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(ROWS, max_size=3))
+def test_any_row_is_converted_or_named(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [cail(), *rows]), "utf-8")
+    converted(path)
+
+
+@pytest.mark.parametrize("key", ["criminals", "accusation", "relevant_articles", "imprisonment"])
+@settings(max_examples=40)
+@given(value=VALUES)
+def test_any_value_of_cail2018_is_converted_or_named(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
+) -> None:
+    path, row = tmp_path_factory.mktemp("rows") / "rows.jsonl", cail()
+    path.write_text(
+        "".join(json.dumps(r) + "\n" for r in [row, {**flat(row), key: value}]), "utf-8"
+    )
+    converted(path)
+
+
+def test_half_a_character_within_an_answer_is_named(tmp_path: Path) -> None:
+    answer = '{"name": "\\ud800", "charges": [], "articles": [], "penalty": 3}'
+    row = {"instruction": "判决", "input": "事实", "output": answer}
+    _, [fault], _ = converted(written(tmp_path / "x.jsonl", cail(), row))
+    assert fault.endswith("a lone \\ud800-\\udfff escape is only half a character")
+
+
 def test_a_broken_csv_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cail.csv"
     head = "fact,criminals,accusation,relevant_articles,imprisonment,death_penalty,"
@@ -266,13 +316,13 @@ def test_a_broken_csv_is_named(tmp_path: Path) -> None:
 def test_one_row_at_a_time_is_in_memory(tmp_path: Path) -> None:
     row = dump({**cail(), "fact": "张某盗窃。" * 400}) + "\n"
     path = tmp_path / "cail.jsonl"
-    path.write_text(row * 4000, "utf-8")
+    path.write_text(row * 1000, "utf-8")
     tracemalloc.start()
     result = convert(TASK.data, path, tmp_path / "out.jsonl", print)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert result.converted == 4000
-    assert peak < path.stat().st_size / 10
+    assert result.converted == 1000
+    assert peak < path.stat().st_size / 5
 
 
 def test_every_penalty_of_ours_is_read(tmp_path: Path) -> None:
