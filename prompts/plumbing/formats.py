@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from panjue.prompts.plumbing.documents import case_rows
@@ -87,7 +88,7 @@ def format_hint(data: Data, path: Path) -> str:
             wanted = f"; a case has {', '.join(data.fields)}" if data.fields else ""
             hint = f"; {found} fields are {', '.join(row)}{wanted}"
             if name in data.converters:
-                return f"{hint}; `panjue convert {path} OUT.jsonl` converts it"
+                return f"{hint}; `panjue convert {quote(str(path))} OUT.jsonl` converts it"
             return f"{hint}; convert it to the format in README.md" if kind else hint
     return ""
 

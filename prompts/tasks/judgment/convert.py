@@ -10,10 +10,11 @@ from typing import Any
 from panjue.prompts.plumbing.decode import after_thinking, named_objects
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Converter, text_of
-from panjue.prompts.tasks.judgment.read import FIELDS, MONTHS
+from panjue.prompts.tasks.judgment.read import FIELDS, sentence, sentence_of_class
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
-Case = tuple[dict[str, Any], list[str]]
+Noted = tuple[dict[str, Any], list[str]]
+"""A case or a part of it, and notes on what the format does not tell."""
 
 SHORTEST_IMPRISONMENT = 6
 """Months; article 45 of the Criminal Law."""
@@ -34,34 +35,7 @@ ASKED = re.compile(r"案件事实：(?P<fact>.*?\S)\s*被告人名单：(?P<name
 """The end of our own prompt."""
 
 
-def sentence(**given: Any) -> dict[str, Any]:
-    """Return an official `penalty`; what is not given is 0 or false."""
-    terms = {"surveillance": 0, "detention": 0, "imprisonment": 0}
-    flags = {"death_penalty": False, "life_imprisonment": False}
-    return {**terms, **flags, "fine": 0, "fine_without_amount": False, **given}
-
-
-LONGEST = (180, *(months for _, months in MONTHS))
-"""Months of imprisonment of the classes 5-14: the longest term of each."""
-
-OTHER_SENTENCES: tuple[dict[str, Any], ...] = (
-    {"death_penalty": True},
-    {"life_imprisonment": True},
-    {"detention": 6},
-    {"surveillance": 24},
-    {"surveillance": 12},
-)
-"""Sentences of the classes 0-4."""
-
-
-def sentence_of_class(number: int) -> dict[str, Any]:
-    """Return a sentence of the penalty class 0-14, with the longest term of the class."""
-    if number < len(OTHER_SENTENCES):
-        return sentence(**OTHER_SENTENCES[number])
-    return sentence(imprisonment=LONGEST[number - len(OTHER_SENTENCES)])
-
-
-def from_cail2018(row: Mapping[str, Any]) -> Case:
+def from_cail2018(row: Mapping[str, Any]) -> Noted:
     """Convert a case of CAIL2018; its fields may be nested, or flat as in CSV.
 
     Raises:
@@ -93,7 +67,7 @@ def charge_name(accusation: str) -> str:
     return text if text.endswith("罪") else f"{text}罪"
 
 
-def _sentence_of_term(term: Mapping[str, Any]) -> Case:
+def _sentence_of_term(term: Mapping[str, Any]) -> Noted:
     flags = {key: term[key] for key in ("death_penalty", "life_imprisonment")}
     for key, value in flags.items():
         if value not in (False, True):
@@ -135,13 +109,13 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def from_alpaca(row: Mapping[str, Any]) -> Case:
+def from_alpaca(row: Mapping[str, Any]) -> Noted:
     """Convert a question whose answer has judgments; `input` is the facts, if it has no list."""
     facts = row.get("input") or ""
     return _case(f"{row['instruction']}\n{facts}", facts, text_of(row, "output"))
 
 
-def from_turns(row: Mapping[str, Any]) -> Case:
+def from_turns(row: Mapping[str, Any]) -> Noted:
     """Convert a question and its answer; after a system message, the question is the facts.
 
     Raises:
@@ -160,7 +134,7 @@ def from_turns(row: Mapping[str, Any]) -> Case:
     return _case(question, question if has_system or row.get("system") else "", answer)
 
 
-def _case(question: str, facts: str, answer: str) -> Case:
+def _case(question: str, facts: str, answer: str) -> Noted:
     """Return a case from the question that was asked and its answer.
 
     Args:

@@ -41,6 +41,33 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
     return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
 
 
+def sentence(**given: Any) -> dict[str, Any]:
+    """Return an official `penalty`; what is not given is 0 or false."""
+    terms = {"surveillance": 0, "detention": 0, "imprisonment": 0}
+    flags = {"death_penalty": False, "life_imprisonment": False}
+    return {**terms, **flags, "fine": 0, "fine_without_amount": False, **given}
+
+
+LONGEST = (180, *(months for _, months in MONTHS))
+"""Months of imprisonment of the classes 5-14: the longest term of each."""
+
+OTHER_SENTENCES: tuple[dict[str, Any], ...] = (
+    {"death_penalty": True},
+    {"life_imprisonment": True},
+    {"detention": 6},
+    {"surveillance": 24},
+    {"surveillance": 12},
+)
+"""Sentences of the classes 0-4."""
+
+
+def sentence_of_class(number: int) -> dict[str, Any]:
+    """Return a sentence of the penalty class 0-14, with the longest term of the class."""
+    if number < len(OTHER_SENTENCES):
+        return sentence(**OTHER_SENTENCES[number])
+    return sentence(imprisonment=LONGEST[number - len(OTHER_SENTENCES)])
+
+
 def read(row: Mapping[str, Any]) -> Example:
     """Read one case.
 

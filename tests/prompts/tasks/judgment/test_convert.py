@@ -25,11 +25,9 @@ from panjue.prompts.tasks.judgment.convert import (
     ONLY_A_CLASS,
     SHORT_TERM,
     charge_name,
-    sentence,
-    sentence_of_class,
 )
 from panjue.prompts.tasks.judgment.demo import cases
-from panjue.prompts.tasks.judgment.read import penalty_class
+from panjue.prompts.tasks.judgment.read import sentence
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
@@ -62,11 +60,6 @@ def cail(months: float = 10, **changes: Any) -> dict[str, Any]:
         "punish_of_money": 1000,
     }
     return {"fact": "张某盗窃。", "meta": {**meta, **changes}}
-
-
-@pytest.mark.parametrize("number", range(15))
-def test_the_sentence_of_a_class_has_this_class(number: int) -> None:
-    assert penalty_class(sentence_of_class(number)) == number
 
 
 def test_a_case_of_cail2018_by_hand(tmp_path: Path) -> None:
