@@ -198,7 +198,7 @@ SCORINGS: list[tuple[str, int, list[str]]] = [
     ("prediction_step", 6, [DROPOUT]),
     ("__call__", 6, [DROPOUT]),
     ("__call__", 12, [DROPOUT]),
-    ("__call__", 7, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
+    ("__call__", 14, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
 ]
 """In what a signal comes: a batch of the held-out loss, or a token of a reply; at which step; and
 the words of the training."""
