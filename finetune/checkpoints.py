@@ -19,6 +19,12 @@ def is_over(checkpoint: Path, patience: int) -> bool:
     return bool(state["global_step"] >= state["max_steps"] or stopped_early)
 
 
+def awaits_evaluation(checkpoint: Path) -> bool:
+    """Say whether a signal stopped the evaluation of this checkpoint's step."""
+    state = read_json(checkpoint / TRAINER_STATE)
+    return bool(state["stateful_callbacks"]["TrainerControl"]["args"]["should_evaluate"])
+
+
 def mark_complete(checkpoint: Path) -> None:
     """Flush a checkpoint to disk, then mark it as complete."""
     sync(checkpoint)

@@ -1,5 +1,6 @@
-"""Checks of the settings for trl, peft and bitsandbytes: their names and values."""
+"""The settings for trl, peft and bitsandbytes: checks of names and values, and trl's own."""
 
+import os
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
@@ -21,9 +22,11 @@ from transformers.utils import (
 from trl import SFTConfig as TrainerConfig
 from trl import SFTTrainer
 
+from panjue.finetune.model import has_bf16
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import Task
 
 MANAGED_SETTINGS = {
     "output_dir": "run",
@@ -226,3 +229,36 @@ def check_optimizer_packages(trainer: SFTTrainer) -> None:
         num_training_steps=1,
         scheduler_specific_kwargs=args.lr_scheduler_kwargs,
     )
+
+
+def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
+    """Return trl's settings: the config's, defaults for this machine, and those panjue manages."""
+    has_accelerator = torch.accelerator.is_available()
+    headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
+    defaults: dict[str, Any] = {
+        "bf16": has_bf16(),
+        "gradient_checkpointing": has_accelerator,
+        "logging_steps": 10,
+        "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
+        "report_to": ["tensorboard"],
+    }
+    settings = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
+    settings.pop("packing", None)  # panjue packs itself, so that each token keeps its part
+    settings.pop("save_total_limit", None)  # PartsTrainer drops old checkpoints itself
+    if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
+        best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
+        settings = {**best, **settings}
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
+    try:
+        return TrainerConfig(
+            **settings,
+            output_dir=str(config.run / "checkpoints"),
+            max_length=None,  # rows never exceed max_tokens, so trl must not cut
+            dataset_kwargs={"skip_prepare_dataset": True},
+            seed=config.seed,
+            data_seed=config.seed,  # otherwise the order depends on the number of processes
+            use_cpu=not has_accelerator,
+            disable_tqdm=True,  # the journal shows progress
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from None

@@ -11,6 +11,7 @@ from rich.text import Text
 from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, Report
+from panjue.finetune.trainer import PartsTrainer
 
 GIB = 2**30
 ADAM_BYTES = 12
@@ -21,7 +22,7 @@ MAX_SHOWN_EXAMPLES = 5
 
 
 def print_plan(
-    console: Console, trainer: SFTTrainer, report: Report, held_out: Report, mixed: int
+    console: Console, trainer: PartsTrainer, report: Report, held_out: Report, mixed: int
 ) -> None:
     """Print the examples, token percentiles, trained weights, steps and memory."""
     for name, text in (*data_plan(report, held_out, mixed), *training_plan(trainer)):
@@ -50,13 +51,14 @@ def data_plan(report: Report, held_out: Report, mixed: int) -> Iterator[tuple[st
     yield "tokens", f"{sum(report.tokens):,} in all; {percentiles}"
 
 
-def training_plan(trainer: SFTTrainer) -> Iterator[tuple[str, str]]:
+def training_plan(trainer: PartsTrainer) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about weights, steps and memory."""
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     total = trainer.model.num_parameters()  # counts four-bit weights, which are stored in pairs
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
     yield "steps", f"{steps(trainer)} of {batch_size(trainer)} examples or packs"
+    yield "evaluations", evaluation_plan(trainer)
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
     args = trainer.args
     if args.load_best_model_at_end:
@@ -70,6 +72,35 @@ def training_plan(trainer: SFTTrainer) -> Iterator[tuple[str, str]]:
         yield "", f"{size / GIB:.0f} GiB on the accelerator"
 
 
+def evaluation_plan(trainer: PartsTrainer) -> str:
+    """Return how many evaluations there are at most, and what each does."""
+    count, args = evaluations(trainer), trainer.args
+    if not count:
+        return "none"
+    every = f"{args.eval_steps:g} steps" if args.eval_strategy == "steps" else "epoch"
+    text = f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
+    if trainer.score:
+        scored = len(trainer.score.questions)
+        text += f"; {scored} of them are answered, without the schema, and scored"
+    return text
+
+
+def evaluations(trainer: PartsTrainer) -> int:
+    """Return the number of evaluations, if training does not stop early."""
+    args, last = trainer.args, steps(trainer)
+    if args.eval_strategy == "no":
+        return 0
+    if args.eval_strategy == "epoch":
+        every = steps_per_epoch(trainer)
+        delay = args.eval_delay * every
+    else:  # below 1, `eval_steps` is a share of all steps
+        every = int(args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps))
+        delay = args.eval_delay
+    points = {*range(every, last + 1, every), last}
+    count = sum(1 for point in points if point >= delay)
+    return count + int(args.eval_on_start)
+
+
 def batch_size(trainer: SFTTrainer) -> int:
     """Return the number of rows per optimizer step, over all processes."""
     args = trainer.args
@@ -80,8 +111,12 @@ def steps(trainer: SFTTrainer) -> int:
     """Return the number of optimizer steps."""
     if trainer.args.max_steps > 0:
         return int(trainer.args.max_steps)
-    per_epoch = -(-len(trainer.train_dataset) // batch_size(trainer))
-    return int(np.ceil(per_epoch * trainer.args.num_train_epochs))
+    return int(np.ceil(steps_per_epoch(trainer) * trainer.args.num_train_epochs))
+
+
+def steps_per_epoch(trainer: SFTTrainer) -> int:
+    """Return the number of optimizer steps of one pass over the training rows."""
+    return -(-len(trainer.train_dataset) // batch_size(trainer))
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:

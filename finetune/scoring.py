@@ -38,12 +38,34 @@ class Question:
     room: int
 
 
+def held_out_questions(
+    task: Task,
+    tokenizer: Any,
+    labels: Labels,
+    examples: Iterable[Example],
+    *,
+    size: int,
+    max_tokens: int,
+) -> list[Question]:
+    """Choose `size` of `examples` by the hash of their text and build their prompts."""
+    chosen = heapq.nsmallest(size, examples, key=text_hash)
+    prompts = [fit_prompt(task, example, labels, tokenizer, max_tokens) for example in chosen]
+    return [
+        Question(example, prompt.ids if prompt.fitted.fits else [], prompt.room)
+        for example, prompt in zip(chosen, prompts, strict=True)
+    ]
+
+
 class HeldOutScore:
     """Answers a fixed sample of held-out examples greedily and scores the answers.
 
     Decoding is not constrained by the schema, as it is in serving: a model that knows the format
     does not need the schema, and the score should show if it does not. The task's fallback answers
     unreadable replies, as everywhere.
+
+    Attributes:
+        questions: The sample.
+        headline: Name of the metric that chooses the best adapter.
     """
 
     def __init__(
@@ -51,32 +73,37 @@ class HeldOutScore:
         task: Task,
         tokenizer: Any,
         labels: Labels,
-        examples: Iterable[Example],
-        *,
-        size: int,
-        max_tokens: int,
+        questions: Sequence[Question],
+        console: Console,
     ) -> None:
-        """Choose `size` of `examples` by the hash of their text and build their prompts."""
+        """Prepare; `console` shows the progress."""
         self._task, self._tokenizer, self._labels = task, tokenizer, labels
-        chosen = heapq.nsmallest(size, examples, key=text_hash)
-        self.questions = list(self._questions(chosen, max_tokens))
-
-    def _questions(self, examples: Iterable[Example], max_tokens: int) -> Iterator[Question]:
-        for example in examples:
-            prompt = fit_prompt(self._task, example, self._labels, self._tokenizer, max_tokens)
-            yield Question(example, prompt.ids if prompt.fitted.fits else [], prompt.room)
+        self.questions, self._console = questions, console
+        self.headline = task.score.names[-1]
 
     def __call__(self, trainer: Any) -> dict[str, float]:
-        """Return the task's metrics; the questions are divided among the processes."""
+        """Return the task's metrics; the processes divide each batch among them.
+
+        Raises:
+            Stopped: In all processes, if a signal came.
+        """
         rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
-        share = self.questions[rank::world]
-        scored = [self._values(question.example, "") for question in share if not question.prompt]
-        for batch in batches([question for question in share if question.prompt]):
-            replies = self._replies(trainer, batch)
-            scored += [self._values(q.example, r) for q, r in zip(batch, replies, strict=True)]
+        refused = [question for question in self.questions if not question.prompt]
+        scored = [self._values(question.example, "") for question in refused[rank::world]]
+        done = len(refused)
+        for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
+            share = batch[rank::world]
+            counter = TokenCounter(trainer, self._console, self._progress(done, len(batch)))
+            replies = self._replies(trainer, share, counter) if share else []
+            trainer.check_signal()
+            scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=True)]
+            done += len(batch)
         weights, values = zip(*gather_object(scored), strict=True)
         table = ScoreTable(self._task, weights=list(weights), values=list(values))
         return summarize(table, resamples=0).mean
+
+    def _progress(self, done: int, batch: int) -> str:
+        return f"scoring: {done} of {len(self.questions)} held-out cases answered, {batch} at work"
 
     def _values(self, example: Example, reply: str) -> tuple[float, Any]:
         """Return the example's weight and the metrics of its reply."""
@@ -86,13 +113,14 @@ class HeldOutScore:
         return task.score.weight(example), values
 
     @torch.no_grad()
-    def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
+    def _replies(
+        self, trainer: Any, batch: Sequence[Question], counter: "TokenCounter"
+    ) -> list[str]:
         pad = self._tokenizer.eos_token_id  # any token: the attention mask hides it
         width = max(len(question.prompt) for question in batch)
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
         mask = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
         model = trainer.accelerator.unwrap_model(trainer.model)
-        console = Console(quiet=not trainer.is_world_process_zero(), soft_wrap=True)
         with trainer.compute_loss_context_manager():
             output = model.generate(
                 input_ids=ids.to(model.device),
@@ -102,18 +130,18 @@ class HeldOutScore:
                 pad_token_id=pad,
                 eos_token_id=pad,
                 use_cache=True,
-                stopping_criteria=[TokenCounter(console, len(batch))],
+                stopping_criteria=[counter],
             )
         texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
         return texts
 
 
 class TokenCounter(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Shows how far the replies of a batch are, with a line now and then; never stops them."""
+    """Shows how far the replies of a batch are, with a line now and then; a signal stops them."""
 
-    def __init__(self, console: Console, replies: int) -> None:
-        """Count the tokens of `replies` replies that are written together."""
-        self._console, self._replies = console, replies
+    def __init__(self, trainer: Any, console: Console, text: str) -> None:
+        """Begin each line with `text`; `trainer` knows of signals."""
+        self._trainer, self._console, self._text = trainer, console, text
         self._tokens, self._last_line = 0, time.monotonic()
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
@@ -121,22 +149,42 @@ class TokenCounter(StoppingCriteria):  # type: ignore[misc]  # transformers is u
         self._tokens += 1
         if time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
-            self._console.print(
-                f"scoring {self._replies} held-out answers, {self._tokens} tokens each so far",
-                highlight=False,
-            )
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+            line = f"{self._text}, {self._tokens} tokens each so far"
+            self._console.print(line, highlight=False)
+        stops = self._trainer.is_told_to_stop
+        return torch.full((len(input_ids),), stops, dtype=torch.bool, device=input_ids.device)
 
 
-def batches(questions: Sequence[Question]) -> Iterator[list[Question]]:
-    """Yield batches of at most `MAX_BATCH_TOKENS`, with replies of similar length together.
+def kept_score(trainer: Any) -> str:
+    """Return the held-out score of the kept weights and how it came about; empty if unknown.
+
+    `trainer` is a `PartsTrainer` whose training is over.
+    """
+    state, score = trainer.state, trainer.score
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    entries = [row for row in state.log_history if row["step"] == kept and "eval_loss" in row]
+    if not entries:
+        return ""
+    if score is None:
+        return (
+            f" (loss {entries[-1]['eval_loss']:.4f} on {len(trainer.eval_dataset)} held-out cases)"
+        )
+    value = entries[-1][f"eval_{score.headline}"]
+    return (
+        f" ({score.headline} {value:.4f} on {len(score.questions)} held-out cases, free replies "
+        "without the schema; `panjue score` scores all cases, decoded under the schema)"
+    )
+
+
+def batches(questions: Sequence[Question], max_tokens: int) -> Iterator[list[Question]]:
+    """Yield batches of at most `max_tokens`, with replies of similar length together.
 
     A batch takes little longer than its longest reply alone.
     """
     batch: list[Question] = []
     for question in sorted(questions, key=lambda q: (q.room, len(q.prompt))):
         longest = max(len(q.prompt) + q.room for q in [*batch, question])
-        if batch and longest * (len(batch) + 1) > MAX_BATCH_TOKENS:
+        if batch and longest * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
         batch.append(question)

@@ -1,6 +1,7 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -17,25 +18,28 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.checkpoints import is_over, newest_complete
+from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
 from panjue.finetune.group_trainer import GroupTrainer
 from panjue.finetune.journal import Journal
-from panjue.finetune.libraries import check_library_settings, check_optimizer_packages
+from panjue.finetune.libraries import (
+    check_library_settings,
+    check_optimizer_packages,
+    trainer_config,
+)
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import (
     Model,
     check_packing,
-    has_bf16,
     load_base,
     resolve_dtype,
     with_lora,
 )
-from panjue.finetune.plan import print_example, print_plan
+from panjue.finetune.plan import evaluations, print_example, print_plan
 from panjue.finetune.result import claim, is_finished, provenance, save, trained_folder
 from panjue.finetune.robust import Objective
-from panjue.finetune.scoring import HeldOutScore
+from panjue.finetune.scoring import HeldOutScore, held_out_questions, kept_score
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
@@ -47,7 +51,7 @@ from panjue.prompts.plumbing.model import load_tokenizer, model_folder
 from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
-from panjue.prompts.task import Task, configured, load_task
+from panjue.prompts.task import configured, load_task
 
 ROW_CACHE_KEYS = (
     "task",
@@ -67,11 +71,13 @@ ROW_CACHE_KEYS = (
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Train with the config at `path`; do nothing if the run is already finished."""
-    train(sft_settings(path, overrides))
+    train(sft_settings(path, overrides), path)
 
 
-def train(config: SftConfig) -> None:
+def train(config: SftConfig, path: Path | None = None) -> None:
     """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
+
+    `path` is the file of the config; it only serves to name the next command.
 
     Raises:
         UserError: A file or setting is wrong, or the run folder belongs to another run.
@@ -95,6 +101,26 @@ def train(config: SftConfig) -> None:
         if writes:
             is_finished(config.run, manifest)  # again: the last lock holder may have written here
         run_training(config, reader, folder, manifest, console)
+    if path and not config.dry_run and (command := next_command(config, path)):
+        console.print(f"next: {command}", highlight=False, markup=False)
+
+
+def next_command(config: SftConfig, path: Path) -> str:
+    """Return the command after training; empty if there is no config for it.
+
+    The test file is known to make only; otherwise it is the held-out cases that can be answered.
+    """
+    variables = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
+    if "MAKELEVEL" in os.environ and ("TEST=" in variables or not variables):
+        return f"make generate {variables}".rstrip()
+    answering = path.parent.parent.parent / "serve/configs" / path.name
+    if not answering.exists():
+        return ""
+    words = [f"run={config.run}", f"test={config.dev or config.train}"]
+    words += [] if config.dev else ["held_out=true"]
+    words += [f"task={config.task}"] if config.task != "judgment" else []
+    words += ["on_bad_row=skip"] if config.on_bad_row == "skip" else []
+    return shlex.join(["panjue", "generate", str(answering), *words])
 
 
 def join_processes(config: SftConfig) -> PartialState:
@@ -129,6 +155,8 @@ def run_training(
     console: Console,
 ) -> None:
     """Train from the newest checkpoint if there is one, then save the result with `manifest`."""
+    stages = 2 if config.dry_run else 4
+    console.print(f"1/{stages} reading and tokenizing the cases", highlight=False)
     labels = reader.task.ask.labels(training_set(config, reader))
     trainer, report, held_report = make_trainer(config, reader, folder, labels, manifest, console)
     mixed = sum(1 for _ in mixed_set(config, reader))
@@ -145,18 +173,30 @@ def run_training(
         claim(config, manifest, console)
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
-    checkpoint = newest_complete(config.run / "checkpoints")
-    if checkpoint:
-        console.print(f"resuming from {checkpoint}")
-    if checkpoint and is_over(checkpoint, config.patience):
-        trainer.load_finished(checkpoint)
-    elif checkpoint:
-        trainer.resume_from(checkpoint)
-    else:
-        trainer.train()
+    result = trained_folder(config)
+    console.print(f"3/4 training the {result.name}", highlight=False)
+    train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)
     trainer.accelerator.wait_for_everyone()
-    save(trainer, labels, manifest, trained_folder(config), len(report.tokens))
-    console.print(f"written: {trained_folder(config)}")
+    console.print("4/4 saving", highlight=False)
+    save(trainer, labels, manifest, result, len(report.tokens))
+    console.print(f"written: {result}{kept_score(trainer)}", highlight=False, markup=False)
+
+
+def train_or_resume(
+    trainer: PartsTrainer, checkpoint: Path | None, patience: int, console: Console
+) -> None:
+    """Train from `checkpoint`, if there is one; first repeat its evaluation if that was stopped."""
+    if checkpoint is None:
+        trainer.train()
+        return
+    console.print(f"resuming from {checkpoint}")
+    if awaits_evaluation(checkpoint):
+        console.print("scoring it first: a signal had stopped that", highlight=False)
+        trainer.finish_evaluation(checkpoint)
+    if is_over(checkpoint, patience):
+        trainer.load_finished(checkpoint)
+    else:
+        trainer.resume_from(checkpoint)
 
 
 def token_rows(
@@ -221,17 +261,13 @@ def make_trainer(
     check_report(config, report)
     args = trainer_config(config, reader.task, evaluates=len(held_rows) > 0)
     packing = config.trainer.get("packing", False)
-    score = HeldOutScore(
-        reader.task,
-        tokenizer,
-        labels,
-        held_out_set(config, reader) if args.eval_strategy != "no" else (),
-        size=config.score_examples,
-        max_tokens=config.max_tokens,
-    )
-    callbacks = [Journal(config.run, console), StopOnSignal(console)]  # the journal closes first
-    if args.load_best_model_at_end:
-        callbacks.append(EarlyStoppingCallback(config.patience))
+    examples = held_out_set(config, reader) if args.eval_strategy != "no" else ()
+    sizes = {"size": config.score_examples, "max_tokens": config.max_tokens}
+    sample = held_out_questions(reader.task, tokenizer, labels, examples, **sizes)
+    score = HeldOutScore(reader.task, tokenizer, labels, sample, console) if sample else None
+    journal = Journal(config.run, console)
+    patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
+    console.print(f"2/{2 if config.dry_run else 4} loading the base model", highlight=False)
     model = make_model(config, folder, bf16=bool(args.bf16))
     if packing:
         check_packing(model.config)
@@ -242,20 +278,22 @@ def make_trainer(
             model,
             parts=held_report.parts,  # starts with the parts of the training rows
             token_weights=config.token_weights,
-            score=score if score.questions else None,
+            score=score,
             keep=config.trainer.get("save_total_limit", 2),
+            stop=StopOnSignal(console),
             args=args,
             train_dataset=pack(train_rows, config.max_tokens) if packing else train_rows,
             eval_dataset=held_rows if len(held_rows) else None,
             processing_class=tokenizer,
-            callbacks=callbacks,
+            callbacks=[journal, *patience],
         )
         check_optimizer_packages(trainer)
     # A wrong setting or a missing package; for wandb and other loggers that is a RuntimeError.
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
     trainer.remove_callback(PrinterCallback)  # the journal prints instead
-    if score.questions and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    journal.evaluations = evaluations(trainer)
+    if score and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         raise UserError(
             "score_examples: sharded weights (FSDP, DeepSpeed) cannot answer; set score_examples=0"
         )
@@ -302,36 +340,3 @@ def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Ob
     torch.manual_seed(config.seed)
     hidden = model.config.get_text_config().hidden_size
     return Objective(config.robust, groups, hidden, PartialState().device)
-
-
-def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
-    """Return trl's settings: the config's, defaults for this machine, and those panjue manages."""
-    has_accelerator = torch.accelerator.is_available()
-    headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
-    defaults: dict[str, Any] = {
-        "bf16": has_bf16(),
-        "gradient_checkpointing": has_accelerator,
-        "logging_steps": 10,
-        "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
-        "report_to": ["tensorboard"],
-    }
-    settings = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
-    settings.pop("packing", None)  # panjue packs itself, so that each token keeps its part
-    settings.pop("save_total_limit", None)  # PartsTrainer drops old checkpoints itself
-    if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
-        best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
-        settings = {**best, **settings}
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    try:
-        return TrainerConfig(
-            **settings,
-            output_dir=str(config.run / "checkpoints"),
-            max_length=None,  # rows never exceed max_tokens, so trl must not cut
-            dataset_kwargs={"skip_prepare_dataset": True},
-            seed=config.seed,
-            data_seed=config.seed,  # otherwise the order depends on the number of processes
-            use_cpu=not has_accelerator,
-            disable_tqdm=True,  # the journal shows progress
-        )
-    except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"trainer: {str(error).splitlines()[0]}") from None

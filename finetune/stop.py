@@ -1,4 +1,4 @@
-"""SIGTERM or Ctrl-C during training: finish the current step, save a checkpoint, stop."""
+"""SIGTERM or Ctrl-C during training: finish the step, or stop its evaluation; save; stop."""
 
 import os
 import signal
@@ -35,8 +35,17 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Install the signal handlers."""
+        self.listen()
+
+    def listen(self) -> None:
+        """Install the signal handlers."""
         self._process = os.getpid()
         self._old_handlers = {n: signal.signal(n, self._receive) for n in SIGNALS}
+
+    @property
+    def is_received(self) -> bool:
+        """Say whether this process has received a signal."""
+        return bool(self._received)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._process:
@@ -50,10 +59,11 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
                 with suppress(OSError):
                     os.write(2, b"stopping after this step is saved; a second signal stops now\n")
         elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
-            self._release()
+            self.release()
             signal.raise_signal(number)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Restore the signal handlers of before."""
         self._console.quiet = self._quiet
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
@@ -62,14 +72,29 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Ask the trainer to save and stop, in all processes at the same step."""
-        self.agreed = self._received
-        if PartialState().num_processes > 1:  # a signal during this call counts for the next step
-            self.agreed = max(gather_object([self.agreed]))
+        self._agree()
         if self.agreed:
             control.should_training_stop = True
             # At the end of an epoch the trainer saves anyway, with its score.
             ends = args.save_strategy == "epoch" and state.epoch is not None and not state.epoch % 1
             control.should_save = not ends
+
+    def _agree(self) -> None:
+        self.agreed = self._received
+        if PartialState().num_processes > 1:  # a signal during this call counts for the next one
+            self.agreed = max(gather_object([self.agreed]))
+
+    def check(self, step: int) -> None:
+        """Stop the evaluation of `step`; all processes call this equally often.
+
+        Raises:
+            Stopped: In all processes, if one of them has received a signal.
+        """
+        self._agree()
+        if self.agreed:
+            raise Stopped(
+                f"stopped while scoring step {step}; run the same command to resume", self.agreed
+            )
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -90,15 +115,16 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Restore the signal handlers.
 
         Raises:
-            Stopped: A signal came before the last step.
+            Stopped: A signal came before the last step, or the evaluation of the last one.
         """
-        self._release()
-        if self.agreed and state.global_step < state.max_steps:
+        self.release()
+        if self.agreed and (state.global_step < state.max_steps or control.should_evaluate):
             # With `save_strategy: best` a step without a better score is not saved.
             is_saved = self._saved_step == state.global_step
-            saved = "which" if is_saved else "the last checkpoint before"
+            saved = "which is saved" if is_saved else "the last checkpoint before is saved"
+            scored = " but not scored" if control.should_evaluate else ""
             raise Stopped(
-                f"stopped at step {state.global_step} of {state.max_steps}, {saved} is saved; "
+                f"stopped at step {state.global_step} of {state.max_steps}, {saved}{scored}; "
                 "run the same command to resume",
                 self.agreed,
             )

@@ -1,8 +1,8 @@
 """trl's SFTTrainer with a loss per part of the reply and a score at every evaluation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED, PADDING, collate
 from panjue.finetune.samplers import EpochSampler, length_sampler
+from panjue.finetune.scoring import HeldOutScore
+from panjue.finetune.stop import StopOnSignal
+from panjue.prompts.plumbing.errors import Stopped
+from panjue.prompts.plumbing.files import write_json
 
 NOT_MODEL_INPUTS = ("labels", "parts", "group", "skip_logits")
 """Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
 kernels, would let the kernel compute the loss; here the trainer computes it."""
 
-Score = Callable[["PartsTrainer"], dict[str, float]]
+SCORED_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+"""Learning rate schedules that depend on the evaluations."""
 
 
 class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
@@ -30,8 +36,9 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     Args:
         parts: Names of the parts; the rows' column `parts` has indices into this list.
         token_weights: Part -> weight of its tokens in the training loss; default 1.
-        score: Trainer -> the task's metrics on held-out examples; None scores nothing.
+        score: Gives the task's metrics on held-out examples; None scores nothing.
         keep: Number of newest checkpoints to keep besides the best one; None keeps all.
+        stop: Stops the training, and its evaluations, at a signal.
         args, kwargs: As in trl.
     """
 
@@ -40,18 +47,21 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         *args: Any,
         parts: Sequence[str],
         token_weights: Mapping[str, float],
-        score: Score | None = None,
+        score: HeldOutScore | None = None,
         keep: int | None = None,
+        stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer, which must not process the rows again."""
-        self._parts, self._score, self._keep = parts, score, keep
+        self._parts, self.score, self._keep, self._stop = parts, score, keep, stop
         self._sampler: EpochSampler | None = None
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         self.add_callback(SamplerEpoch(self))
+        if stop:
+            self.add_callback(stop)
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "parts", "group", "length", "seq_lengths"]
@@ -177,10 +187,74 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
         Not in a callback, so that early stopping and the choice of the best checkpoint see them.
         """
-        output = super().evaluation_loop(*args, **kwargs)
-        if self._score:
-            output.metrics.update({f"eval_{k}": v for k, v in self._score(self).items()})
+        # Without this fork an evaluation would change the dropout of the steps after it, and a
+        # repeated one the weights.
+        with torch.random.fork_rng(devices=[]):
+            output = super().evaluation_loop(*args, **kwargs)
+            if self.score:
+                output.metrics.update({f"eval_{k}": v for k, v in self.score(self).items()})
         return output
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the held-out loss of a batch, unless a signal has come."""
+        self.check_signal()
+        return super().prediction_step(*args, **kwargs)
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Say whether this process has received a signal that stops the evaluation."""
+        return bool(self._stop and self._stop.is_received and self._can_repeat_evaluation())
+
+    def check_signal(self) -> None:
+        """Stop an evaluation; all processes call this equally often.
+
+        Raises:
+            Stopped: In all processes, if one of them has received a signal.
+        """
+        if self._stop and self._can_repeat_evaluation():
+            self._stop.check(self.state.global_step)
+
+    def _can_repeat_evaluation(self) -> bool:
+        """Say whether `finish_evaluation` can do later what a signal stops."""
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        return not is_sharded and self.args.lr_scheduler_type not in SCORED_SCHEDULES
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Log, evaluate and save; if a signal stops the evaluation, save without it and stop.
+
+        `should_evaluate` stays true in this checkpoint, see `awaits_evaluation`.
+        """
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except Stopped:
+            self._save_checkpoint(self.model, trial=None)
+            control = self.callback_handler.on_save(self.args, self.state, self.control)
+            self.callback_handler.on_train_end(self.args, self.state, control)
+            raise
+
+    def finish_evaluation(self, checkpoint: Path) -> None:
+        """Evaluate a checkpoint whose evaluation a signal stopped; record the result in it.
+
+        Raises:
+            Stopped: Another signal has come.
+        """
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        self._load_callback_state()  # how many evaluations were no better
+        self._load_from_checkpoint(str(checkpoint))
+        assert self._stop, "nothing else stops an evaluation"
+        self._stop.listen()
+        try:
+            metrics = self.evaluate()
+        finally:
+            self._stop.release()
+        if self._determine_best_metric(metrics, trial=None):
+            self.state.best_model_checkpoint = str(checkpoint)
+        for part in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(part, ExportableState):
+                self.state.stateful_callbacks[type(part).__name__] = part.state()
+        if self.is_world_process_zero():
+            write_json(checkpoint / TRAINER_STATE, asdict(self.state))
+        self.accelerator.wait_for_everyone()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 LINE_EVERY_S = 10.0
 
@@ -14,7 +14,13 @@ SETTLED_S, SETTLED_ITEMS = 20.0, 5
 
 
 class Meter:
-    """Counts up to `total`; created by `meter`."""
+    """Counts up to `total`; created by `meter`.
+
+    Attributes:
+        pauses_s: Seconds so far that went into no item.
+        pauses_left_s: Seconds of such work to come, as far as they are known.
+        unmeasured: What else is to come, such as ` and 2 evaluations`.
+    """
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         """Start at `start`."""
@@ -25,6 +31,7 @@ class Meter:
             time.monotonic(),
         )
         self.bar: Progress | None = None
+        self.pauses_s, self.pauses_left_s, self.unmeasured = 0.0, 0.0, ""
 
     @property
     def seconds(self) -> float:
@@ -32,24 +39,31 @@ class Meter:
         return max(time.monotonic() - self._start_time, 1e-3)
 
     @property
+    def busy_s(self) -> float:
+        """Seconds that went into items."""
+        return max(self.seconds - self.pauses_s, 1e-3)
+
+    @property
     def rate(self) -> float:
-        """Items per second, without those before `start`."""
-        return (self.done - self._start) / self.seconds
+        """Items per second, without those before `start` and without pauses."""
+        return (self.done - self._start) / self.busy_s
 
     def to(self, done: int, text: str) -> None:
         """Show that `done` items are finished, with `text`."""
         self.done = done
         if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=done, description=text)
+            shown = f"{text}{self._time_left()}"
+            self.bar.update(self.bar.task_ids[0], completed=done, description=shown)
         elif time.monotonic() - self._last_line >= LINE_EVERY_S or done == self.total:
             self._last_line = time.monotonic()
             self._console.print(f"{done}/{self.total}  {text}{self._time_left()}", highlight=False)
 
     def _time_left(self) -> str:
         """Return the time left, once the rate has settled."""
-        if self.seconds < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
+        if self.busy_s < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
             return ""
-        return f"  {(self.total - self.done) / self.rate / 60:.1f} min left"
+        left_s = (self.total - self.done) / self.rate + self.pauses_left_s
+        return f"  {left_s / 60:.1f} min{self.unmeasured} left"
 
 
 @contextmanager
@@ -62,7 +76,6 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
     columns = (
         MofNCompleteColumn(),
         BarColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console) as bar:

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from panjue.finetune.checkpoints import newest_complete
+from panjue.finetune.libraries import trainer_config
 from panjue.finetune.model import load_base, with_lora
 from panjue.finetune.settings import SftConfig, sft_settings
-from panjue.finetune.sft import main, train, trainer_config
+from panjue.finetune.sft import main, train
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_config
@@ -190,6 +191,17 @@ STOPS: list[tuple[signal.Signals, list[str]]] = [
     (signal.SIGTERM, BY_EPOCH),
     (signal.SIGTERM, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
 ]
+DROPOUT = "lora.lora_dropout=0.2"
+"""An evaluation that drew random numbers would change the steps after it."""
+
+SCORINGS: list[tuple[str, int, list[str]]] = [
+    ("prediction_step", 6, [DROPOUT]),
+    ("__call__", 6, [DROPOUT]),
+    ("__call__", 12, [DROPOUT]),
+    ("__call__", 14, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
+]
+"""In what a signal comes: a batch of the held-out loss, or a token of a reply; at which step; and
+the words of the training."""
 MOMENTS = ["print_plan", "claim", "write_json", "newest_complete"]
 SHORT = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
 
@@ -198,6 +210,8 @@ import json, os, signal, sys
 from pathlib import Path
 from panjue.finetune import result, sft
 from panjue.finetune.journal import Journal
+from panjue.finetune.scoring import TokenCounter
+from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.cli import main
 from panjue.prompts.reader import Reader
 
@@ -211,6 +225,23 @@ def told_to_stop(number, *words):
             os.kill(os.getpid(), int(number))
 
     Journal.on_log = on_log
+    sys.argv[1:] = ["sft", *words]
+    main()
+
+def told_while_scoring(name, step, *words):
+    owner = TokenCounter if name == "__call__" else PartsTrainer
+    method, calls = getattr(owner, name), []
+
+    def disturbed(self, *given, **more):
+        trainer = self._trainer if name == "__call__" else self
+        if trainer.state.global_step == int(step):
+            calls.append(1)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            print("calls", len(calls), file=sys.stderr)
+        return method(self, *given, **more)
+
+    setattr(owner, name, disturbed)
     sys.argv[1:] = ["sft", *words]
     main()
 
@@ -249,6 +280,9 @@ def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         f"stop-{n}": ("told_to_stop", [str(int(number)), config, f"run={folder}/stop-{n}", *saves])
         for n, (number, saves) in enumerate(STOPS)
     }
+    for n, (name, step, words) in enumerate(SCORINGS):
+        run = f"run={folder}/scoring-{n}"
+        tries[f"scoring-{n}"] = ("told_while_scoring", [name, str(step), config, run, *words])
     for moment in MOMENTS:
         words = [moment, config, f"run={folder}/{moment}", *SHORT]
         tries[moment] = ("killed_before", words)
@@ -298,6 +332,42 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
         for run in (training.run, undisturbed(words))
     )
     assert all(torch.equal(again[name], once[name]) for name in once)
+
+
+@pytest.mark.parametrize("number", range(len(SCORINGS)))
+def test_a_signal_during_the_scoring_is_honoured_at_once_and_the_scoring_repeated(
+    number: int,
+    ended: dict[str, Ended],
+    undisturbed: Callable[[list[str]], Path],
+    workshop: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (_, step, words), stopped = SCORINGS[number], ended[f"scoring-{number}"]
+    assert stopped.code == 128 + signal.SIGTERM, stopped.errors
+    last = 20 if "trainer.max_steps=20" in words else 12
+    assert stopped.errors.splitlines()[-1] == (
+        f"panjue: stopped at step {step} of {last}, which is saved but not scored; "
+        "run the same command to resume"
+    )
+    calls = [line for line in stopped.errors.splitlines() if line.startswith("calls")]
+    assert calls[-1] == "calls 2", "neither a batch nor a token more"
+    newest = newest_complete(stopped.run / "checkpoints")
+    assert newest is not None
+    assert newest.name == f"checkpoint-{step}"
+    main(workshop / "sft.yaml", [f"run={stopped.run}", *words])
+    assert "scoring it first: a signal had stopped that" in capsys.readouterr().out
+    once = undisturbed(words)
+    weights = [load_file(f / "adapter/adapter_model.safetensors") for f in (stopped.run, once)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    scores = [
+        [
+            (row["step"], row["eval_loss"], row["eval_final"])
+            for _, row in read_lines(f / "log.jsonl")
+            if "eval_loss" in row
+        ]
+        for f in (stopped.run, once)
+    ]
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
