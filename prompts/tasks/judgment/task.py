@@ -16,6 +16,8 @@ from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import (
+    FINAL_PARTS,
+    LABELS,
     article_f1,
     article_precision,
     article_recall,
@@ -335,6 +337,8 @@ TASK = Task(
         classes=classes,
         order={"penalty": BY_SEVERITY},
         readable={"articles": article_name},
+        labels=LABELS,
+        parts=FINAL_PARTS,
     ),
     answer=Decide("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
 )
