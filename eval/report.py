@@ -119,8 +119,8 @@ def report(run: Run) -> Report:
     scores = score(run.reader, run.test, submission)
     result = Report(run.folder.name, str(run.provenance["task"]), scores)
     result.labels, result.parts = run.task.score.labels, run.task.score.parts
-    trained, endpoint = (run.provenance.get(name) for name in ("trained", "endpoint"))
-    result.demo = bool(trained) and not endpoint and is_demo(Path(trained))
+    trained = run.provenance.get("trained")
+    result.demo = bool(trained and is_demo(Path(trained))) and not run.provenance.get("endpoint")
     result.decoding = decoding_of(submission) or {}
     result.tested = _tested(run, result.decoding)
     rows = run.task.data.submission.index(submission)
@@ -172,12 +172,18 @@ def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
             text=split_at_names(example.text, [name for name, _ in items]),
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in class_fields},
-            wrong=sorted({field.name for field in fields if not field.correct}),
+            wrong=_wrong(fields),
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
             reply=[row.get("refused") or first_reply(row) for row in calls],
         )
+
+
+def _wrong(fields: Sequence[Field]) -> list[str]:
+    """Return the names of the fields that are wrong anywhere, in the order of the fields."""
+    wrong = {field.name for field in fields if not field.correct}
+    return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
 
 
 def _values(fields: Iterator[Field]) -> list[str]:
