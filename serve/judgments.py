@@ -41,12 +41,15 @@ class Case(BaseModel):
 class Judgments:
     """The handlers of these routes."""
 
-    def __init__(self, judge: Judge, task: str, law: Mapping[str, str], in_flight: int) -> None:
+    def __init__(
+        self, judge: Judge, task: str, law: Mapping[str, str], in_flight: int, *, demo: bool
+    ) -> None:
         """Take the judge of a task, and the texts of articles to show with answers.
 
-        A case may take at most `in_flight` replies.
+        A case may take at most `in_flight` replies. `demo` says that the demo's tiny model answers.
         """
         self._judge, self._task, self._law, self._in_flight = judge, task, law, in_flight
+        self._demo = demo
 
     def attach(self, app: FastAPI) -> None:
         """Add the routes to an app."""
@@ -120,13 +123,14 @@ class Judgments:
             yield sse("error", Problem(503, f"the engine failed during the reply: {error}").body)
 
     async def labels(self) -> dict[str, Any]:
-        """Return the label sets, with the count of each label in training."""
+        """Return the label sets, with the count of each label in training, and what answers."""
         labels = self._judge.asker.labels
         return {
             "task": self._task,
             "labels": labels.counts,
             "most": labels.most,
             "law": self._law,
+            "demo": self._demo,
         }
 
     async def ready(self) -> dict[str, str]:

@@ -57,6 +57,19 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def is_demo(folder: Path) -> bool:
+    """Say whether a model or adapter descends from a base that `panjue base` made.
+
+    A training names its base in its manifest; `start.json` is only in the untrained model of
+    `panjue base`.
+    """
+    manifest = folder / "manifest.json"
+    while manifest.exists() and (base := read_json(manifest).get("base")):
+        folder = Path(base)
+        manifest = folder / "manifest.json"
+    return (folder / "start.json").exists()
+
+
 def is_hub_name(name: str) -> bool:
     """Say whether a base model that is no local folder can be a model of the hub."""
     in_hub_form = name.count("/") == 1 and not name.startswith((".", "/", "~"))
