@@ -139,8 +139,9 @@ class Run:
 
     def card_folder(self) -> Path | None:
         """Return the folder of the adapter that answered, here or at its old path, if unchanged."""
-        for folder in (self.folder.resolve().parent.parent / self.trained.name, self.trained):
-            if folder.is_dir() and model_sha256(folder) == self.provenance["trained_sha256"]:
+        digest, run = self.provenance["trained_sha256"], self.folder.resolve().parent.parent
+        for folder in (run / self.trained.name, self.trained):
+            if folder.is_dir() and model_sha256(folder, digest) == digest:
                 return folder
         return None
 

@@ -219,13 +219,12 @@ def _differences(task: Task, first: ScoreTable, second: ScoreTable) -> dict[str,
 
 def _score_table(reader: Reader, gold: Path, rows: Rows) -> ScoreTable:
     task = reader.task
-    table, answered = ScoreTable(task), 0
+    table = ScoreTable(task)
+    check_answered(reader, gold, rows)
     for example, gold_row in gold_rows(reader, gold):
         row = rows.get(example.id)
         values = metric_values(task, gold_row, row, f"{rows.path}: id {example.id}")
         table.add(example, task.score.weight(example), values)
-        answered += row is not None
-    check_answered(gold, len(table.weights), rows.path, len(rows), answered)
     return table
 
 

@@ -26,7 +26,14 @@ from panjue.eval.group_measures import (
     widest_recall_gap,
     worst_class,
 )
-from panjue.eval.means import ScoreTable, gold_rows, metric_values, summarize, without_nan
+from panjue.eval.means import (
+    ScoreTable,
+    check_answered,
+    gold_rows,
+    metric_values,
+    summarize,
+    without_nan,
+)
 from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels, load_labels
@@ -149,6 +156,7 @@ class _Table:
         """Read gold and submission; with `labels`, add the attribute `class_frequency`."""
         task = reader.task
         rows = task.data.submission.index(submission)
+        check_answered(reader, gold, rows)
         self.scores, self.metric = ScoreTable(task), metric
         self.gold: list[Classes] = []
         self.predicted: list[Classes] = []
@@ -166,8 +174,6 @@ class _Table:
             self.gold.append(classes)
             self.predicted.append(_classes(task, row) if row is not None else frozenset())
             self.confidences.append(certainty.add(example, gold_row, row) if certainty else [])
-        if not self.gold:
-            raise UserError(f"{gold}: has no examples")
         self.extra_rows = len(rows) - len(self.gold) + self.missing
 
     def groups(self, attribute: str) -> NDArray[np.str_]:

@@ -1,6 +1,7 @@
 """Metric values per example, and the metrics over all examples with intervals."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.example import UNKNOWN, Decide, Example
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
@@ -131,16 +133,39 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def check_answered(gold: Path, examples: int, submission: Path, rows: int, answered: int) -> None:
-    """Refuse two files without a common id, which would score 0.
+def check_answered(reader: Reader, gold: Path, rows: Rows) -> None:
+    """Refuse a submission of other cases, which would score 0.
+
+    The gold file is read up to the first example that the submission answers: usually one row.
 
     Raises:
-        UserError: There is no example, or no submission row has the id of an example.
+        UserError: There is no example; no row has the id of an example; or all rows with such an
+            id name other defendants.
     """
-    if not examples:
+    example, named = None, ""
+    for example, gold_row in gold_rows(reader, gold):
+        row = rows.get(example.id)
+        wanted, found = _names(reader.task, gold_row), _names(reader.task, row)
+        if row is not None and (not found or not wanted or wanted.keys() & found.keys()):
+            return
+        if row is not None and not named:
+            named = f"id {example.id} has {'、'.join(wanted)} there and {'、'.join(found)} here"
+    if example is None:
         raise UserError(f"{gold}: has no examples")
-    if rows and not answered:
-        raise UserError(f"{submission}: no row has an id of {gold}; are these the right files?")
+    if named:
+        raise UserError(
+            f"{rows.path}: no defendant of {gold} is in it; {named}; are these the right files?"
+        )
+    if len(rows):
+        raise UserError(f"{rows.path}: no row has an id of {gold}; are these the right files?")
+
+
+def _names(task: Task, row: Row | None) -> dict[str, None]:
+    """Return the names in a row whose items have names, in order; none in a row of another form."""
+    with suppress(KeyError, TypeError):
+        if row is not None and isinstance(task.answer, Decide):
+            return {str(item["name"]): None for item in row[task.answer.items]}
+    return {}
 
 
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:

@@ -118,6 +118,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     task = reader.task
     submission = task.data.submission.find(submission)
     rows, run = task.data.submission.index(submission), submission.parent
+    check_answered(reader, gold, rows)
     decoding = decoding_of(submission)
     labels = _labels(task, run)
     table, baselines = ScoreTable(task), Baselines(task, labels)
@@ -134,7 +135,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         if certainty:
             certainty.add(example, gold_row, row)
     examples = len(table.weights)
-    check_answered(gold, examples, submission, len(rows), examples - missing)
     groups = {attribute: _by_group(table, attribute) for attribute in table.groups}
     means = baselines.means()
     return Scores(

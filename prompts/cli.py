@@ -14,8 +14,10 @@ import typer
 
 from panjue.prompts.plumbing import cli_scores
 from panjue.prompts.plumbing.errors import UserError, in_one_line
-from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName
+from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName, guarded
 from panjue.prompts.plumbing.orphans import watch_parent
+from panjue.prompts.reader import Skipped
+from panjue.prompts.task import load_task
 
 watch_parent()  # acts only in the processes of an engine
 
@@ -49,6 +51,22 @@ def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) 
     from panjue.prompts.tasks.judgment.demo import write_demo
 
     write_demo(folder, {"train": train, "test": test, "base": base})
+
+
+@app.command()
+def convert(file: Path, out: Path, task: TaskName = "judgment") -> None:
+    """Write FILE, which has another format, to OUT as cases; exit code 1 if rows are left out."""
+    from panjue.prompts.plumbing.formats import convert as write_cases
+
+    data = load_task(task).data
+    if not data.converters:
+        raise UserError(f"--task {task}: panjue reads no other format of this task")
+    with guarded(Skipped(), out, inputs=(file,)):
+        result = write_cases(data, file, out, print)
+    for note, count in result.notes.items():
+        print(f"{count} rows: {note}")
+    print(f"written: {out}, {result.converted} of {result.rows} rows")
+    raise typer.Exit(0 if result.converted == result.rows else 1)
 
 
 @app.command()

@@ -2,15 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of
-from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_case
+from panjue.prompts.plumbing.formats import format_hint
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]
@@ -82,7 +81,7 @@ class Reader:
             except (UserError, KeyError) as error:
                 reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
                 if self.on_bad_row == "stop":
-                    hint = "" if first else other_format(path)
+                    hint = "" if first else format_hint(self.task.data, path)
                     raise UserError(f"{path}:{place}: {reason}{hint}") from None
                 self.skipped.add(path, place, reason)
                 continue
@@ -92,27 +91,6 @@ class Reader:
     def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the groups from the row's `groups` and from the side file; the latter win."""
         return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
-
-
-OTHER_FORMATS = {
-    "Alpaca": {"instruction", "output"},
-    "ShareGPT": {"conversations"},
-    "OpenAI messages": {"messages"},
-    "CAIL2018": {"fact", "meta"},
-}
-"""Format of another program or contest -> the fields by which its rows are known."""
-
-
-def other_format(path: Path) -> str:
-    """Return the end of a message that names the format of another program, if a file has one."""
-    with suppress(UserError):
-        _, load = next(case_rows(path))
-        row = load()
-        for name, fields in OTHER_FORMATS.items():
-            if fields <= row.keys():
-                kind = f"the file looks like {name}, its fields are {', '.join(row)}"
-                return f"; {kind}; convert it to the format in README.md"
-    return ""
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:

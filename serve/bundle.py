@@ -127,7 +127,8 @@ def _provenance(run: Path) -> dict[str, Any]:
     if provenance.get("endpoint") or not provenance.get("trained"):
         raise UserError(f"{run}: was answered by an endpoint; there is no model to pack")
     trained = Path(provenance["trained"])
-    if not trained.is_dir() or model_sha256(trained) != provenance["trained_sha256"]:
+    digest = provenance["trained_sha256"]
+    if not trained.is_dir() or model_sha256(trained, digest) != digest:
         raise UserError(f"{trained}: is not what {run} was answered with; generate again")
     if prompt_sha256(provenance["task"]) != provenance["prompt_sha256"]:
         raise UserError(f"{run}: was asked with another prompt than the code has; generate again")

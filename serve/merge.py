@@ -57,8 +57,10 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     manifest = read_json(adapter / "manifest.json")
-    merged_manifest = {**manifest, "adapter_sha256": model_sha256(adapter)}
-    if (out / "manifest.json").exists() and read_json(out / "manifest.json") == merged_manifest:
+    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
+    digest = model_sha256(adapter, before.get("adapter_sha256"))
+    merged_manifest = {**manifest, "adapter_sha256": digest}
+    if before == merged_manifest:
         return out
     base_folder = check_base(adapter, manifest, base)
     temporary = out.with_name(f".{out.name}.tmp")

@@ -10,7 +10,7 @@ from pydantic import Field
 from panjue.prompts.plumbing.config import Config, load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
-from panjue.prompts.reader import OnBadRow
+from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
 NAME = "panjue"
@@ -224,9 +224,10 @@ def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConf
         UserError: A key or value is wrong, or the task, test file or training result is missing.
     """
     config = load_config(GenerateConfig, path, overrides)
-    load_task(config.task)
+    task = load_task(config.task)
     if not config.test.exists():
         raise UserError(f"test: no file {config.test}")
+    next(Reader(task, on_bad_row=config.on_bad_row).read(config.test), None)  # of another format?
     if config.trained or not config.endpoint:
         trained_folder(config)
     return config

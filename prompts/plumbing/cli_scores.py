@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from panjue.prompts.labels import load_labels
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import answers_in, atomic_write, sha256, write_json
 from panjue.prompts.plumbing.options import (
     Embeddings,
@@ -175,25 +176,35 @@ def fairness(
 
 @app.command()
 def check(
-    submission: SubmissionPath,
-    cases: Annotated[Path, typer.Option(help="the test file of the submission")],
+    file: Annotated[
+        Path, typer.Argument(help="a submission or its run folder; without --cases, cases")
+    ],
+    cases: Annotated[Path | None, typer.Option(help="the test file of the submission")] = None,
     labels: Annotated[Path | None, typer.Option(help="a labels.json: reject other labels")] = None,
     task: OptionalTask = None,
     on_bad_row: OnBad = "stop",
 ) -> None:
-    """Print every fault of a submission, with its place; exit code 1 if there is one."""
+    """Print every fault of a submission or a file of cases, with its place; exit code 1 if any."""
     from panjue.eval.check import check as find_faults
+    from panjue.eval.check_cases import check_cases
 
+    if cases is None and (labels or on_bad_row == "skip"):
+        raise UserError("--labels, --on-bad-row: are for a submission; add --cases CASES")
     label_sets = load_labels(labels) if labels else None
     faults = 0
-    submission = answers_in(submission, cases)
-    name, note = task_of(task, submission)
+    file = answers_in(file, cases)
+    name, note = task_of(task, file)
     reader = Reader(load_task(name), on_bad_row=on_bad_row)
     with guarded(reader.skipped, inputs=(), note=note):
-        for fault in find_faults(reader, submission, cases, label_sets):
-            print(fault)
-            faults += 1
+        if cases is None:
+            result = check_cases(reader, file)
+            faults = len(result.faults)
+            print(*result.lines(), sep="\n")
+        else:
+            for fault in find_faults(reader, file, cases, label_sets):
+                print(fault)
+                faults += 1
     if reader.skipped.rows:
         print(reader.skipped)
-    print(f"{submission}: {faults} faults" if faults else f"{submission}: clean")
+    print(f"{file}: {faults} faults" if faults else f"{file}: clean")
     raise typer.Exit(1 if faults else 0)

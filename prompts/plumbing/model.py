@@ -1,8 +1,10 @@
 """The folder and the tokenizer of a base model, for training and serving."""
 
 import hashlib
+import json
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ MIN_CACHED_SIZE = 2**26
 
 SETTLED_NS = 2 * 10**9
 """Time since its last change after which the hash of a file may be cached."""
+
+PATHS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+"""Keys of a model's JSON files that name the folder of a base model."""
 
 DECISION = "decision.json"
 """The decision rule that `panjue tune` fitted; in the folder of an adapter's labels.json."""
@@ -109,14 +114,46 @@ def model_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 
-def model_sha256(folder: Path) -> str:
+def model_sha256(folder: Path, recorded: str | None = None) -> str:
     """Return one hash over the names and contents of a model's files.
 
-    The decision rule (`DECISION`) is left out: it is fitted after training.
+    The decision rule (`DECISION`) is left out: it is fitted after training. In the JSON files of an
+    adapter, the order of keys, white space and paths (`PATHS`) do not count: an adapter that is
+    restored from elsewhere may differ in them.
+
+    Args:
+        folder: The model or adapter.
+        recorded: An earlier hash; it is returned if it fits by the earlier rule, for which the
+            bytes of the JSON files counted.
     """
-    files = (path for path in model_files(folder) if path.name != DECISION)
-    parts = (f"{_file_sha256(path)} {path.name}" for path in files)
+    files = [path for path in model_files(folder) if path.name != DECISION]
+    hashes = {path.name: _file_sha256(path) for path in files}
+    by_bytes = _joined(hashes)
+    if recorded == by_bytes or "adapter_config.json" not in hashes:
+        return by_bytes
+    return _joined({**hashes, **{p.name: _json_sha256(p) for p in files if p.suffix == ".json"}})
+
+
+def _joined(hashes: Mapping[str, str]) -> str:
+    parts = (f"{digest} {name}" for name, digest in hashes.items())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _json_sha256(path: Path) -> str:
+    """Return the hash of a JSON file's content without paths; of a broken file, that of its bytes.
+
+    In `labels.json` the order counts: it is that of the most frequent labels.
+    """
+    with suppress(ValueError):
+        value = json.loads(path.read_bytes(), object_hook=_without_paths)
+        text = json.dumps(value, sort_keys=path.name != "labels.json")
+        return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(path)
+
+
+def _without_paths(value: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the paths of an object, and what has its hash in a further entry."""
+    return {k: v for k, v in value.items() if k not in PATHS and f"{k}_sha256" not in value}
 
 
 def _file_sha256(path: Path) -> str:

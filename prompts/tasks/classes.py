@@ -194,7 +194,14 @@ class Classes:
     def task(self, *languages: str) -> Task:
         """Return the task for texts in these languages."""
         return Task(
-            Data(self.read, self.write, self.rows, check=self.check, languages=languages),
+            Data(
+                self.read,
+                self.write,
+                self.rows,
+                check=self.check,
+                languages=languages,
+                fields=(self.text[0], self.key),
+            ),
             Ask(self.prompt, self.schema, self.decode, labels=self.labels),
             Score(
                 (accuracy, macro_f1(len(self.words), self.words if self.named else ())),

@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.task import by_hand
+from panjue.prompts.tasks.judgment.read import by_hand
 
 DEFENDANTS = (1, 2, 5, 20, 63)
 ROUNDS = 3

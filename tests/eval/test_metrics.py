@@ -178,7 +178,7 @@ def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> No
 def test_weight_is_the_binary_logarithm_of_the_defendants(
     case: Callable[..., dict[str, Any]], defendants: int, weight: float
 ) -> None:
-    from panjue.prompts.tasks.judgment.task import read
+    from panjue.prompts.tasks.judgment.read import read
 
     row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
     assert load_task("judgment").score.weight(read(row)) == pytest.approx(weight)

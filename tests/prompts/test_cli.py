@@ -40,6 +40,66 @@ def test_demo_writes_as_many_cases_as_it_is_told(folder: Path) -> None:
     assert sizes == {"train": 8, "test": 4, "base": 2, "submission": 4}
 
 
+CAIL2018 = (
+    '{"fact": "张某盗窃。", "meta": {"criminals": ["张某"], "accusation": ["盗窃"], '
+    '"relevant_articles": [264], "punish_of_money": 0, "term_of_imprisonment": '
+    '{"death_penalty": false, "life_imprisonment": false, "imprisonment": MONTHS}}}\n'
+)
+
+
+def test_convert_writes_cases_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "cail.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(CAIL2018.replace("MONTHS", n) for n in ("10", "3", "0")), "utf-8")
+    assert typed(monkeypatch, "convert", path, out) == 0
+    assert capsys.readouterr().out == (
+        "1 rows: 1 to 5 months: too short for imprisonment, so detention (拘役) or, rarely, "
+        "surveillance (管制), the file does not tell; written as detention\n"
+        "1 rows: 0 months: a fine alone, exemption or a term that was not found, the file does not "
+        f"tell; written without a term, penalty class 14\nwritten: {out}, 3 of 3 rows\n"
+    )
+    path.write_text(CAIL2018.replace("MONTHS", "10") + "{}\n" + path.read_text("utf-8"), "utf-8")
+    assert typed(monkeypatch, "convert", path, out) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{path}:2: not converted: its fields are none; the formats that")
+    assert said[-1] == f"written: {out}, 4 of 5 rows"
+    path.write_text(CAIL2018.replace("MONTHS", "-1"), "utf-8")
+    out.unlink()
+    assert typed(monkeypatch, "convert", path, out) == 2
+    reason = "'imprisonment' must be months, 0 or more, found -1"
+    assert capsys.readouterr().err == (
+        f"panjue: {path}: no row can be converted; the first, 1: {reason}\n"
+    )
+    assert not out.exists()
+
+
+def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, config = tmp_path / "cail.jsonl", tmp_path / "config.yaml"
+    path.write_text(CAIL2018.replace("MONTHS", "10"), "utf-8")
+    config.write_text(f"run: {tmp_path / 'run'}\ntest: {path}\n", "utf-8")
+    monkeypatch.setitem(sys.modules, "panjue.serve.generate", None)
+    assert typed(monkeypatch, "generate", config) == 2
+    assert capsys.readouterr().err == (
+        f"panjue: {path}:1: 'id' must be a number or a string; the file looks like CAIL2018, its "
+        "fields are fact, meta; a case has id, fact, defendants, outcomes; "
+        f"`panjue convert {path} OUT.jsonl` converts it\n"
+    )
+
+
+def test_convert_reads_no_other_task_and_overwrites_no_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "test.jsonl"
+    assert typed(monkeypatch, "convert", path, folder / "out", "--task", "scotus") == 2
+    told = "panjue: --task scotus: panjue reads no other format of this task\n"
+    assert capsys.readouterr().err == told
+    assert typed(monkeypatch, "convert", path, path) == 2
+    assert "choose another output" in capsys.readouterr().err
+
+
 def test_score_prints_and_writes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

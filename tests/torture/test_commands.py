@@ -122,6 +122,19 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     ". .venv/bin/activate": ("See it work", {"activate": "activate && panjue --help"}),
     "panjue demo FOLDER": ("See it work", DEMO),
+    "panjue convert FILE OUT [--task NAME]": (
+        "See it work",
+        {"FILE": "cail.jsonl", "OUT": "converted.jsonl", "NAME": "judgment", **OPTIONS},
+    ),
+    "panjue convert FILE OUT": (
+        "See it work",
+        {"FILE": "cail.jsonl", "OUT": "converted.jsonl"},
+    ),
+    "panjue check FILE [--task NAME]": (
+        "See it work",
+        {"FILE": "data/demo/test.jsonl", "NAME": "judgment", **OPTIONS},
+    ),
+    "panjue check FILE": ("See it work", {"FILE": "data/demo/test.jsonl"}),
     "panjue base CONFIG": ("See it work", {"CONFIG": "finetune/configs/base.yaml"}),
     "panjue sft CONFIG [key=value …]": (
         "See it work",
@@ -292,6 +305,11 @@ class House:
             (place / f"{name}.jsonl").write_text("".join(lines[:40]), "utf-8")
         (place / "case.txt").write_text(FACT, "utf-8")
         shutil.copy(place / "tiny/labels.json", place)
+        term = {"death_penalty": False, "life_imprisonment": False, "imprisonment": 7}
+        one = {"criminals": ["张某甲"], "accusation": ["盗窃"], "relevant_articles": [264]}
+        write_lines(
+            place / "cail.jsonl", [{"fact": FACT, "meta": {**one, "term_of_imprisonment": term}}]
+        )
         groups = [{"id": n, "court": "AB"[n % 2]} for n in range(200)]
         write_lines(place / "groups.jsonl", groups)
 

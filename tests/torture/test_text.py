@@ -11,7 +11,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.task import by_hand
+from panjue.prompts.tasks.judgment.read import by_hand
 from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -10,11 +10,12 @@ from jsonschema import Draft202012Validator
 from panjue.prompts.example import Answer, Decide, Decoded, Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import load_json
-from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
+from panjue.prompts.tasks.judgment.convert import CONVERTERS
 from panjue.prompts.tasks.judgment.metric import (
     article_f1,
     article_precision,
@@ -25,110 +26,8 @@ from panjue.prompts.tasks.judgment.metric import (
     final,
     penalty_accuracy,
 )
+from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
 from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
-
-MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
-"""Penalty class, months of imprisonment that it exceeds."""
-
-TERMS = ("surveillance", "detention", "imprisonment")
-FIELDS = ("charges", "articles")
-"""The two label sets of a judgment."""
-
-
-def penalty_class(penalty: Mapping[str, Any]) -> int:
-    """Return the class 0-14 of a sentence; terms are in months, the first match wins.
-
-    Raises:
-        UserError: A term is no number of months.
-        TypeError: A flag is not a bool.
-    """
-    if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
-        raise TypeError  # "false" would mean death
-    for term in TERMS:
-        months = penalty[term]
-        if type(months) not in (int, float) or not 0 <= months < math.inf:
-            raise UserError(f"'penalty' has {term} {months!r}; it must be months, 0 or more")
-    if penalty["death_penalty"]:
-        return 0
-    if penalty["life_imprisonment"]:
-        return 1
-    if penalty["detention"] > 0:
-        return 2
-    if penalty["surveillance"] > 0:
-        return 3 if penalty["surveillance"] > 12 else 4
-    return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
-
-
-def read(row: Mapping[str, Any]) -> Example:
-    """Read one case.
-
-    Raises:
-        UserError: A field is missing, of the wrong type, or contradicts another.
-    """
-    key, fact = id_of(row), text_of(row, "fact")
-    names: Any = row.get("defendants")
-    if not _is_names(names):
-        raise UserError("'defendants' must list the defendants' names, one or more, each once")
-    answer: Answer | None = None
-    if "outcomes" in row:
-        judgments = _judgments(row["outcomes"])
-        if set(judgments) != set(names):
-            raise UserError("'outcomes' must have exactly one entry per defendant")
-        answer = {"judgments": [judgments[name] for name in names]}
-    return Example(
-        id=key,
-        text=fact,
-        names=tuple(names),
-        inputs={"defendants": "、".join(names)},
-        answer=answer,
-        groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
-    )
-
-
-def by_hand(fact: str, names: Sequence[str]) -> Example:
-    """Return the example of a typed case.
-
-    Raises:
-        UserError: There are no facts, or no names.
-    """
-    return read({"id": 0, "fact": fact, "defendants": list(names)})
-
-
-def _is_names(names: Any) -> bool:
-    return (
-        isinstance(names, list)
-        and bool(names)
-        and all(isinstance(name, str) and name.strip() for name in names)
-        and len(set(names)) == len(names)
-    )
-
-
-def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
-    judgments: dict[str, dict[str, Any]] = {}
-    rows: list[Any] = outcomes if isinstance(outcomes, list) else [None]
-    for outcome in rows:
-        try:
-            name, penalty = outcome["name"], outcome["penalty"]
-            sets = {field: _labels_of(outcome[field]) for field in FIELDS}
-            if not isinstance(name, str) or name in judgments:
-                raise UserError(f"'outcomes' has {name!r} twice or not as a name")
-            label = PENALTIES[penalty_class(penalty)]
-            judgments[name] = {"name": name, **sets, "penalty": label}
-        except KeyError as error:
-            raise UserError(f"'outcomes' lacks {error}") from None
-        except TypeError:
-            raise UserError(
-                "'outcomes' must be a list of {name, penalty, charges, articles}"
-            ) from None
-    return judgments
-
-
-def _labels_of(value: Any) -> list[str]:
-    if not isinstance(value, list):  # a string would be read as a list of its characters
-        raise TypeError
-    if not all(isinstance(label, str | int) for label in value):
-        raise TypeError
-    return list(dict.fromkeys(map(str, value)))
 
 
 def prompt(example: Example) -> Messages:
@@ -318,7 +217,14 @@ BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
 numbers have detention (拘役) and surveillance (管制) before imprisonment."""
 
 TASK = Task(
-    data=Data(read=read, write=write, check=check, by_hand=by_hand),
+    data=Data(
+        read=read,
+        write=write,
+        check=check,
+        by_hand=by_hand,
+        fields=("id", "fact", "defendants", "outcomes"),
+        converters=CONVERTERS,
+    ),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
     score=Score(
         metrics=(

@@ -1,14 +1,17 @@
 """The hash of a model: that of what its files hold now, though large ones are read once."""
 
+import hashlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from panjue.prompts.plumbing import model
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.plumbing.model import model_folder, model_sha256
+from panjue.prompts.plumbing.model import PATHS, model_folder, model_sha256
 
 
 @pytest.fixture
@@ -77,6 +80,79 @@ def test_without_a_place_to_write_it_is_read_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert model_sha256(folder) == model_sha256(folder)
     assert len(read) == 4
+
+
+ADAPTER: dict[str, dict[str, Any]] = {
+    "adapter_config.json": {"r": 8, "base_model_name_or_path": "/a", "bias": "none"},
+    "tokenizer_config.json": {"eos_token": "x", "_name_or_path": "/a"},
+    "manifest.json": {"base": "/a", "base_sha256": "1", "train": "/a", "train_sha256": "2"},
+    "labels.json": {"counts": {"charges": {"盗窃罪": 1, "诈骗罪": 1}}},
+}
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    for name, content in ADAPTER.items():
+        write_json(folder / name, content)
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("adapter_config.json", dict(reversed(ADAPTER["adapter_config.json"].items()))),
+        ("adapter_config.json", {**ADAPTER["adapter_config.json"], PATHS[0]: "/b/c"}),
+        ("adapter_config.json", {"r": 8, "bias": "none"}),
+        ("tokenizer_config.json", {"_name_or_path": "/b", "eos_token": "x"}),
+        ("manifest.json", {**ADAPTER["manifest.json"], "base": "/b", "train": "/b"}),
+    ],
+)
+def test_an_adapter_with_other_paths_or_order_of_keys_is_the_same(
+    name: str, content: dict[str, Any], adapter: Path
+) -> None:
+    first = model_sha256(adapter)
+    (adapter / name).write_text(json.dumps(content, indent=7), "utf-8")
+    assert model_sha256(adapter) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("adapter_config.json", {**ADAPTER["adapter_config.json"], "r": 9}),
+        ("tokenizer_config.json", {"eos_token": "y", "_name_or_path": "/a"}),
+        ("manifest.json", {**ADAPTER["manifest.json"], "base_sha256": "3"}),
+        ("labels.json", {"counts": {"charges": {"诈骗罪": 1, "盗窃罪": 1}}}),  # the first counts
+        ("labels.json", "{"),
+    ],
+)
+def test_an_adapter_with_other_settings_is_another(
+    name: str, content: object, adapter: Path
+) -> None:
+    first = model_sha256(adapter)
+    write_json(adapter / name, content)
+    assert model_sha256(adapter) != first
+    (adapter / name).write_text("{", "utf-8")
+    assert model_sha256(adapter) != first
+
+
+def test_the_files_of_a_base_count_by_their_bytes(folder: Path) -> None:
+    write_json(folder / "config.json", {"a": 1, "b": 2})
+    first = model_sha256(folder)
+    write_json(folder / "config.json", {"b": 2, "a": 1})
+    assert model_sha256(folder) != first
+
+
+def test_the_hash_in_an_older_record_is_accepted(adapter: Path) -> None:
+    names = sorted(path.name for path in adapter.iterdir())
+    parts = "\n".join(f"{sha256(adapter / name)} {name}" for name in names)
+    recorded = hashlib.sha256(parts.encode()).hexdigest()
+    assert model_sha256(adapter) != recorded
+    assert model_sha256(adapter, recorded) == recorded
+    assert model_sha256(adapter, "another") == model_sha256(adapter)
+    (adapter / "adapter_model.safetensors").write_bytes(b"changed")
+    assert model_sha256(adapter, recorded) != recorded
 
 
 def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:

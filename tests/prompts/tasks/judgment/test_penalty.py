@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.judgment.task import penalty_class
+from panjue.prompts.tasks.judgment.read import penalty_class, sentence_of_class
 
 NOTHING = {
     "surveillance": 0,
@@ -79,3 +79,8 @@ def test_fines_do_not_count(fine: int, unknown: bool) -> None:
 def test_what_is_no_number_of_months_has_no_class(term: str, months: Any) -> None:
     with pytest.raises(UserError, match=f"'penalty' has {term} .*; it must be months, 0 or more"):
         penalty_class({**NOTHING, term: months})
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_the_sentence_of_a_class_has_this_class(number: int) -> None:
+    assert penalty_class(sentence_of_class(number)) == number

@@ -10,6 +10,7 @@ import pytest
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.formats import format_hint
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -165,24 +166,89 @@ def test_a_json_list_of_cases_is_read_as_it_is(tmp_path: Path) -> None:
         list(read(path))
 
 
+WANTED = "a case has id, fact, defendants, outcomes"
+CONVERT = "`panjue convert {path} OUT.jsonl` converts it"
+ID = "'id' must be a number or a string"
+
+
 @pytest.mark.parametrize(
-    ("row", "name"),
+    ("row", "hint"),
     [
-        ({"instruction": "判决", "input": "", "output": "…"}, "Alpaca"),
-        ({"conversations": []}, "ShareGPT"),
-        ({"messages": []}, "OpenAI messages"),
-        ({"fact": "甲盗窃。", "meta": {}}, "CAIL2018"),
+        (
+            {"instruction": "判决", "input": "", "output": "…"},
+            f"the file looks like Alpaca, its fields are instruction, input, output; {WANTED}; "
+            f"{CONVERT}",
+        ),
+        (
+            {"conversations": []},
+            f"the file looks like ShareGPT, its fields are conversations; {WANTED}; {CONVERT}",
+        ),
+        (
+            {"messages": []},
+            f"the file looks like OpenAI messages, its fields are messages; {WANTED}; {CONVERT}",
+        ),
+        (
+            {"fact": "甲盗窃。", "meta": {}},
+            f"the file looks like CAIL2018, its fields are fact, meta; {WANTED}; {CONVERT}",
+        ),
+        ({"text": "甲盗窃。", "label": 1}, f"its fields are text, label; {WANTED}"),
     ],
 )
+@pytest.mark.parametrize("as_list", [False, True])
 def test_the_format_of_another_program_is_named(
-    row: dict[str, Any], name: str, tmp_path: Path
+    row: dict[str, Any], hint: str, as_list: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "cases.jsonl"
-    path.write_text(dump(row) + "\n", "utf-8")
-    hint = f"; the file looks like {name}, its fields are {', '.join(row)}"
-    with pytest.raises(UserError, match=hint):
+    path.write_text(dump([row] if as_list else row) + "\n", "utf-8")
+    with pytest.raises(UserError) as raised:
         list(read(path))
+    place = f"{path}:row 1" if as_list else f"{path}:1"
+    assert str(raised.value) == f"{place}: {ID}; {hint.format(path=path)}"
     path.write_text(f"{dump(CASE)}\n{dump(row)}\n", "utf-8")
     with pytest.raises(UserError) as raised:  # one such row among good ones is just a bad row
         list(read(path))
-    assert "looks like" not in str(raised.value)
+    assert "its fields" not in str(raised.value)
+
+
+def test_a_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cases.csv"
+    path.write_text("fact,accusation\n甲盗窃。,盗窃\n", "utf-8")
+    with pytest.raises(UserError) as raised:
+        list(read(path))
+    assert str(raised.value) == (
+        f"{path}:1: not JSON: Expecting value: line 1 column 1 (char 0); the file looks like CSV, "
+        f"its fields are fact, accusation; {WANTED}; {CONVERT.format(path=path)}"
+    )
+    path.write_text("text,label\n甲盗窃。,1\n", "utf-8")
+    with pytest.raises(UserError) as raised:
+        list(read(path))
+    assert str(raised.value).endswith(
+        "; the file looks like CSV, its fields are text, label; "
+        f"{WANTED}; convert it to the format in README.md"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "甲, 乙盗窃。", "\n", '{"id": 1', "[", "fact,accusation"])
+def test_what_has_no_format_gets_no_hint(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(text, "utf-8")
+    assert format_hint(load_task("judgment").data, path) == ""
+
+
+def test_a_wrong_value_in_the_first_row_is_no_other_format(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(dump({"id": 1, "fact": "", "defendants": ["甲"]}), "utf-8")
+    with pytest.raises(UserError) as raised:
+        list(read(path))
+    assert str(raised.value) == f"{path}:1: 'fact' must be a text that is not empty"
+
+
+def test_another_task_names_its_own_fields(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(dump({"instruction": "判决", "output": "…"}), "utf-8")
+    with pytest.raises(UserError) as raised:
+        list(Reader(load_task("scotus")).read(path))
+    assert str(raised.value) == (
+        f"{path}:1: 'text' must be a text that is not empty; the file looks like Alpaca, its fields"
+        " are instruction, output; a case has text, label; convert it to the format in README.md"
+    )

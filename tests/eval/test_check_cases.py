@@ -1,0 +1,147 @@
+"""A file of cases is checked to its end, and counted."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.eval.check_cases import check_cases
+from panjue.prompts.cli import main
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task, task_folders
+from panjue.prompts.tasks.judgment.repair import PENALTIES
+
+READER = Reader(load_task("judgment"))
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪", "盗窃罪"], ["266"], 10)
+NAMES = "'defendants' must list the defendants' names, one or more, each once"
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Run `panjue WORDS` and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["panjue", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def cases(case: Row, write: Write) -> Path:
+    """Return three good cases, one of them without gold, and four bad rows."""
+    rows = [
+        case(1, ("甲", *THEFT), ("乙", *FRAUD)),
+        {**case(2, ("丙", *THEFT)), "fact": ""},
+        case(3, ("丙", *THEFT), gold=False),
+        case(1, ("丙", *THEFT)),
+        {**case(5, ("丙", *THEFT)), "defendants": []},
+        {**case(6, ("丙", *THEFT)), "fact": "丙盗窃。"},
+        [],
+    ]
+    return write("cases.jsonl", rows)
+
+
+def test_every_bad_row_is_named_and_everything_else_is_counted(
+    cases: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "check", cases) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{cases}:2: 'fact' must be a text that is not empty",
+        f"{cases}:4: id 1 is already used at 1",
+        f"{cases}:5: {NAMES}",
+        f"{cases}:7: expected a JSON object, found list",
+        "cases: 3, 2 with a gold answer, 1 without",
+        "names: 4, 3 not in the text (no fault): id 1: 甲; id 1: 乙; id 3: 丙",
+        "cases by defendants: 1: 2, 2: 1",
+        "charges: 2 different, 4 in all; 盗窃罪: 3, 诈骗罪: 1",
+        "articles: 2 different, 3 in all; 264: 2, 266: 1",
+        f"penalty: 2 different, 3 in all; {PENALTIES[8]}: 2, {PENALTIES[10]}: 1",
+        f"{cases}: 4 faults",
+    ]
+
+
+def test_a_clean_file_is_clean(
+    case: Row,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write("cases.jsonl", [{**case(1, ("甲", *THEFT)), "fact": "甲盗窃。"}])
+    assert typed(monkeypatch, "check", path) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "names: 1"
+    assert said[-1] == f"{path}: clean"
+
+
+def test_many_labels_are_counted_and_the_most_frequent_shown(case: Row, write: Write) -> None:
+    rows = [case(n, ("甲", [f"罪{n:02}", "盗窃罪"], ["264"], 8)) for n in range(20)]
+    lines = list(check_cases(READER, write("cases.jsonl", rows)).lines())
+    [charges] = [line for line in lines if line.startswith("charges")]
+    assert charges.startswith("charges: 21 different, 40 in all; 盗窃罪: 20, 罪00: 1, 罪01: 1")
+    assert charges.endswith("罪13: 1, 6 others")
+    [names] = [line for line in lines if line.startswith("names")]
+    assert names == "names: 20, 20 not in the text (no fault): id 0: 甲; id 1: 甲; id 2: 甲; …"
+
+
+def test_a_submission_is_no_file_of_cases(
+    row: Row, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("submission.jsonl", [row(1, ("甲", *THEFT)), row(2, ("乙", *FRAUD))])
+    assert typed(monkeypatch, "check", path) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        f"panjue: {path}: no row is a case; the first, 1: 'fact' must be a text that is not empty; "
+        "its fields are id, judgments; a case has id, fact, defendants, outcomes; to check a "
+        "submission, add --cases CASES (read as task 'judgment': is that right?)\n",
+    )
+    write_json(path.parent / "manifest.json", {"generate": {"task": "judgment"}})
+    assert typed(monkeypatch, "check", path.parent) == 2
+    assert capsys.readouterr().err == (
+        f"panjue: {path.parent}: is a run folder; to check a submission, add --cases CASES\n"
+    )
+
+
+def test_another_format_is_named_with_the_command_that_helps(write: Write) -> None:
+    path = write("cail.jsonl", [{"fact": "甲盗窃。", "meta": {}}] * 2)
+    with pytest.raises(UserError) as raised:
+        check_cases(READER, path)
+    assert str(raised.value) == (
+        f"{path}: no row is a case; the first, 1: 'id' must be a number or a string; the file looks"
+        " like CAIL2018, its fields are fact, meta; a case has id, fact, defendants, outcomes; "
+        f"`panjue convert {path} OUT.jsonl` converts it; to check a submission, add --cases CASES"
+    )
+
+
+def test_a_file_without_cases_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cases.jsonl").touch()
+    with pytest.raises(UserError, match=r"cases\.jsonl: has no cases$"):
+        check_cases(READER, tmp_path / "cases.jsonl")
+
+
+@pytest.mark.parametrize("words", [("--labels", "labels.json"), ("--on-bad-row", "skip")])
+def test_options_of_a_submission_want_its_cases(
+    words: tuple[str, str],
+    cases: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert typed(monkeypatch, "check", cases, *words) == 2
+    told = "panjue: --labels, --on-bad-row: are for a submission; add --cases CASES\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("name", task_folders())
+def test_the_sample_of_every_task_is_clean(name: str) -> None:
+    task = load_task(name)
+    for sample in sorted(task_folders()[name].glob("sample.*")):
+        examples = list(Reader(task).read(sample))
+        result = check_cases(Reader(task), sample)
+        assert (result.cases, result.faults) == (len(examples), [])
+        assert result.labels == task.ask.labels(examples)
+        assert json.dumps(list(result.lines()))
