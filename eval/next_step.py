@@ -3,7 +3,8 @@
 import shlex
 from pathlib import Path
 
-from panjue.eval.answers import open_run
+from panjue.eval.answers import Run, open_run
+from panjue.eval.decide import is_fitted_on
 from panjue.prompts.plumbing.files import generation, sha256
 
 
@@ -19,9 +20,17 @@ def after_answers(folder: Path) -> str:
     skip = ["--on-bad-row", "skip"] if run.provenance.get("on_bad_row") == "skip" else []
     if not is_scored:
         return _command("check", folder, "--cases", run.test, *skip)
+    if _can_be_fitted(run):
+        return _command("tune", folder)
     if run.held_out:  # `score` would count the cases that training saw as unanswered
         return _command("report", folder)
     return _command("score", run.test, folder, *skip)
+
+
+def _can_be_fitted(run: Run) -> bool:
+    """Say whether `panjue tune` takes these answers and has not been fitted on them."""
+    has_samples = run.provenance["samples"] and run.task.answer.fields and run.is_of_adapter
+    return bool(has_samples and run.held_out and not is_fitted_on(run.trained, run.provenance))
 
 
 def after_scores(folder: Path, gold: Path) -> str:

@@ -282,7 +282,7 @@ def show(scores: Scores, console: Console) -> None:
     if scores.calibration and scores.abstention:
         calibration.show(scores.calibration, scores.abstention, console)
     for line in remarks(scores):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
