@@ -13,6 +13,7 @@ from rich.table import Table
 
 from panjue.eval import calibration
 from panjue.eval.calibration import Calibration, Certainty
+from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.means import (
     ScoreTable,
     Summary,
@@ -24,7 +25,8 @@ from panjue.eval.means import (
 )
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.files import generation, read_json, sha256
+from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
 from panjue.prompts.tasks.metrics import Row
@@ -49,6 +51,7 @@ class Scores:
         faulty: Rows in which `panjue check` finds a fault that the contest may refuse.
         compared_by: How texts were compared, if the metrics compare texts.
         notes: `id: note` on gold examples.
+        in_sample: How the answers come from these very cases, if they do.
     """
 
     total: Summary
@@ -65,6 +68,7 @@ class Scores:
     abstention: dict[float, Summary] | None = None
     compared_by: str | None = None
     notes: list[str] = field(default_factory=list)
+    in_sample: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -87,6 +91,7 @@ class Scores:
             "unknown_gold_labels": self.unknown_labels,
             **({"compared_by": self.compared_by} if self.compared_by else {}),
             **({"notes": self.notes} if self.notes else {}),
+            **({"in_sample": self.in_sample} if self.in_sample else {}),
             "calibration": self.calibration
             and {name: result.to_json() for name, result in self.calibration.items()},
             "abstention": self.abstention
@@ -151,7 +156,26 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         abstention=certainty.abstention(table) if certainty else None,
         compared_by=task.score.compared_by,
         notes=notes,
+        in_sample=in_sample(run, decoding) if decoding else None,
     )
+
+
+def in_sample(folder: Path, decoding: Mapping[str, Any]) -> str | None:
+    """Say how the model or the decision rule of these answers was fitted to their own cases."""
+    answers = generation(folder)
+    trained = Path(answers["trained"]) if answers.get("trained") else None
+    if trained is None or answers.get("endpoint") or answers.get("adapter") == "none":
+        return None
+    path = trained / "manifest.json"
+    manifest = read_json(path) if path.exists() else {}
+    files = [manifest.get("train_sha256"), manifest.get("mix_sha256")]
+    if answers["test_sha256"] in files and not answers.get("held_out"):
+        held_out = "" if manifest.get("dev_sha256") else " (all but a tenth)"
+        return f"these cases were trained on{held_out}: {trained} was trained on {answers['test']}"
+    fit = decoding.get("decision_sha256")
+    if fit and fit == decision_sha256(trained) and is_fitted_on(trained, answers):
+        return f"the decision rule was fitted on these cases: {trained / DECISION}"
+    return None
 
 
 class Baselines:
@@ -258,7 +282,7 @@ def show(scores: Scores, console: Console) -> None:
     if scores.calibration and scores.abstention:
         calibration.show(scores.calibration, scores.abstention, console)
     for line in remarks(scores):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
@@ -302,6 +326,8 @@ def remarks(scores: Scores) -> Iterator[str]:
         yield "unreadable replies: unknown, there is no decode.json of this submission"
     else:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
+    if scores.in_sample:
+        yield f"{scores.in_sample}; expect lower scores on other cases"
     headline, value = list(scores.total.mean.items())[-1]
     for name, baseline in scores.baselines.items():
         if baseline is None:

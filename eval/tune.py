@@ -40,6 +40,10 @@ def main(folder: Path) -> None:
     best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], ratios, table)
     console = Console(soft_wrap=True)
     console.print(table)
+    console.print(
+        "in-sample: the rule was fitted on these very cases; expect lower scores on other cases",
+        highlight=False,
+    )
     fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
     write_json(run.trained / DECISION, {**fitted, "fitted_on": cases_of(run.provenance)})
     console.print(

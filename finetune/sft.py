@@ -71,13 +71,11 @@ ROW_CACHE_KEYS = (
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Train with the config at `path`; do nothing if the run is already finished."""
-    train(sft_settings(path, overrides), path)
+    train(sft_settings(path, overrides))
 
 
-def train(config: SftConfig, path: Path | None = None) -> None:
+def train(config: SftConfig) -> None:
     """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
-
-    `path` is the file of the config; it only serves to name the next command.
 
     Raises:
         UserError: A file or setting is wrong, or the run folder belongs to another run.
@@ -101,21 +99,22 @@ def train(config: SftConfig, path: Path | None = None) -> None:
         if writes:
             is_finished(config.run, manifest)  # again: the last lock holder may have written here
         run_training(config, reader, folder, manifest, console)
-    if path and not config.dry_run and (command := next_command(config, path)):
-        console.print(f"next: {command}", highlight=False, markup=False)
 
 
-def next_command(config: SftConfig, path: Path) -> str:
+def next_command(config: SftConfig) -> str:
     """Return the command after training; empty if there is no config for it.
 
-    The test file is known to make only; otherwise it is the held-out cases that can be answered.
+    Only make knows a test file. Without one, the held-out cases can be answered.
     """
-    variables = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
-    if "MAKELEVEL" in os.environ and ("TEST=" in variables or not variables):
-        return f"make generate {variables}".rstrip()
-    answering = path.parent.parent.parent / "serve/configs" / path.name
+    recorded = (config.run / "config.yaml").read_text("utf-8").partition("\n")[0]
+    source = Path(recorded.removeprefix("# "))
+    answering = source.parent.parent.parent / "serve/configs" / source.name
     if not answering.exists():
         return ""
+    variables = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
+    test = [word for word in variables.split() if word.startswith("TEST=")]
+    if "MAKELEVEL" in os.environ and (test or not variables):
+        return " ".join(["make generate", f"RUN={config.run}", *test])
     words = [f"run={config.run}", f"test={config.dev or config.train}"]
     words += [] if config.dev else ["held_out=true"]
     words += [f"task={config.task}"] if config.task != "judgment" else []
@@ -180,6 +179,8 @@ def run_training(
     console.print("4/4 saving", highlight=False)
     save(trainer, labels, manifest, result, len(report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", highlight=False, markup=False)
+    if command := next_command(config):
+        console.print(f"next: {command}", highlight=False, markup=False)
 
 
 def train_or_resume(

@@ -109,7 +109,9 @@ def merge(
 def generate(config: Path, overrides: Overrides = None) -> None:
     """Answer every case of the test file, then decode: completions.jsonl and the submission."""
     settings = _load("serve.settings", "generate_settings")(config, overrides or [])
-    _decode(_load("serve.generate", "generate")(settings))
+    folder = _load("serve.generate", "generate")(settings)
+    print("3/3 decoding")
+    _decode(folder)
 
 
 @app.command()
@@ -126,6 +128,7 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")
+    print(f"next: {_load('eval.next_step', 'after_answers')(tally.submission.parent)}")
 
 
 @app.command()

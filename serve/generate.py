@@ -72,6 +72,7 @@ def generate(config: GenerateConfig) -> Path:
     task = load_task(config.task)
     check_library_settings(config, task)
     reader = Reader(task, held_out=config.held_out, on_bad_row=config.on_bad_row)
+    console.print("1/3 reading the cases", highlight=False)
     examples = sum(1 for _ in reader.read(config.test))
     if not examples:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
@@ -133,6 +134,7 @@ def answer(
         return
     if old_rows:
         console.print(f"continuing: {len(done)} of {examples} are answered already")
+    console.print(f"2/3 answering {examples - len(done)} cases", highlight=False)
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
     find_row = old_rows.get if old_rows else lambda _: None
     with (

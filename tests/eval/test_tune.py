@@ -60,7 +60,12 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
     # pay twice the strength: the first strength over 1/6 mends it.
     fitted = tmp_path / "adapter/decision.json"
     assert json.loads(fitted.read_text("utf-8"))["pair_price"] == 0.2
-    assert "greedy" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "greedy" in printed
+    assert (
+        "in-sample: the rule was fitted on these very cases; expect lower scores on other cases"
+        in printed.splitlines()
+    )
     assert decode_run(run).pair_price == 0.2
     first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
     assert first["judgments"][0]["articles"] == ["264"]

@@ -23,6 +23,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, read_json, read_lines
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.serve.settings import generate_settings, trained_folder
 
 from .conftest import PLAIN_WORDS, Trained
 
@@ -52,6 +53,64 @@ def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
     everything = task.ask.labels(Reader(task).read(workshop / "demo/train.jsonl"))
     seen = load_labels(trained / "adapter/labels.json")
     assert sum(seen.counts["charges"].values()) < sum(everything.counts["charges"].values())
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ([], 2),
+        (["trainer.eval_steps=5"], 3),  # the last step is evaluated too
+        (["trainer.eval_steps=0.25"], 4),
+        (["trainer.eval_steps=5", "trainer.eval_delay=6"], 2),
+        (["trainer.max_steps=20", "trainer.eval_strategy=epoch"], 2),
+        (["trainer.eval_strategy='no'"], 0),
+    ],
+)
+def test_the_plan_counts_the_evaluations(
+    words: list[str],
+    number: int,
+    workshop: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [f"run={tmp_path}/run", "trainer.save_strategy='no'", *words]
+    main(workshop / "sft.yaml", [*words, "dry_run=true"])
+    [line] = [s for s in capsys.readouterr().out.splitlines() if s.startswith("evaluations")]
+    assert line.split()[1].strip(",") == (str(number) if number else "none")
+    if number:
+        main(workshop / "sft.yaml", [*words, "score_examples=0"])
+        made = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_loss" in row]
+        assert len(made) == number
+
+
+def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
+    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, configs = tmp_path / "run", tmp_path / "finetune/configs"
+    configs.mkdir(parents=True)
+    shutil.copy(workshop / "sft.yaml", configs)
+    shutil.copytree(configs, tmp_path / "serve/configs")
+    (tmp_path / "serve/configs/sft.yaml").write_text("run: nowhere\n", "utf-8")
+    main(configs / "sft.yaml", [f"run={run}", "trainer.max_steps=2", "trainer.eval_steps=1"])
+    lines = capsys.readouterr().out.splitlines()
+    stages = [line for line in lines if line.split(" ")[0] in ("1/4", "2/4", "3/4", "4/4")]
+    assert stages == [
+        "1/4 reading and tokenizing the cases",
+        "2/4 loading the base model",
+        "3/4 training the adapter",
+        "4/4 saving",
+    ]
+    best = read_json(newest_complete(run / "checkpoints") / "trainer_state.json")["best_metric"]
+    assert lines[-2] == (
+        f"written: {run}/adapter (final {best:.4f} on 10 held-out cases, free replies without the "
+        "schema; `panjue score` scores all cases, decoded under the schema)"
+    )
+    config = tmp_path / "serve/configs/sft.yaml"
+    assert lines[-1] == (
+        f"next: panjue generate {config} run={run} test={workshop}/demo/train.jsonl held_out=true"
+    )
+    settings = generate_settings(config, lines[-1].split()[4:])
+    assert trained_folder(settings) == run / "adapter"
 
 
 def test_a_finished_run_is_left_alone(
@@ -396,6 +455,13 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
         "[loss]",
     ):
         assert word in said
+    lines = said.splitlines()
+    assert lines[:2] == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
+    assert (
+        "evaluations  2, after every 6 steps: the loss of 10 held-out cases; "
+        "10 of them are answered, without the schema, and scored" in lines
+    )
+    assert "next:" not in said
     assert not (tmp_path / "run/adapter").exists()
     assert not (tmp_path / "run/manifest.json").exists()
 
