@@ -53,4 +53,4 @@ def test_the_whole_way(
     assert scores["missing"] == 0
     assert scores["baselines"][task.score.fallback] is not None
     said("report", run)
-    assert "<h2>Scores</h2>" in (answers / "report.html").read_text("utf-8")
+    assert "得分" in (answers / "report.html").read_text("utf-8")
