@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts.plumbing import cli_scores
+from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName
 from panjue.prompts.plumbing.orphans import watch_parent
@@ -55,14 +56,16 @@ def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) 
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from scratch, on invented cases."""
     settings = _load("finetune.settings", "base_settings")(config, overrides or [])
-    _load("finetune.base", "make_base")(settings)
+    with debug_log(settings.run):
+        _load("finetune.base", "make_base")(settings)
 
 
 @app.command()
 def sft(config: Path, overrides: Overrides = None) -> None:
     """Fine-tune: cases in, adapter out."""
     settings = _load("finetune.settings", "sft_settings")(config, overrides or [])
-    _load("finetune.sft", "train")(settings)
+    with debug_log(settings.run):
+        _load("finetune.sft", "train")(settings)
 
 
 @app.command()
@@ -71,14 +74,16 @@ def merge(
     base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
 ) -> None:
     """Merge the adapter of RUN into its base model: RUN/merged."""
-    _load("serve.merge", "main")(run, base)
+    with debug_log(run):
+        _load("serve.merge", "main")(run, base)
 
 
 @app.command()
 def generate(config: Path, overrides: Overrides = None) -> None:
     """Answer every case of the test file, then decode: completions.jsonl and the submission."""
     settings = _load("serve.settings", "generate_settings")(config, overrides or [])
-    _decode(_load("serve.generate", "generate")(settings))
+    with debug_log(settings.run):
+        _decode(_load("serve.generate", "generate")(settings))
 
 
 @app.command()
@@ -101,7 +106,8 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
 def serve(config: Path, overrides: Overrides = None) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
     settings = _load("serve.settings", "serve_settings")(config, overrides or [])
-    _load("serve.server", "serve")(settings)
+    with debug_log(settings.run):
+        _load("serve.server", "serve")(settings)
 
 
 @app.command()
