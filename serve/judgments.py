@@ -64,31 +64,37 @@ class Judgments:
             VLLMError: Too many requests run at once; vLLM's handlers turn this into a response.
         """
         try:
-            return await self._answer(Case.model_validate(body))
+            return await self._respond(Case.model_validate(body))
         except ValidationError as error:
             problem = Problem(400, validation_message(error))
         except Problem as error:
             problem = error
         return JSONResponse(problem.body, problem.status)
 
-    async def _answer(self, case: Case) -> Response:
-        """Return the answer to one case, at once or as a stream.
+    async def _respond(self, case: Case) -> Response:
+        if not case.stream:
+            return JSONResponse(await self.answer(case))
+        events = self._events(*await self._prepare(case), case.samples)
+        return StreamingResponse(events, media_type="text/event-stream", headers=STREAM)
+
+    async def answer(self, case: Case) -> dict[str, Any]:
+        """Return the answer to one case.
 
         Raises:
             Problem: The case cannot be asked, or the engine is shutting down.
         """
-        if 1 + case.samples > self._in_flight:
-            raise Problem(400, f"samples: at most {self._in_flight - 1} on this server")
-        # In a thread: shortening a long case takes time.
-        example, question = await asyncio.to_thread(self._question, case)
-        if case.stream:
-            events = self._events(example, question, case.samples)
-            return StreamingResponse(events, media_type="text/event-stream", headers=STREAM)
+        example, question = await self._prepare(case)
         try:
             result = await self._judge.answer(example, question, case.samples)
         except UserError as error:
             raise Problem(503, str(error)) from None
-        return JSONResponse({"defendants": list(example.names), **result})
+        return {"defendants": list(example.names), **result}
+
+    async def _prepare(self, case: Case) -> tuple[Example, Question]:
+        if 1 + case.samples > self._in_flight:
+            raise Problem(400, f"samples: at most {self._in_flight - 1} on this server")
+        # In a thread: shortening a long case takes time.
+        return await asyncio.to_thread(self._question, case)
 
     def _question(self, case: Case) -> tuple[Example, Question]:
         example = self._example(case)

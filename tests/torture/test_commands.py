@@ -207,6 +207,11 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
     "make … ON_BAD_ROW=skip": ("See it work", {"…": "check-submission"}),
     "make install PYTHON=python3.12": ("See it work", {}),
     "make lock": ("See it work", {"lock": "-n lock"}),
+    "make dev": ("See it work", {"dev": "-n dev"}),
+    ".venv/bin/pip install modelscope": (
+        "See it work",
+        {"install": "install --dry-run --no-deps"},
+    ),
 }
 """Command within a sentence -> the section behind whose commands it runs, and what its words
 stand for."""
