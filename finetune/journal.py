@@ -12,7 +12,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import LINE_EVERY_S, Meter, meter
 
-HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
+HIDDEN_SUFFIXES = (
+    *("_runtime", "_preparation_time", "_per_second"),
+    *("_num_tokens", "_precision", "_recall"),
+)
 """Names of evaluation values that are logged but not printed."""
 
 

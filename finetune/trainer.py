@@ -239,6 +239,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             Stopped: Another signal has come.
         """
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        self.state.is_world_process_zero = self.is_world_process_zero()  # the file has that of one
         self._load_callback_state()  # how many evaluations were no better
         self._load_from_checkpoint(str(checkpoint))
         assert self._stop, "nothing else stops an evaluation"
@@ -247,6 +248,10 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             metrics = self.evaluate()
         finally:
             self._stop.release()
+        # accelerate has prepared the model for evaluation; marked so, `train` would not wrap it in
+        # DDP, and the processes would train apart.
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        self.model._is_accelerate_prepared = False
         if self._determine_best_metric(metrics, trial=None):
             self.state.best_model_checkpoint = str(checkpoint)
         for part in [*self.callback_handler.callbacks, self.control]:

@@ -11,11 +11,13 @@ import pytest
 from panjue.prompts.plumbing.files import dump
 
 SIDE_BY_SIDE = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 import torch
 from torch.distributed.distributed_c10d import _get_default_group
 from panjue.finetune import result, sft
+from panjue.finetune.scoring import TokenCounter
+from panjue.prompts.plumbing.errors import Stopped
 
 def counted(folder, hashed=result.model_sha256):
     print("the base was hashed by process", os.environ["RANK"])
@@ -24,6 +26,23 @@ def counted(folder, hashed=result.model_sha256):
 result.model_sha256 = counted
 for words in json.loads(sys.argv[2]):
     sft.main(Path(sys.argv[1]), words)
+
+def told_once(self, *given, **more):
+    if os.environ["RANK"] == "1" and self._trainer.state.global_step == 2:
+        TokenCounter.__call__ = counts
+        os.kill(os.getpid(), signal.SIGTERM)
+    return counts(self, *given, **more)
+
+*scored, run = json.loads(sys.argv[3])
+counts, TokenCounter.__call__ = TokenCounter.__call__, told_once
+try:
+    sft.main(Path(sys.argv[1]), [*scored, f"run={run}-stopped"])
+except Stopped as stopped:
+    print("process", os.environ["RANK"], stopped)
+TokenCounter.__call__ = counts
+for name in ("stopped", "once"):
+    sft.main(Path(sys.argv[1]), [*scored, f"run={run}-{name}"])
+
 options = _get_default_group()._get_backend(torch.device("cpu")).options
 print("waited at most", options._timeout.total_seconds(), "seconds")
 """
@@ -43,6 +62,12 @@ def robust_words(method: str) -> list[str]:
 
 PLAIN_WORDS = ["trainer.max_steps=4", "trainer.eval_strategy='no'", *EXACT[:1], *EXACT[2:]]
 """The words of a training by the mean over tokens, of which the same holds."""
+
+SCORED_WORDS = (
+    "trainer.max_steps=4", "trainer.eval_steps=2", "trainer.save_steps=2", "score_examples=3",
+    "trainer.load_best_model_at_end=false", *EXACT[1:],
+)  # fmt: skip
+"""The words of a training whose scoring one of two processes gets a signal in."""
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +112,8 @@ def two_processes(courts: Path, tmp_path_factory: pytest.TempPathFactory) -> Tra
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
     launch += ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
     launch += ["--dynamo_backend=no", "--main_process_port=0"]
-    words = [str(folder / "train.py"), str(courts), json.dumps(trainings)]
+    scored = [*SCORED_WORDS, f"{half}=4", f"{folder}/scored"]
+    words = [str(folder / "train.py"), str(courts), json.dumps(trainings), json.dumps(scored)]
     done = subprocess.run([*launch, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Trained(folder, done.stdout)

@@ -589,12 +589,33 @@ def test_two_processes_give_the_loss_of_one_at_equal_global_batch(
     assert one == pytest.approx(two, rel=1e-3)
 
 
+def test_a_signal_to_one_process_stops_the_scoring_of_both_and_the_weights_are_the_same(
+    two_processes: Trained,
+) -> None:
+    for process in (0, 1):
+        line = f"process {process} stopped at step 2 of 4, which is saved but not scored; "
+        assert line in two_processes.said
+    stopped, once = (two_processes.folder / f"scored-{name}" for name in ("stopped", "once"))
+    weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (stopped, once)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    logs = [
+        [
+            (row["step"], row["eval_loss"])
+            for _, row in read_lines(run / "log.jsonl")
+            if "eval_loss" in row
+        ]
+        for run in (stopped, once)
+    ]
+    assert logs[0] == logs[1]
+    assert [step for step, _ in logs[0]] == [2, 4]
+
+
 def test_processes_wait_for_one_another_as_long_as_is_said(two_processes: Trained) -> None:
     assert two_processes.said.count("waited at most 4321.0 seconds") == 2
 
 
 def test_the_first_process_alone_hashes_the_base(two_processes: Trained) -> None:
-    assert two_processes.said.count("the base was hashed by process 0") == 3, "once per training"
+    assert two_processes.said.count("the base was hashed by process 0") == 6, "once per training"
     assert "the base was hashed by process 1" not in two_processes.said
 
 
