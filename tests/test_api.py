@@ -16,6 +16,7 @@ import pytest
 
 import panjue
 from panjue.prompts.labels import load_labels
+from panjue.prompts.plumbing.files import generation
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -51,8 +52,8 @@ def test_every_public_name_is_documented_and_typed() -> None:
 
 
 def test_cases_are_read_and_replies_decoded_as_the_commands_do(answered: Path) -> None:
-    test = json.loads((answered / "answers/test/manifest.json").read_text("utf-8"))["generate"]["test"]
-    task, labels = load_task("judgment"), answered / "answers/test/labels.json"
+    folder, task = answered / "answers/test", load_task("judgment")
+    test, labels = generation(folder)["test"], folder / "labels.json"
     cases = list(panjue.read_cases(test))
     assert cases == list(Reader(task).read(Path(test)))
     assert cases == list(panjue.read_cases(Path(test), panjue.load_task("judgment")))
