@@ -82,7 +82,7 @@ generate: sft  # answer every test case
 tune: sft  # fit how answers are decided to answers of held-out cases
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN)/tune $(call given,TASK) \
 	  trained=$(RUN) samples=8 $(if $(HELD_OUT),test=$(HELD_OUT),test=$(CASES) held_out=true) $(BAD) $(GENERATE)
-	$(PANJUE) tune $(RUN)/tune
+	$(PANJUE) tune $(RUN)/tune/answers/$(basename $(notdir $(or $(HELD_OUT),$(CASES))))
 serve: sft  # answer over HTTP, with a page to ask from
 	$(PANJUE) serve serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) $(SERVE)
 chat: install  # ask a running server from the terminal

@@ -130,6 +130,7 @@ def test_what_a_run_was_trained_with_is_not_asked_for_again(tmp_path: Path) -> N
     ]
     assert planned("generate", run, "TEST=b.json")[1].endswith(" test=b.json answers=b")
     assert "test=t.json held_out=true" in planned("tune", run)[1]
+    assert planned("tune", run)[2] == f".venv/bin/panjue tune {tmp_path}/run/tune/answers/t"
     with_dev = run_of(tmp_path / "dev", *lines[:-1], "dev: d.json")
     assert "test=d.json" in planned("tune", with_dev)[1]
     assert "say TEST=FILE" in refused("generate", run)
