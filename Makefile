@@ -6,24 +6,25 @@
 export PYTHONSAFEPATH = 1
 PYTHON   ?= python3
 GPU      := $(shell command -v nvidia-smi 2>/dev/null)
+comma    := ,
 # The slash that a shell's completion leaves behind a folder would leave `notdir` nothing.
 override MODEL := $(MODEL:/=)
 override TRAIN := $(TRAIN:/=)
-ifneq ($(RUN),)
-override RUN := $(RUN:/=)
-endif
-# What RUN was trained with stands in its config.yaml, and is not asked for again.
-RECORD   := $(if $(RUN),$(wildcard $(RUN)/config.yaml))
+override TEST  := $(TEST:/=)
+override DEV   := $(DEV:/=)
+override RUN   := $(RUN:/=)
+# What RUN was trained with stands in its config.yaml, else in its adapter, and is not asked for again.
+RECORD   := $(if $(RUN),$(firstword $(wildcard $(addprefix $(RUN)/,config.yaml adapter/manifest.json model/manifest.json))))
 recorded  = $(if $(RECORD),$(shell sed -n 's|^$(1)$$|\1|p' $(RECORD)))
-NOTHING  := $(if $(RUN),$(if $(RECORD)$(wildcard $(RUN)/adapter $(RUN)/model)$(CONFIG)$(MODEL)$(TRAIN)$(TASK),,$(RUN)))
+NOTHING  := $(if $(RUN),$(if $(RECORD)$(CONFIG)$(MODEL)$(TRAIN)$(TASK),,$(RUN)))
 CONFIG   := $(or $(CONFIG),$(call recorded,\# .*configs/\(.*\)\.yaml),$(if $(MODEL)$(RECORD),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo))
-TASK     := $(or $(TASK),$(call recorded,task: \(.*\)))
-RUN      ?= runs/$(CONFIG)$(if $(filter-out judgment,$(TASK)),-$(TASK))$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN))))
+TASK     := $(or $(TASK),$(call recorded,task: \(.*\)),$(call recorded,  "task": "\(.*\)"$(comma)))
+override RUN := $(or $(RUN),runs/$(CONFIG)$(if $(filter-out judgment,$(TASK)),-$(TASK))$(if $(MODEL),-$(notdir $(MODEL)))$(if $(TRAIN),-$(basename $(notdir $(TRAIN)))))
 BAD      := $(if $(ON_BAD_ROW),on_bad_row=$(ON_BAD_ROW))
 BAD_ROW  := $(if $(ON_BAD_ROW),--on-bad-row $(ON_BAD_ROW))
 OF_TASK  := $(addprefix --task ,$(TASK))
 # Invented cases stand in for the user's only where nothing says that it is not the demo.
-INVENTED := $(if $(filter-out demo,$(CONFIG))$(filter-out judgment,$(TASK)),,data/demo)
+INVENTED := $(if $(filter-out demo,$(CONFIG))$(filter-out judgment,$(TASK))$(filter-out data/demo/train.jsonl,$(call recorded,train: \(.*\))),,data/demo)
 CASES    := $(or $(TRAIN),$(call recorded,train: \(.*\)),$(addsuffix /train.jsonl,$(INVENTED)))
 HELD_OUT := $(or $(DEV),$(filter-out null,$(call recorded,dev: \(.*\))))
 GOLD     := $(or $(TEST),$(if $(TRAIN),,$(addsuffix /test.jsonl,$(INVENTED))))

@@ -51,7 +51,7 @@ def decode(
     Args:
         reply: The text that a model wrote.
         example: The case that it was asked about.
-        labels: The known labels, or the `labels.json` of an adapter or run folder.
+        labels: The known labels, or the `labels.json` of an adapter or of answers.
         task: The task, or its name.
 
     Raises:

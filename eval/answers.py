@@ -27,6 +27,7 @@ from panjue.prompts.plumbing.files import (
     dump,
     generation,
     sha256,
+    trained_in,
     write_json,
 )
 from panjue.prompts.plumbing.model import model_sha256
@@ -53,7 +54,9 @@ class Run:
     @property
     def trained(self) -> Path:
         """Return the folder of the adapter or model that answered."""
-        return Path(self.provenance["trained"])
+        trained = trained_in(self.folder)
+        assert trained, "an endpoint without a training has no such folder"
+        return trained
 
     @property
     def name(self) -> str:

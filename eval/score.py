@@ -25,7 +25,7 @@ from panjue.eval.means import (
 )
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.plumbing.files import generation, read_json, sha256
+from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
@@ -163,7 +163,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
 def in_sample(folder: Path, decoding: Mapping[str, Any]) -> str | None:
     """Say how the model or the decision rule of these answers was fitted to their own cases."""
     answers = generation(folder)
-    trained = Path(answers["trained"]) if answers.get("trained") else None
+    trained = trained_in(folder)
     if trained is None or answers.get("endpoint") or answers.get("adapter") == "none":
         return None
     path = trained / "manifest.json"

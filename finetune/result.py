@@ -10,7 +10,7 @@ from rich.console import Console
 from safetensors import safe_open
 
 from panjue.eval.card import write_card
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import SftConfig, record_of
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -94,7 +94,8 @@ def claim(config: SftConfig, manifest: dict[str, Any], console: Console) -> None
     settings = config.run / "config.yaml"
     if config.path != settings:  # else it is the record of this training already
         with atomic_write(settings) as out:
-            out.write(f"# {config.path}\n{OmegaConf.to_yaml(config.model_dump(mode='json'))}")
+            out.write(record_of(config.path))
+            out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
     path = config.run / "manifest.json"
     stages = read_json(path) if path.exists() else {}
     versions = stages.get("sft", {}).get("versions", {})

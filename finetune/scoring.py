@@ -91,9 +91,10 @@ class HeldOutScore:
         refused = [question for question in self.questions if not question.prompt]
         scored = [self._values(question.example, "") for question in refused[rank::world]]
         done = len(refused)
+        counter = TokenCounter(trainer, self._console)
         for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
             share = batch[rank::world]
-            counter = TokenCounter(trainer, self._console, self._progress(done, len(batch)))
+            counter.begin(self._progress(done, len(batch)))
             replies = self._replies(trainer, share, counter) if share else []
             trainer.check_signal()
             scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=True)]
@@ -137,12 +138,16 @@ class HeldOutScore:
 
 
 class TokenCounter(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Shows how far the replies of a batch are, with a line now and then; a signal stops them."""
+    """Shows how far the replies are, with a line now and then; a signal stops them."""
 
-    def __init__(self, trainer: Any, console: Console, text: str) -> None:
-        """Begin each line with `text`; `trainer` knows of signals."""
-        self._trainer, self._console, self._text = trainer, console, text
+    def __init__(self, trainer: Any, console: Console) -> None:
+        """Take the trainer, which knows of signals."""
+        self._trainer, self._console, self._text = trainer, console, ""
         self._tokens, self._last_line = 0, time.monotonic()
+
+    def begin(self, text: str) -> None:
+        """Begin a batch, whose lines begin with `text`."""
+        self._text, self._tokens = text, 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         """Count one token of every reply."""

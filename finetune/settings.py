@@ -1,7 +1,7 @@
 """Settings of a training run, and the checks that need no torch."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +19,8 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
 
 
-NO_RESULT = {"run", "resume", "dry_run"}
-"""Settings that do not change the result of a training."""
+NO_RESULT = {"run", "resume", "dry_run", "on_bad_row"}
+"""Settings in which a command may differ from the finished training of its run."""
 
 
 class RobustConfig(Config):
@@ -139,14 +139,14 @@ def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
     exist any more. Without a training in the run folder the config is `path`.
 
     Raises:
-        UserError: A word asks for another training than the finished one; names the difference.
+        UserError: An override differs from the settings of the finished training; names them.
     """
-    run = Path(load_values(path, words).get("run", "."))
+    run = Path(load_values(path, words).get("run") or ".")
     results = [run / name / "manifest.json" for name in ("adapter", "model")]
     found = [result for result in results if result.exists()]
     recorded = run / "config.yaml"
     if not recorded.exists():
-        is_kept = bool(found) and all(word.startswith("run=") for word in words)
+        is_kept = bool(found) and all(_key(word) in {"task", *NO_RESULT} for word in words)
         return path, run if is_kept else None
     if not found:
         return recorded, None
@@ -159,6 +159,36 @@ def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
     return recorded, run
 
 
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def record_of(path: Path | None) -> str:
+    """Return the comment with which the config.yaml of a run names the config file it came from."""
+    digest = sha256(path) if path else None
+    return f"# {path}\n# SHA-256 {digest}\n"
+
+
+def changed_since(run: Path, path: Path) -> Iterator[str]:
+    """Yield what is no longer as it was when the finished training of `run` began.
+
+    Args:
+        run: The run folder.
+        path: The config file of this command.
+    """
+    text = (run / "config.yaml").read_text("utf-8")
+    if path.exists() and not text.startswith(record_of(path)):
+        yield f"{path} has changed since, or is another config than that of the training"
+    recorded, manifest = (
+        load_config(SftConfig, run / "config.yaml"),
+        read_json(run / "manifest.json"),
+    )
+    for name in DATA:
+        file = getattr(recorded, name)
+        if file and file.exists() and sha256(file) != manifest["sft"].get(f"{name}_sha256"):
+            yield f"{file} has changed since"
+
+
 def _compared(
     recorded: Path, words: Sequence[str], manifest: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -168,13 +198,13 @@ def _compared(
     """
     old, new = load_config(SftConfig, recorded), load_config(SftConfig, recorded, words)
     before, after = (config.model_dump(mode="json", exclude=NO_RESULT) for config in (old, new))
-    for name in set(DATA) & {word.partition("=")[0] for word in words}:
+    for name in set(DATA) & set(map(_key, words)):
         file = getattr(new, name)
         if file and not file.exists():
             raise UserError(f"{name}: no file {file}")
         if file and sha256(file) == manifest.get(f"{name}_sha256"):
             after[name] = before[name]
-        elif after[name] == before[name]:
+        elif file and after[name] == before[name]:
             after[name] = f"{file}, changed since"
     if new.model != old.model and not is_hub_name(new.model):
         is_same = model_sha256(model_folder(new.model)) == manifest["base_sha256"]

@@ -62,6 +62,8 @@ def convert(file: Path, out: Path, task: TaskName = "judgment") -> None:
     data = load_task(task).data
     if not data.converters:
         raise UserError(f"--task {task}: panjue reads no other format of this task")
+    if out.exists():
+        raise UserError(f"{out}: exists already; choose another OUT")
     with guarded(Skipped(), out, inputs=(file,)):
         result = write_cases(data, file, out, print)
     for note, count in result.notes.items():
@@ -90,9 +92,13 @@ def sft(
     """Fine-tune: cases in, adapter out."""
     words = overrides or []
     if as_trained:
+        given = config
         config, finished = _load("finetune.settings", "as_trained")(config, words)
         if finished:
             print(f"{finished}: is trained already")
+            if config != given:
+                for line in _load("finetune.settings", "changed_since")(finished, given):
+                    print(f"{finished}: is kept, but {line}")
             return
     settings = _load("finetune.settings", "sft_settings")(config, words)
     with debug_log(settings.run):
@@ -206,3 +212,7 @@ def main() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     with in_one_line():
         app()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from pydantic import Field
 from panjue.prompts.plumbing.config import Config, load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
+from panjue.prompts.plumbing.model import prompt_sha256
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
@@ -184,7 +185,7 @@ def trained_folder(config: EngineConfig) -> Path:
 
 
 def check_trained(folder: Path, task: str) -> None:
-    """Refuse a training result of another task, or one whose labels.json has changed.
+    """Refuse a training result of another task or prompt, or one whose labels.json has changed.
 
     Raises:
         UserError: Names the folder and what does not match.
@@ -196,6 +197,11 @@ def check_trained(folder: Path, task: str) -> None:
         trained_for = manifest["task"]
         raise UserError(
             f"{folder}: was trained for task {trained_for!r}, not {task!r}; set task={trained_for}"
+        )
+    if prompt_sha256(task) != manifest["prompt_sha256"]:
+        raise UserError(
+            f"{folder}: was trained with another prompt than prompts/tasks/{task} has now; "
+            "restore that prompt, or train again with another run=FOLDER"
         )
     if sha256(folder / "labels.json") != manifest["labels_sha256"]:
         raise UserError(

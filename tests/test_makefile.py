@@ -109,6 +109,10 @@ def test_a_path_with_spaces_is_refused(name: str) -> None:
 def test_the_slash_behind_a_folder_is_nothing() -> None:
     words = ("MODEL=/models/Qwen3-8B", "TRAIN=data/train", "TEST=test")
     stages = planned("tune", "score", *words)
+    assert planned("score", "RUN=") == planned("score"), "an empty one is none"
+    folders = ("DEV=dev/", "TRAIN=data/train", "TEST=data/test/", "TASK=dialogue")
+    assert "/answers/test " in planned("tune", "score", *folders)[-1]
+    assert planned("tune", *folders)[-1].endswith("/answers/dev")
     assert planned("tune", "score", *(f"{word}/" for word in words[:2]), words[2]) == stages
     assert "run=runs/qwen2.5-0.5b-cpu-Qwen3-8B-train " in stages[0]
 
@@ -134,6 +138,16 @@ def test_what_a_run_was_trained_with_is_not_asked_for_again(tmp_path: Path) -> N
     with_dev = run_of(tmp_path / "dev", *lines[:-1], "dev: d.json")
     assert "test=d.json" in planned("tune", with_dev)[1]
     assert "say TEST=FILE" in refused("generate", run)
+    mine = run_of(
+        tmp_path / "mine", "# finetune/configs/demo.yaml", "task: judgment", "train: a.jsonl"
+    )
+    assert "say TEST=FILE" in refused("score", mine), "the invented cases are not asked of it"
+    bare = tmp_path / "bare"
+    (bare / "adapter").mkdir(parents=True)
+    (bare / "adapter/manifest.json").write_text('{\n  "task": "reading",\n', "utf-8")
+    [_, generate] = planned("generate", f"RUN={bare}", "TEST=b.json")
+    assert "serve/configs/qwen2.5-0.5b-cpu.yaml" in generate
+    assert "task=reading" in generate
     assert "--as-trained" not in planned("sft", run)[0], "who says sft asks for this training"
     folder = f"{tmp_path}/run/answers/x"
     assert planned("score", run, "TEST=b.json", "ANSWERS=x")[2].endswith(

@@ -56,7 +56,10 @@ def score(
     files = (gold, submission, against, *(out_of_domain or ()))
     with guarded(reader.skipped, json, inputs=files, note=note):
         scores = compute(reader, gold, submission)
-        other_scores = compute(reader, *out_of_domain) if out_of_domain else None
+        other_scores = None
+        if out_of_domain:
+            other_gold, other = out_of_domain
+            other_scores = compute(reader, other_gold, answers_in(other, other_gold))
         against = against and answers_in(against, gold)
         differences = compare.compare(reader, gold, submission, against) if against else {}
     show(scores, console)

@@ -104,6 +104,7 @@ def _stderr_to(file: int) -> Iterator[None]:
 def _pass_on(read: int, stderr: int) -> None:
     """Log the warnings among the lines that come from `read`; write all others to `stderr`."""
     log = logging.getLogger("panjue.engine")
+    log.setLevel(logging.WARNING)  # some libraries raise the level of all loggers
     warning: re.Match[str] | None = None
     with os.fdopen(read, "rb") as lines:
         for raw in lines:

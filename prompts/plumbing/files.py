@@ -114,6 +114,18 @@ def generation(folder: Path) -> dict[str, Any]:
     return section
 
 
+def trained_in(folder: Path) -> Path | None:
+    """Return the adapter or model that gave the answers in `folder`; None for an endpoint alone.
+
+    If it is no longer at its recorded path, the one of the run in which the answers lie is meant.
+    """
+    recorded = generation(folder).get("trained")
+    if not recorded:
+        return None
+    beside = folder.resolve().parent.parent / Path(recorded).name
+    return Path(recorded) if Path(recorded).is_dir() or not beside.is_dir() else beside
+
+
 def answers_in(path: Path, gold: Path | None = None) -> Path:
     """Return the folder of answers that a user means by `path`; any other path as it is.
 
@@ -125,7 +137,9 @@ def answers_in(path: Path, gold: Path | None = None) -> Path:
         UserError: The run has answers to several test files; names their folders.
     """
     found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/manifest.json"))
-    if generation(path) or not found:
+    if generation(path):
+        found.append(path)
+    if not found:
         return path
     if gold and gold.is_file() and len(found) > 1:
         digest = sha256(gold)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -64,6 +65,26 @@ class Meter:
             return ""
         left_s = (self.total - self.done) / self.rate + self.pauses_left_s
         return f"  {left_s / 60:.1f} min{self.unmeasured} left"
+
+
+@contextmanager
+def waiting(console: Console, text: str) -> Iterator[None]:
+    """Print `text` and the seconds so far every ten seconds while the block runs."""
+    began, over = time.monotonic(), Event()
+
+    def tell() -> None:
+        while True:
+            console.print(f"{text}, {time.monotonic() - began:.0f} s …", highlight=False)
+            if over.wait(LINE_EVERY_S):
+                return
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

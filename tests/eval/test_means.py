@@ -43,8 +43,8 @@ def test_a_submission_of_other_defendants_is_refused(
     with pytest.raises(UserError) as raised:
         COMMANDS[command](READER, gold, path)
     assert str(raised.value) == (
-        f"{path}: no defendant of {gold} is in it; id 1 has 甲、乙 there and 丁、戊 here; are "
-        "these the right files?"
+        f"{path}: names other defendants than {gold} in 2 of 2 cases; id 1 has 甲、乙 there and "
+        "丁、戊 here; are these the right files?"
     )
 
 

@@ -84,8 +84,12 @@ def test_the_plan_counts_the_evaluations(
 
 
 def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
-    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workshop: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("MAKELEVEL", raising=False)  # `make test` sets it
     run, configs = tmp_path / "run", tmp_path / "finetune/configs"
     configs.mkdir(parents=True)
     shutil.copy(workshop / "sft.yaml", configs)
@@ -154,7 +158,9 @@ def test_as_trained_only_the_words_are_compared_with_a_finished_training(
         [f"train={train}"],
         [f"model={workshop}/base/model/"],
     ):
-        assert as_trained(panjue, other, f"run={run}", *words) == f"{run}: is trained already\n"
+        assert as_trained(panjue, other, f"run={run}", *words).startswith(
+            f"{run}: is trained already\n"
+        )
     for word, changed in (
         ("lora.r=4", "lora.r: 8 -> 4"),
         ("trainer.max_steps=13", "trainer.max_steps: 12 -> 13"),
@@ -168,6 +174,28 @@ def test_as_trained_only_the_words_are_compared_with_a_finished_training(
     changed = difference({"train": f"{workshop}/demo/train.jsonl"}, {"train": str(train)})
     assert f"settings ({changed});" in as_trained(panjue, other, f"run={run}", f"train={train}")
     assert "no file nowhere.jsonl" in as_trained(panjue, other, f"run={run}", "train=nowhere.jsonl")
+    for word in ("on_bad_row=skip", "dev=null"):  # of test files, and what it is already
+        assert "is trained already" in as_trained(panjue, other, f"run={run}", word)
+
+
+def test_what_has_changed_since_a_training_is_printed(
+    workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    train, config, run = tmp_path / "train.jsonl", tmp_path / "own.yaml", tmp_path / "run"
+    shutil.copy(workshop / "demo/train.jsonl", train)
+    shutil.copy(workshop / "sft.yaml", config)
+    steps = ["trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
+    assert panjue("sft", config, f"run={run}", f"train={train}", *steps).returncode == 0
+    assert as_trained(panjue, config, f"run={run}") == f"{run}: is trained already\n"
+    with config.open("a", encoding="utf-8") as out:
+        out.write("seed: 3\n")
+    with train.open("a", encoding="utf-8") as out:
+        out.write("\n")
+    assert as_trained(panjue, config, f"run={run}") == (
+        f"{run}: is trained already\n"
+        f"{run}: is kept, but {config} has changed since, or is another config than that of the "
+        f"training\n{run}: is kept, but {train} has changed since\n"
+    )
 
 
 def test_as_trained_resumes_with_the_settings_of_the_training(

@@ -40,6 +40,7 @@ def loggers() -> Iterator[list[logging.Logger]]:
     for logger in made:
         logger.addHandler(handler)
         logger.propagate = False
+        logger.setLevel(logging.WARNING)  # some libraries raise the level of all loggers
     yield made
     for logger in made:
         logger.removeHandler(handler)

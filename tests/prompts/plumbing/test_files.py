@@ -16,6 +16,7 @@ from panjue.prompts.plumbing.files import (
     read_lines,
     sha256,
     stream,
+    trained_in,
     write_json,
 )
 from panjue.prompts.plumbing.rows import Rows
@@ -239,6 +240,28 @@ def answers(run: Path, name: str, digest: str = "") -> Path:
     folder.mkdir(parents=True)
     write_json(folder / "manifest.json", {"generate": {"test_sha256": digest}})
     return folder
+
+
+def test_answers_in_the_run_folder_itself_count_like_those_below_it(tmp_path: Path) -> None:
+    run, gold = tmp_path / "run", tmp_path / "dev.jsonl"
+    gold.write_text("{}", "utf-8")
+    run.mkdir()
+    write_json(run / "manifest.json", {"generate": {"test_sha256": sha256(gold)}})
+    assert answers_in(run) == run
+    other = answers(run, "b")
+    assert answers_in(run, gold) == run
+    with pytest.raises(UserError, match="say which"):
+        answers_in(run)
+    assert answers_in(other) == other
+
+
+def test_a_training_that_has_moved_is_found_beside_its_answers(tmp_path: Path) -> None:
+    folder = answers(tmp_path / "run", "dev")
+    assert trained_in(folder) is None
+    write_json(folder / "manifest.json", {"generate": {"trained": "old/run/adapter"}})
+    assert trained_in(folder) == Path("old/run/adapter"), "there is none here"
+    (tmp_path / "run/adapter").mkdir()
+    assert trained_in(folder) == tmp_path / "run/adapter"
 
 
 def test_which_answers_a_run_folder_means(tmp_path: Path) -> None:
