@@ -37,7 +37,7 @@ KNOWN    := ANSWERS CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN
 UNKNOWN  := $(firstword $(filter-out $(KNOWN),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))))
 nearest   = $(shell $(PYTHON) -c "import difflib, sys; print(*difflib.get_close_matches('$(1)'.upper(), sys.argv[1:], 1, 0.5))" $(KNOWN))
 $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(call nearest,$(UNKNOWN))) (there are $(KNOWN))))
-.PHONY: help install lock check test torture demo base sft tune generate score check-submission serve chat
+.PHONY: help install dev lock check test torture demo base sft tune generate score check-submission serve chat
 .NOTPARALLEL:
 $(foreach name,TRAIN TEST DEV MIX MODEL RUN,$(if $(word 2,$($(name))),$(error \
   $(name)=$($(name)): make takes no path with spaces; rename it, or give a link to it)))
@@ -52,19 +52,23 @@ endif
 $(if $(GOLD),,$(call want,TEST,generate score check-submission))
 help:  # this list
 	@sed -n "/^# /{s/^# //p;b};/^export/q" Makefile; echo; sed -n "s/^\([a-z-]*\):[^#]*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
-install: .venv/installed  # .venv with every package, by its exact version
-.venv/installed: pyproject.toml $(addprefix .ci/,install uv cpu.lock cpu.never gpu.lock gpu.never)
+LOCKED   := pyproject.toml $(addprefix .ci/,install uv cpu.lock cpu.never gpu.lock gpu.never)
+install: .venv/installed  # .venv with what training, generation and serving need, in exact versions
+.venv/installed: $(LOCKED)
 	.ci/install $(PYTHON)
+dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they install it themselves
+.venv/dev: $(LOCKED)
+	.ci/install $(PYTHON) dev
 lock:  # the newest versions of all packages for `make install`; then check, test and torture
 	PYTHON=$(PYTHON) .ci/lock
-check: install build/typing/panjue  # ruff and mypy, a minute
+check: dev build/typing/panjue/__init__.py  # ruff and mypy, a minute
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-build/typing/panjue:  # a view of the four folders that mypy and editors can follow
-	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
+build/typing/panjue/__init__.py:  # a view of the package that mypy and editors can follow
+	mkdir -p $(@D) && ln -sfn $(addprefix ../../../,prompts finetune serve eval api/__init__.py) $(@D)/
 # Two processes: most of the time goes into imports, which use one core.
-test: install  # the test suite, 12 to 15 minutes
+test: dev  # the test suite, 12 to 15 minutes
 	.venv/bin/pytest -n 2 --dist loadfile
-torture: install  # what "Nothing lost" says in serve/README.md, and every command of the READMEs, tried for real
+torture: dev  # what "Nothing lost" says in serve/README.md, and every command of the READMEs, tried for real
 	.venv/bin/pytest -n 2 --dist loadfile tests/torture --torture
 demo: install  # write invented cases
 	$(PANJUE) demo data/demo

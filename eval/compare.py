@@ -1,5 +1,6 @@
 """Compare two submissions on the same gold: the differences with intervals, and where they are."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -240,35 +241,60 @@ def show(
     console.print(table)
 
 
+def short_names(first: Path, second: Path) -> tuple[str, str]:
+    """Return the shortest tails of two paths that differ; of equal paths, the last part."""
+    parts, others = first.absolute().parts, second.absolute().parts
+    size = 1
+    while parts != others and parts[-size:] == others[-size:]:
+        size += 1
+    return str(Path(*parts[-size:])), str(Path(*others[-size:]))
+
+
 def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console) -> None:
     """Print the tables of a comparison."""
-    for name, path in zip(("first", "second"), paths, strict=True):
-        console.print(f"{name}: {path}", highlight=False, markup=False)
+    first, second = short_names(*paths)
+    difference = f"{second} less {first}"
     title = comparison.compared_by and escape(comparison.compared_by)
-    table = Table("metric", "first", "second", "difference", "95% interval", title=title)
+    headings = (escape(name) for name in (first, second, difference))
+    table = Table("metric", *headings, "95% interval", title=title)
     for name, d in comparison.differences.items():
         style = "bold" if name == comparison.metric else None
         values = (f"{comparison.first[name]:.4f}", f"{comparison.second[name]:.4f}")
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, *values, f"{d.mean:+.4f}", interval, style=style)
     console.print(table)
-    everything = comparison.all
-    console.print(
-        f"{comparison.metric}: {everything.won} examples won, {everything.lost} lost, "
-        f"{everything.examples - everything.won - everything.lost} alike",
-        highlight=False,
-    )
+    for line in verdict(comparison, first, second):
+        console.print(line, highlight=False, markup=False)
     for attribute, parts in comparison.where.items():
         changed = {value: part for value, part in parts.items() if part.won or part.lost}
         if changed:
-            console.print(_attribute_table(attribute, changed, comparison.metric))
+            table = _attribute_table(attribute, changed, comparison.metric, difference)
+            console.print(table)
 
 
-def _attribute_table(attribute: str, parts: dict[str, Part], metric: str) -> Table:
+def verdict(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+    """Yield which of the runs `first` and `second` is better, and on how many examples."""
+    metric, change = comparison.metric, comparison.differences[comparison.metric]
+    if abs(change.mean) <= TIE:
+        yield f"{metric}: {first} and {second} are equal"
+    elif not math.isnan(change.mean):
+        better, worse = (second, first) if change.mean > 0 else (first, second)
+        clear = "" if change.low > 0 or change.high < 0 else ", but the 95% interval contains 0"
+        yield f"{metric}: {better} is better than {worse} by {abs(change.mean):.4f}{clear}"
+    everything = comparison.all
+    alike = everything.examples - everything.won - everything.lost
+    yield (
+        f"{second} against {first}: {everything.won} examples won, {everything.lost} lost, "
+        f"{alike} alike"
+    )
+
+
+def _attribute_table(attribute: str, parts: dict[str, Part], metric: str, difference: str) -> Table:
     is_cut = len(parts) > MAX_SHOWN_VALUES
     more = f", {MAX_SHOWN_VALUES} of {len(parts)} that changed" if is_cut else ""
     title = escape(f"{metric} by {attribute}{more}")
-    table = Table(escape(attribute), "examples", "won", "lost", "mean difference", title=title)
+    mean = escape(f"mean of {difference}")
+    table = Table(escape(attribute), "examples", "won", "lost", mean, title=title)
     for value, part in list(parts.items())[:MAX_SHOWN_VALUES]:
         numbers = (str(part.examples), str(part.won), str(part.lost), f"{part.mean:+.4f}")
         table.add_row(escape(value), *numbers)

@@ -51,8 +51,12 @@ def as_svg(draw: Callable[..., Figure | None]) -> Callable[..., str]:
     return svg
 
 
+Label = Callable[[str], str]
+"""Name of a metric, field or baseline -> what it is called in a figure."""
+
+
 @as_svg
-def metrics(scores: Scores) -> Figure:
+def metrics(scores: Scores, label: Label) -> Figure:
     """Draw every metric as a bar with its interval, and the baselines as marks."""
     names = list(scores.total.mean)
     figure = Figure(figsize=(7, 0.45 * len(names) + 1))
@@ -63,19 +67,21 @@ def metrics(scores: Scores) -> Figure:
         axes.plot([low, high], [y, y], color=ORANGE, linewidth=2)
     baselines = {name: mean for name, mean in scores.baselines.items() if mean}
     for mark, (baseline, mean) in zip(cycle("osD^vX*P"), baselines.items(), strict=False):
-        [marks] = axes.plot([mean[n] for n in names], range(len(names)), mark, label=baseline)
+        [marks] = axes.plot(
+            [mean[n] for n in names], range(len(names)), mark, label=label(baseline)
+        )
         marks.set(color="black", markeredgecolor="white", markersize=7)
     if baselines:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.set_label("metrics with intervals and baselines · 得分、区间与对照")
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), map(label, names))
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     return figure
 
 
 @as_svg
-def by_group(scores: Scores, attribute: str) -> Figure | None:
+def by_group(scores: Scores, attribute: str, label: Label) -> Figure | None:
     """Draw the headline metric of every group of an attribute."""
     groups = scores.groups[attribute]
     if len(groups) < 2:
@@ -90,7 +96,7 @@ def by_group(scores: Scores, attribute: str) -> Figure | None:
     axes.set_yticks(range(len(groups)), labels)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
-    axes.set_xlabel(last)
+    axes.set_xlabel(label(last))
     figure.set_label(f"{last} by {attribute}")
     return figure
 
@@ -137,7 +143,7 @@ def confusion(report: Report, field: str) -> Figure | None:
 
 
 @as_svg
-def reliability(fields: Mapping[str, Calibration]) -> Figure:
+def reliability(fields: Mapping[str, Calibration], label: Label) -> Figure:
     """Draw the accuracy of judgments over their confidence."""
     figure = Figure(figsize=(5, 4))
     axes = figure.subplots()
@@ -145,7 +151,9 @@ def reliability(fields: Mapping[str, Calibration]) -> Figure:
     for name, result in fields.items():
         confidences = [b.confidence for b in result.bins]
         accuracies = [b.accuracy for b in result.bins]
-        axes.plot(confidences, accuracies, marker="o", label=f"{name}: ECE {result.error:.3f}")
+        axes.plot(
+            confidences, accuracies, marker="o", label=f"{label(name)}: ECE {result.error:.3f}"
+        )
     axes.legend(frameon=False, fontsize=8)
     axes.set_xlabel("confidence / 置信度")
     axes.set_ylabel("right / 正确率")
@@ -154,7 +162,7 @@ def reliability(fields: Mapping[str, Calibration]) -> Figure:
 
 
 @as_svg
-def curve(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> Figure | None:
+def curve(rows: Sequence[Mapping[str, float]], names: Sequence[str], label: Label) -> Figure | None:
     """Draw the values of these names in the training log, over steps."""
     lines = {n: points for n in names if (points := [(r["step"], r[n]) for r in rows if n in r])}
     if not lines:
@@ -162,7 +170,8 @@ def curve(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> Figure |
     figure = Figure(figsize=(7, 3))
     axes = figure.subplots()
     for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)
+        marker = "." if len(points) < 40 else None
+        axes.plot(*zip(*points, strict=True), label=label(name), marker=marker)
     axes.legend(frameon=False, fontsize=8)
     axes.set_xlabel("step / 步")
     figure.set_label(f"{', '.join(lines)} over steps")

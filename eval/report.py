@@ -1,9 +1,11 @@
 """The data of a run's report: scores, errors by class, and every case."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
 from panjue.eval.answers import Run
@@ -12,8 +14,8 @@ from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
 from panjue.prompts.example import Decide, Example, Solve, call_key, first_reply
-from panjue.prompts.fit import names_in, split_sentences
 from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.model import is_demo
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
@@ -30,7 +32,7 @@ class Case:
     """One example in the page's case browser.
 
     Attributes:
-        text: Its sentences in order: (sentence, indices in `items` of the names in it).
+        text: Its pieces in order: (piece, index in `items` of the name that it is, or None).
         classes: Field -> its gold and predicted classes, for the filters.
         wrong: Fields that are wrong in at least one item.
         confidence: Mean over its judgments; None if the run has no confidences.
@@ -40,7 +42,7 @@ class Case:
 
     id: str
     groups: Mapping[str, str]
-    text: list[tuple[str, list[int]]]
+    text: list[tuple[str, int | None]]
     items: list[Item]
     classes: dict[str, list[str]]
     wrong: list[str]
@@ -64,6 +66,9 @@ class Report:
     """Everything on the page.
 
     Attributes:
+        labels: Metric, field or baseline -> what it is called, in English and in Chinese.
+        parts: Metric -> its weight in the headline metric, if that is a weighted sum.
+        demo: The demo's tiny model answered.
         tested: The test file, and how it was answered.
         skipped: A line on the bad rows of that file that were skipped, if any.
         classes: Field -> class -> its numbers, in the field's order or the commonest first.
@@ -78,6 +83,9 @@ class Report:
     name: str
     task: str
     scores: Scores
+    labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    demo: bool = False
     tested: str = ""
     skipped: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
@@ -89,6 +97,17 @@ class Report:
     curve: list[dict[str, float]] = field(default_factory=list)
     decoding: Mapping[str, Any] = field(default_factory=dict)
 
+    def label(self, name: str) -> tuple[str, str]:
+        """Return what a metric, field or baseline is called, in English and in Chinese."""
+        if name.startswith("eval_"):  # in the training log
+            english, chinese = self.label(name.removeprefix("eval_"))
+            return f"held-out {english}", f"留出部分的{chinese}"
+        return {"loss": ("loss", "损失"), **self.labels}.get(name, (name, name))
+
+    def bilingual(self, name: str) -> str:
+        """Return both labels as one text, for the figures."""
+        return " · ".join(dict.fromkeys(self.label(name)))
+
 
 def report(run: Run) -> Report:
     """Collect the report of a run.
@@ -99,6 +118,9 @@ def report(run: Run) -> Report:
     submission = run.task.data.submission.find(run.folder)
     scores = score(run.reader, run.test, submission)
     result = Report(run.name, str(run.provenance["task"]), scores)
+    result.labels, result.parts = run.task.score.labels, run.task.score.parts
+    trained = run.provenance.get("trained")
+    result.demo = bool(trained and is_demo(Path(trained))) and not run.provenance.get("endpoint")
     result.decoding = decoding_of(submission) or {}
     result.tested = _tested(run, result.decoding)
     rows = run.task.data.submission.index(submission)
@@ -147,15 +169,21 @@ def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
         yield Case(
             id=str(example.id),
             groups=example.groups,
-            text=marked(example, [name for name, _ in items]),
+            text=split_at_names(example.text, [name for name, _ in items]),
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in class_fields},
-            wrong=sorted({field.name for field in fields if not field.correct}),
+            wrong=_wrong(fields),
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
             reply=[row.get("refused") or first_reply(row) for row in calls],
         )
+
+
+def _wrong(fields: Sequence[Field]) -> list[str]:
+    """Return the names of the fields that are wrong anywhere, in the order of the fields."""
+    wrong = {field.name for field in fields if not field.correct}
+    return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
 
 
 def _values(fields: Iterator[Field]) -> list[str]:
@@ -184,13 +212,15 @@ def _handled(
             yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
 
-def marked(example: Example, names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Return the sentences of a text, each with the indices of the `names` in it."""
+def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
+    """Split a text at the `names`: (piece, index of the name that it is, or None).
+
+    张某甲 does not name 张某.
+    """
     indices = {name: index for index, name in enumerate(names) if name}
-    return [
-        (sentence, sorted(indices[name] for name in names_in(sentence, list(indices))))
-        for sentence in split_sentences(example.text)
-    ]
+    longest_first = sorted(map(re.escape, indices), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(longest_first)})", text) if indices else [text]
+    return [(piece, indices.get(piece)) for piece in pieces if piece]
 
 
 def _count(task: Task, result: Report) -> None:

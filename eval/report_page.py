@@ -36,19 +36,21 @@ def main(run: Path, gold: Path | None, html: Path | None, embeddings: str, judge
 
 def templates() -> Environment:
     """Return the pages' templates; they escape all values."""
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields in the task's order
+    return environment
 
 
 def page(result: Report) -> str:
     """Return the page: figures, tables, and the case browser with its data."""
     scores = result.scores
-    headline = f"eval_{list(scores.total.mean)[-1]}"
-    curves = [figures.curve(result.curve, names) for names in (["loss"], ["eval_loss", headline])]
+    lines = (["loss"], ["eval_loss", f"eval_{list(scores.total.mean)[-1]}"])
+    curves = [figures.curve(result.curve, names, result.bilingual) for names in lines]
     return (
         templates()
         .get_template("report.html")
@@ -59,10 +61,14 @@ def page(result: Report) -> str:
             style=(FOLDER / "report.css").read_text("utf-8"),
             script=(FOLDER / "report.js").read_text("utf-8"),
             cases=[asdict(case) for case in result.cases],
-            metrics=figures.metrics(scores),
-            groups={name: figures.by_group(scores, name) for name in scores.groups},
+            metrics=figures.metrics(scores, result.bilingual),
+            groups={
+                name: figures.by_group(scores, name, result.bilingual) for name in scores.groups
+            },
             confusions={name: figures.confusion(result, name) for name in result.confusion},
-            reliability=figures.reliability(scores.calibration) if scores.calibration else "",
+            reliability=figures.reliability(scores.calibration, result.bilingual)
+            if scores.calibration
+            else "",
             curves=[svg for svg in curves if svg],
         )
     )

@@ -23,7 +23,7 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.model import model_sha256, prompt_sha256
+from panjue.prompts.plumbing.model import MODELSCOPE, model_sha256, prompt_sha256
 from panjue.prompts.task import Task
 
 
@@ -109,7 +109,7 @@ def _point_to_base(folder: Path, base: str) -> None:
     """Write the base's absolute path, so that plain peft finds it from any working folder."""
     config = folder / "adapter_config.json"
     if config.exists():
-        path = str(Path(base).resolve()) if Path(base).is_dir() else base
+        path = str(Path(base).resolve()) if Path(base).is_dir() else base.removeprefix(MODELSCOPE)
         write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 

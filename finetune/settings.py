@@ -132,8 +132,8 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     return config
 
 
-def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, bool]:
-    """Return the config of the training in the run folder, and whether that is finished.
+def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
+    """Return the config of the training in the run folder, and that folder if it is finished.
 
     Of a finished training only the words are compared with its settings, and its files need not
     exist any more. Without a training in the run folder the config is `path`.
@@ -146,16 +146,17 @@ def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, bool]:
     found = [result for result in results if result.exists()]
     recorded = run / "config.yaml"
     if not recorded.exists():
-        return path, bool(found) and all(word.startswith("run=") for word in words)
+        is_kept = bool(found) and all(word.startswith("run=") for word in words)
+        return path, run if is_kept else None
     if not found:
-        return recorded, False
+        return recorded, None
     diff = difference(*_compared(recorded, words, read_json(found[0])))
     if diff:
         raise UserError(
             f"{run}: was trained with other settings ({diff}); it is kept: choose another "
             "run=FOLDER to train with these, or leave out what differs"
         )
-    return recorded, True
+    return recorded, run
 
 
 def _compared(

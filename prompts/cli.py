@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts.plumbing import cli_scores
+from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName, guarded
 from panjue.prompts.plumbing.orphans import watch_parent
@@ -73,7 +74,8 @@ def convert(file: Path, out: Path, task: TaskName = "judgment") -> None:
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from scratch, on invented cases."""
     settings = _load("finetune.settings", "base_settings")(config, overrides or [])
-    _load("finetune.base", "make_base")(settings)
+    with debug_log(settings.run):
+        _load("finetune.base", "make_base")(settings)
 
 
 @app.command()
@@ -86,14 +88,15 @@ def sft(
     ] = False,
 ) -> None:
     """Fine-tune: cases in, adapter out."""
-    words, finished = overrides or [], False
+    words = overrides or []
     if as_trained:
         config, finished = _load("finetune.settings", "as_trained")(config, words)
-    if finished:
-        print(f"{config.parent}: is trained already")
-        return
+        if finished:
+            print(f"{finished}: is trained already")
+            return
     settings = _load("finetune.settings", "sft_settings")(config, words)
-    _load("finetune.sft", "train")(settings)
+    with debug_log(settings.run):
+        _load("finetune.sft", "train")(settings)
 
 
 @app.command()
@@ -102,16 +105,18 @@ def merge(
     base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
 ) -> None:
     """Merge the adapter of RUN into its base model: RUN/merged."""
-    _load("serve.merge", "main")(run, base)
+    with debug_log(run):
+        _load("serve.merge", "main")(run, base)
 
 
 @app.command()
 def generate(config: Path, overrides: Overrides = None) -> None:
     """Answer every case of the test file, then decode: completions.jsonl and the submission."""
     settings = _load("serve.settings", "generate_settings")(config, overrides or [])
-    folder = _load("serve.generate", "generate")(settings)
-    print("3/3 decoding")
-    _decode(folder)
+    with debug_log(settings.run):
+        folder = _load("serve.generate", "generate")(settings)
+        print("3/3 decoding")
+        _decode(folder)
 
 
 @app.command()
@@ -135,7 +140,8 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
 def serve(config: Path, overrides: Overrides = None) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
     settings = _load("serve.settings", "serve_settings")(config, overrides or [])
-    _load("serve.server", "serve")(settings)
+    with debug_log(settings.run):
+        _load("serve.server", "serve")(settings)
 
 
 @app.command()

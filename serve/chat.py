@@ -14,20 +14,18 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.openai import error_message, events, key_header, parse_address
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.serve.endpoint import Endpoint, PlainAsker
 from panjue.serve.law import read_law
 from panjue.serve.names import find_defendants
 from panjue.serve.settings import KEY
 from panjue.serve.source import OnText, ignore_text, requests
+from panjue.serve.tables import tables
 
 KEYS = (KEY, "OPENAI_API_KEY")
 """Environment variables with the server's key; the first one that is set is used."""
@@ -35,12 +33,6 @@ KEYS = (KEY, "OPENAI_API_KEY")
 TIMEOUT = httpx.Timeout(600, connect=5)
 END_OF_INPUT = b"\x04"
 """Ctrl-D."""
-
-PREVIEW_LENGTH = 40
-BAR_WIDTH = 10
-
-Law = Mapping[str, str]
-"""Article -> its text."""
 
 Ask = Callable[[str, OnText], Awaitable[dict[str, Any]]]
 """Facts, callback for pieces of the reply -> the result in the form of a panjue server."""
@@ -78,8 +70,8 @@ def main(options: ChatOptions, file: Path | None, law: Path | None, *, as_json: 
 
 async def _main(options: ChatOptions, file: Path | None, law: Path | None, as_json: bool) -> None:
     out, err = Console(soft_wrap=as_json), Console(stderr=True, highlight=False)
-    async with connect(options, err) as (ask, server_law):
-        texts = {**server_law, **(read_law(law) if law else {})}
+    async with connect(options, err) as (ask, labels):
+        texts = {**labels.get("law", {}), **(read_law(law) if law else {})}
         is_quiet = as_json or not err.is_terminal
         on_text = ignore_text if is_quiet else partial(err.out, end="")
         is_typed = file is None and sys.stdin.isatty()
@@ -96,7 +88,7 @@ async def _main(options: ChatOptions, file: Path | None, law: Path | None, as_js
             if as_json:
                 print(json.dumps(result, ensure_ascii=False))
             else:
-                out.print(*tables(result, texts))
+                out.print(*tables(result, texts, demo=labels.get("demo", False)))
 
 
 def read_fact(file: Path | None) -> str:
@@ -161,8 +153,10 @@ def read_paste(terminal: int) -> str:
 
 
 @asynccontextmanager
-async def connect(options: ChatOptions, err: Console) -> AsyncIterator[tuple[Ask, Law]]:
-    """Connect to a server; yield a function that asks it, and its texts of articles.
+async def connect(
+    options: ChatOptions, err: Console
+) -> AsyncIterator[tuple[Ask, Mapping[str, Any]]]:
+    """Connect to a server; yield a function that asks it, and its `/v1/labels`, if it has them.
 
     Raises:
         UserError: There is no server, or it is not a panjue server and an option is missing.
@@ -174,7 +168,7 @@ async def connect(options: ChatOptions, err: Console) -> AsyncIterator[tuple[Ask
             task = body["task"]
             if task != options.task:
                 raise UserError(f"{options.url}: answers {task!r}; say --task {task}")
-            yield partial(ask_panjue, http, options), body["law"]
+            yield partial(ask_panjue, http, options), body
         else:
             server = OtherServer(options, str(http.base_url), await model_name(http, options), err)
             async with aclosing(server.endpoint):
@@ -311,37 +305,3 @@ def parsed(response: httpx.Response) -> Any:
         return response.json()
     except ValueError:
         return None
-
-
-def tables(result: Mapping[str, Any], law: Law) -> Iterator[Any]:
-    """Yield one table per defendant, then the repairs and a disclaimer."""
-    confidences = result.get("confidence") or [{}] * len(result["answer"]["judgments"])
-    for judgment, confidence in zip(result["answer"]["judgments"], confidences, strict=True):
-        table = Table(title=Text(judgment["name"], style="bold"), title_justify="left")
-        for column in ("", "", "confidence") if confidence else ("", ""):
-            table.add_column(column, overflow="fold")
-        cells = {
-            "罪名 charges": "、".join(judgment["charges"]),
-            "法条 articles": "\n".join(article(number, law) for number in judgment["articles"]),
-            "刑罚 penalty": judgment["penalty"],
-        }
-        for title, value in cells.items():
-            bars = [Text(bar(confidence[title.split()[1]]))] if confidence else []
-            table.add_row(title, Text(value), *bars)
-        yield table
-    if result["repairs"]:
-        yield Text("repaired: " + "; ".join(result["repairs"]), style="dim")
-    yield Text("这是统计推测，不是判决。/ A statistical guess, not a judgment.", style="dim")
-
-
-def article(number: str, law: Law) -> str:
-    """Return an article's number and the start of its text."""
-    text = law.get(number, "")
-    more = "……" if len(text) > PREVIEW_LENGTH else ""
-    return f"{article_name(number)} {text[:PREVIEW_LENGTH]}{more}".strip()
-
-
-def bar(share: float) -> str:
-    """Return a share (0 to 1) as a bar of ten blocks and a percentage."""
-    full = round(share * BAR_WIDTH)
-    return f"{'█' * full}{'░' * (BAR_WIDTH - full)} {share:4.0%}"

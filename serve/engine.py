@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.debug import engine_stderr
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.alternatives import UNFINISHED
@@ -193,8 +194,8 @@ def engine(
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     arguments = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
-    with asyncio.Runner() as runner:
-        with startup_errors():
+    with asyncio.Runner() as runner, engine_stderr() as filtered:
+        with startup_errors(), filtered():
             args = AsyncEngineArgs(model=str(served.model), **arguments)
             llm = runner.run(_start_engine(args))
         try:

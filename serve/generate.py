@@ -222,7 +222,7 @@ def check_held_out(trained: Path | None, test_sha256: str) -> None:
 
 def provenance(config: GenerateConfig, training: Training, task: Task) -> dict[str, Any]:
     """Return what the completions depend on; a run resumes only with the same values."""
-    trained, recorded = training.folder, generation(config.run).get("trained_sha256")
+    trained, recorded = training.folder, generation(config.folder).get("trained_sha256")
     return {
         "task": config.task,
         "test": str(config.test),

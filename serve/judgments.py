@@ -41,12 +41,15 @@ class Case(BaseModel):
 class Judgments:
     """The handlers of these routes."""
 
-    def __init__(self, judge: Judge, task: str, law: Mapping[str, str], in_flight: int) -> None:
+    def __init__(
+        self, judge: Judge, task: str, law: Mapping[str, str], in_flight: int, *, demo: bool
+    ) -> None:
         """Take the judge of a task, and the texts of articles to show with answers.
 
-        A case may take at most `in_flight` replies.
+        A case may take at most `in_flight` replies. `demo` says that the demo's tiny model answers.
         """
         self._judge, self._task, self._law, self._in_flight = judge, task, law, in_flight
+        self._demo = demo
 
     def attach(self, app: FastAPI) -> None:
         """Add the routes to an app."""
@@ -61,31 +64,37 @@ class Judgments:
             VLLMError: Too many requests run at once; vLLM's handlers turn this into a response.
         """
         try:
-            return await self._answer(Case.model_validate(body))
+            return await self._respond(Case.model_validate(body))
         except ValidationError as error:
             problem = Problem(400, validation_message(error))
         except Problem as error:
             problem = error
         return JSONResponse(problem.body, problem.status)
 
-    async def _answer(self, case: Case) -> Response:
-        """Return the answer to one case, at once or as a stream.
+    async def _respond(self, case: Case) -> Response:
+        if not case.stream:
+            return JSONResponse(await self.answer(case))
+        events = self._events(*await self._prepare(case), case.samples)
+        return StreamingResponse(events, media_type="text/event-stream", headers=STREAM)
+
+    async def answer(self, case: Case) -> dict[str, Any]:
+        """Return the answer to one case.
 
         Raises:
             Problem: The case cannot be asked, or the engine is shutting down.
         """
-        if 1 + case.samples > self._in_flight:
-            raise Problem(400, f"samples: at most {self._in_flight - 1} on this server")
-        # In a thread: shortening a long case takes time.
-        example, question = await asyncio.to_thread(self._question, case)
-        if case.stream:
-            events = self._events(example, question, case.samples)
-            return StreamingResponse(events, media_type="text/event-stream", headers=STREAM)
+        example, question = await self._prepare(case)
         try:
             result = await self._judge.answer(example, question, case.samples)
         except UserError as error:
             raise Problem(503, str(error)) from None
-        return JSONResponse({"defendants": list(example.names), **result})
+        return {"defendants": list(example.names), **result}
+
+    async def _prepare(self, case: Case) -> tuple[Example, Question]:
+        if 1 + case.samples > self._in_flight:
+            raise Problem(400, f"samples: at most {self._in_flight - 1} on this server")
+        # In a thread: shortening a long case takes time.
+        return await asyncio.to_thread(self._question, case)
 
     def _question(self, case: Case) -> tuple[Example, Question]:
         example = self._example(case)
@@ -120,13 +129,14 @@ class Judgments:
             yield sse("error", Problem(503, f"the engine failed during the reply: {error}").body)
 
     async def labels(self) -> dict[str, Any]:
-        """Return the label sets, with the count of each label in training."""
+        """Return the label sets, with the count of each label in training, and what answers."""
         labels = self._judge.asker.labels
         return {
             "task": self._task,
             "labels": labels.counts,
             "most": labels.most,
             "law": self._law,
+            "demo": self._demo,
         }
 
     async def ready(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from panjue.eval.decide import Decider, fitted_decider
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.plumbing.model import is_demo
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.judge import Judge
@@ -50,7 +51,8 @@ class Service:
     def routes(self, source: Source[Any]) -> Judgments:
         """Return panjue's routes, answered by an engine or endpoint."""
         judge = Judge(self.asker, self.decider, source)
-        return Judgments(judge, self.config.task, self.law, self.config.in_flight)
+        demo = not self.config.endpoint and is_demo(self.served.model)
+        return Judgments(judge, self.config.task, self.law, self.config.in_flight, demo=demo)
 
 
 def make_service(config: ServeConfig) -> Service:

@@ -1,5 +1,7 @@
-"""What `make install` installs: every package in the version that is locked."""
+"""What `make install` and `make dev` install: every package in the version that is locked."""
 
+import re
+import subprocess
 import sys
 import sysconfig
 from importlib.metadata import PackageNotFoundError, distributions, version
@@ -39,9 +41,10 @@ def test_what_is_installed_is_what_is_locked() -> None:
     place = sysconfig.get_path("purelib")
     found = {canonicalize_name(one.name): one.version for one in distributions(path=[place])}
     wanted = locked(kind)
-    assert {n: v for n, v in found.items() if n not in BESIDE} == {
-        n: v for n, v in wanted.items() if n not in BESIDE
-    }
+    there = {n: v for n, v in found.items() if n not in BESIDE}
+    assert there.items() <= wanted.items()
+    if (Path(sys.prefix) / "dev").exists():
+        assert there.keys() == wanted.keys() - BESIDE
 
 
 @pytest.mark.parametrize("kind", LOCKS)
@@ -61,3 +64,15 @@ def test_a_lock_has_whatever_the_project_asks_for(kind: str) -> None:
 @pytest.mark.parametrize("kind", LOCKS)
 def test_what_breaks_peft_beside_a_cpu_torch_is_not_locked_for_anybody(kind: str) -> None:
     assert not {"torchvision", "torchaudio", "torchcodec"} & locked(kind).keys()
+
+
+def test_what_only_tests_and_checks_need_is_installed_by_make_dev() -> None:
+    words = ["make", "-n", "-W", "pyproject.toml"]
+    for target, kind in {"install": "", "dev": " dev", "check": " dev", "test": " dev"}.items():
+        planned = subprocess.run(
+            [*words, target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        [line] = re.findall(r"^\.ci/install .*$", planned, re.MULTILINE)
+        assert line == f".ci/install python3{kind}"
+    install = (ROOT / ".ci/install").read_text("utf-8")
+    assert '-e ".[$kind${dev:+,$dev}]"' in install

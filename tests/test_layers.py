@@ -20,6 +20,7 @@ BY_NAME = {"prompts/cli.py", "prompts/task.py"}
 """May load modules whose names they compute: the command line its folders, `load_task` tasks."""
 HEAVY = {"torch", "transformers", "trl", "peft", "vllm"}
 LIGHT = (
+    "panjue",
     "panjue.prompts.task",
     "panjue.prompts.cli",
     "panjue.eval.score",

@@ -53,4 +53,4 @@ def test_the_whole_way(
     assert scores["missing"] == 0
     assert scores["baselines"][task.score.fallback] is not None
     said("report", run)
-    assert "Scores · 得分" in (answers / "report.html").read_text("utf-8")
+    assert "得分" in (answers / "report.html").read_text("utf-8")

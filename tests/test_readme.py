@@ -44,7 +44,9 @@ def test_the_compose_file() -> None:
     assert named == compose["volumes"].keys()
 
 
-READMES = [f"{room}/{name}" for room in (".", *ROOMS) for name in ("README.md", "README.zh.md")]
+READMES = [
+    f"{room}/{name}" for room in (".", "api", *ROOMS) for name in ("README.md", "README.zh.md")
+]
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -1,7 +1,11 @@
-// The case browser. Text of a case is inserted as text, never as markup.
+// The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
-const cases = JSON.parse(document.getElementById("cases").textContent);
-const MARKS = { right: "✓", alike: "≈", missed: "✗", added: "+" };
+const { cases, labels } = JSON.parse(document.getElementById("data").textContent);
+const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.language;
+const inChinese = chosen.startsWith("zh");
+document.documentElement.lang = inChinese ? "zh" : "en";
+const say = (english, chinese) => (inChinese ? chinese : english);
+const labelOf = (name) => (Object.hasOwn(labels, name) ? say(...labels[name]) : name);
 
 function make(tag, text = "", attributes = {}) {
   const element = document.createElement(tag);
@@ -11,44 +15,46 @@ function make(tag, text = "", attributes = {}) {
 }
 
 // One hue per item; neighbors differ most with steps of the golden angle.
-const color = (index) => `hsl(${Math.round(index * 137.5) % 360} 70% ${index % 2 ? 80 : 86}%)`;
+const hue = (index) => `hsl(${(210 + index * 137.5) % 360} 62% 48%)`;
 const values = (valuesOf) => [...new Set(cases.flatMap(valuesOf))].sort();
 
-// A filter: its label, its values, whether a case has a value; and its <select>.
+// A filter: its label, its values, whether a case has a value, how a value is shown; and its <select>.
 const attributes = [...new Set(cases.flatMap(({ groups }) => Object.keys(groups)))];
 const confidences = [["< 0.5", 0, 0.5], ["0.5 – 0.8", 0.5, 0.8], ["≥ 0.8", 0.8, 1.01]];
+const asItIs = (value) => value;
 const FILTERS = [
   ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
-    field + " · 正确或预测", values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value)]),
-  ["wrong field · 错误字段", values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value)],
+    labelOf(field) + say(", gold or predicted", "（正确或预测）"),
+    values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value), asItIs]),
+  [say("wrong field", "答错的字段"), values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value), labelOf],
   ...attributes.map((name) => [
-    name, values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value]),
-  ["confidence · 置信度",
-    cases.some(({ confidence }) => confidence !== null) ? confidences.map(([label]) => label) : [],
+    labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
+  [say("confidence, the model's own estimate", "置信度（模型自估）"),
+    cases.some(({ confidence }) => confidence !== null) ? confidences.map(([range]) => range) : [],
     ({ confidence }, value) => {
-      const [, low, high] = confidences.find(([label]) => label === value);
+      const [, low, high] = confidences.find(([range]) => range === value);
       return confidence !== null && confidence >= low && confidence < high;
-    }],
-  ["handling · 处理", values(({ handled }) => handled), ({ handled }, value) => handled.includes(value)],
+    }, asItIs],
+  [say("handling", "处理"), values(({ handled }) => handled), ({ handled }, value) => handled.includes(value), asItIs],
 ].filter(([, options]) => options.length > 0)
-  .map(([label, options, test]) => ({ label, options, test, select: make("select") }));
+  .map(([label, options, test, show]) => ({ label, options, test, show, select: make("select") }));
 
 const search = make("input", "", { type: "search", id: "search" });
 let shown = cases; // the cases that pass all filters
 let current = null;
 let buttons = [];
 
-const wholeText = ({ text }) => text.map(([sentence]) => sentence).join("");
+const wholeText = ({ text }) => text.map(([piece]) => piece).join("");
 
 function addFilters() {
   const words = make("div");
   search.addEventListener("input", showList);
-  words.append(make("label", "search the facts · 搜索案情", { for: "search" }), search);
+  words.append(make("label", say("search the facts", "搜索案情"), { for: "search" }), search);
   document.getElementById("filters").append(words);
-  FILTERS.forEach(({ label, options, select }, number) => {
+  FILTERS.forEach(({ label, options, show, select }, number) => {
     const filter = make("div");
     select.id = "filter-" + number;
-    select.append(make("option", "–", { value: "" }), ...options.map((value) => make("option", value, { value })));
+    select.append(make("option", "–", { value: "" }), ...options.map((value) => make("option", show(value), { value })));
     select.addEventListener("change", showList);
     filter.append(make("label", label, { for: select.id }), select);
     document.getElementById("filters").append(filter);
@@ -58,7 +64,7 @@ function addFilters() {
 function showList() {
   shown = cases.filter((example) => wholeText(example).includes(search.value) && FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
   buttons = shown.map((example, index) => {
-    const mark = example.wrong.length ? "✗ " + example.wrong.join(", ") : "✓";
+    const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : "✓";
     const button = make("button", example.id + " " + mark, { type: "button" });
     button.append(make("small", wholeText(example).slice(0, 60)));
     if (example.wrong.length) button.classList.add("wrong");
@@ -68,59 +74,70 @@ function showList() {
   document.getElementById("list").replaceChildren(...buttons);
   document.getElementById("count").textContent = `${shown.length} / ${cases.length}`;
   if (shown.includes(current)) fillCase(shown.indexOf(current));
-  else document.getElementById("case").replaceChildren(make("p", "choose a case · 请选择案例", { class: "note" }));
+  else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案例"), { class: "note" }));
 }
 
-function fieldTable(fields) {
+function fieldTable(fields, isClasses) {
   const table = make("table"), header = make("tr");
-  header.append(...["", "gold · 正确", "predicted · 预测"].map((text) => make("th", text, { scope: "col" })));
+  header.append(...["", say("gold", "正确"), say("predicted", "预测")].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
   for (const field of fields) {
     const row = make("tr");
-    // The field is right although this value differs: it has the same meaning in other words.
-    const differing = field.correct ? "alike" : null;
     row.append(
-      make("th", field.name, { scope: "row" }),
-      valueCell(field.gold, (value) => (field.predicted.includes(value) ? "right" : differing ?? "missed")),
-      valueCell(field.predicted, (value) => (field.gold.includes(value) ? "right" : differing ?? "added")));
+      make("th", labelOf(field.name), { scope: "row", title: field.name }),
+      valueCell(field.gold.map((value) => make("span", value))),
+      valueCell([...predictedValues(field), ...(isClasses(field.name) ? missedValues(field) : [])]));
     table.append(row);
   }
   return table;
 }
 
-function valueCell(texts, kind) {
+function valueCell(spans) {
   const cell = make("td");
-  for (const value of texts) cell.append(make("span", `${MARKS[kind(value)]} ${value}`, { class: kind(value) }), " ");
-  if (texts.length === 0) cell.append("–");
+  for (const span of spans) cell.append(span, " ");
+  if (spans.length === 0) cell.append("–");
   return cell;
+}
+
+function predictedValues({ gold, predicted, correct }) {
+  if (predicted.length === 0 && !correct) return [make("span", say("✗ nothing", "✗ 无"), { class: "added" })];
+  return predicted.map((value) => {
+    if (gold.includes(value)) return make("span", "✓ " + value, { class: "right" });
+    // The field is right although this value differs: it has the same meaning in other words.
+    return correct ? make("span", "≈ " + value, { class: "right" }) : make("span", "✗ " + value, { class: "added" });
+  });
+}
+
+// The gold labels that the prediction lacks. Of one label that is wrong the gold column says enough.
+function missedValues({ gold, predicted }) {
+  if (gold.length <= 1) return [];
+  return gold.filter((value) => !predicted.includes(value))
+    .map((value) => make("span", say("✗ missed: ", "✗ 漏：") + value, { class: "missed" }));
 }
 
 function factsBlock(text) {
   const facts = make("div", "", { id: "facts" });
-  for (const [sentence, named] of text) {
-    const part = make("span", sentence);
-    part.dataset.named = named.join(" ");
-    if (named.length === 1) part.style.background = color(named[0]);
-    if (named.length > 1) {
-      const stops = named.map((index, i) => `${color(index)} ${(100 * i) / named.length}% ${(100 * (i + 1)) / named.length}%`);
-      part.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-    }
-    facts.append(part);
-    if (named.length) facts.append(make("sup", named.map((index) => index + 1).join(" ")));
+  for (const [piece, index] of text) {
+    if (index === null) facts.append(piece);
+    else facts.append(nameOf(piece, index));
   }
   return facts;
 }
 
-function itemSection([name, fields], index, items) {
+function nameOf(text, index) {
+  const name = make("span", text, { class: "name" });
+  name.style.setProperty("--hue", hue(index));
+  return name;
+}
+
+function itemSection([name, fields], index, isClasses) {
   const section = make("section");
   if (name) {
-    const heading = make("h4"), label = make("span", name, { class: "name" });
-    if (items.length > 1) heading.append(make("sup", index + 1), " ");
-    label.style.background = color(index);
-    heading.append(label);
+    const heading = make("h4");
+    heading.append(nameOf(name, index));
     section.append(heading);
   }
-  section.append(fieldTable(fields));
+  section.append(fieldTable(fields, isClasses));
   return section;
 }
 
@@ -132,9 +149,9 @@ function stepButtons(index) {
     button.addEventListener("click", action);
     line.append(button, " ");
   };
-  add("← previous · 上一个", index > 0, () => showCase(index - 1));
-  add("next · 下一个 →", index + 1 < shown.length, () => showCase(index + 1));
-  add("list · 列表", true, () => buttons[index].focus());
+  add(say("← previous", "← 上一个"), index > 0, () => showCase(index - 1));
+  add(say("next →", "下一个 →"), index + 1 < shown.length, () => showCase(index + 1));
+  add(say("list", "列表"), true, () => buttons[index].focus());
   return line;
 }
 
@@ -151,12 +168,13 @@ function fillCase(index) {
   for (const button of buttons) button.removeAttribute("aria-current");
   buttons[index].setAttribute("aria-current", "true");
   const raw = make("details");
-  raw.append(make("summary", "raw reply · 原始回答"), ...example.reply.map((text) => make("pre", text)));
-  const notes = Object.entries(example.groups).map(([name, value]) => `${name}: ${value}`);
-  if (example.confidence !== null) notes.push("confidence · 置信度: " + example.confidence.toFixed(2));
+  raw.append(make("summary", say("raw reply", "原始回答")), ...example.reply.map((text) => make("pre", text)));
+  const notes = Object.entries(example.groups).map(([name, value]) => `${labelOf(name)}: ${value}`);
+  if (example.confidence !== null) notes.push(say("confidence, the model's own estimate: ", "置信度（模型自估）：") + example.confidence.toFixed(2));
+  const isClasses = (field) => Object.hasOwn(example.classes, field);
   document.getElementById("case").replaceChildren(
     make("h3", example.id), stepButtons(index), make("p", [...notes, ...example.notes].join(" · "), { class: "note" }),
-    ...example.items.map(itemSection), factsBlock(example.text), raw);
+    ...example.items.map((item, index) => itemSection(item, index, isClasses)), factsBlock(example.text), raw);
 }
 
 addFilters();

@@ -16,6 +16,9 @@ from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, pr
 MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
+MODELSCOPE = "modelscope:"
+"""Prefix of the names of models that come from ModelScope instead of the Hugging Face hub."""
+
 MIN_CACHED_SIZE = 2**26
 """Bytes. The hashes of larger files are cached: a 16 GB base model takes 19 s to read."""
 
@@ -30,7 +33,10 @@ DECISION = "decision.json"
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a base model: a local folder, or a model of the Hugging Face hub.
+    """Return the folder of a base model: a local folder, or a model of a hub, downloaded once.
+
+    `modelscope:Qwen/Qwen3-8B` comes from ModelScope, `Qwen/Qwen3-8B` from the Hugging Face hub or
+    the mirror in `HF_ENDPOINT`.
 
     Raises:
         UserError: It is neither, has no safetensors weights, or needs its own code.
@@ -57,6 +63,19 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def is_demo(folder: Path) -> bool:
+    """Say whether a model or adapter descends from a base that `panjue base` made.
+
+    A training names its base in its manifest; `start.json` is only in the untrained model of
+    `panjue base`.
+    """
+    manifest = folder / "manifest.json"
+    while manifest.exists() and (base := read_json(manifest).get("base")):
+        folder = Path(base)
+        manifest = folder / "manifest.json"
+    return (folder / "start.json").exists()
+
+
 def is_hub_name(name: str) -> bool:
     """Say whether a base model that is no local folder can be a model of the hub."""
     in_hub_form = name.count("/") == 1 and not name.startswith((".", "/", "~"))
@@ -64,7 +83,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     place = f"base model {name!r}"
@@ -73,12 +92,35 @@ def _from_hub(name: str) -> Path:
             f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B "
             "(`make base` makes that of the demo)"
         )
+    if name.startswith(MODELSCOPE):
+        return _from_modelscope(name)
     try:
         return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
     except (OSError, HFValidationError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = f"{constants.ENDPOINT}: {str(error).strip().splitlines()[0]}"
         raise UserError(
-            f"{place}: no such folder, and the hub cannot provide it ({reason})"
+            f"{place}: no such folder, and the hub cannot provide it ({reason}); set HF_ENDPOINT "
+            f"to a mirror, or give {MODELSCOPE}{name} or a folder"
+        ) from None
+
+
+def _from_modelscope(name: str) -> Path:
+    place = f"base model {name!r}"
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise UserError(
+            f"{place}: {error}; run .venv/bin/pip install modelscope, or give a folder"
+        ) from None
+    repository, files = name.removeprefix(MODELSCOPE), list(MODEL_FILES)
+    try:
+        return Path(snapshot_download(repository, allow_patterns=files))
+    except Exception as error:  # its errors have no common class
+        with suppress(Exception):  # without a network, what was downloaded before
+            return Path(snapshot_download(repository, allow_patterns=files, local_files_only=True))
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{place}: ModelScope cannot provide it ({reason}); give a folder"
         ) from None
 
 

@@ -16,7 +16,9 @@ function numeral(text) {
 
 const TEXTS = {
   zh: {
-    notice: "这是统计推测，不是判决，也不是法律意见。",
+    notice: "模型根据案件事实推测每名被告人的罪名、法条和刑罚。这是统计推测，不是判决，也不是法律意见。",
+    demo: "正在回答的是演示用的小模型：它只用虚构案件从零训练，回答没有任何法律意义。",
+    example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里，被告人以“被告人某某”引出。",
     defendants: "被告人", defendantsHint: "留空则从事实中找出；找错了请改正后再问一次。",
     add: "添加一人", remove: "去掉", name: "姓名",
@@ -25,12 +27,15 @@ const TEXTS = {
     charges: "罪名", articles: "法条", penalty: "刑罚", article: articleName,
     asking: "正在写……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出词元。`,
+    own: "模型自估", confidence: "百分比是模型对自己回答的估计，不是答对的概率。",
     repaired: (r) => `回答有 ${r} 处经过修补。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     empty: "请先填写案件事实。", noKey: "需要密钥。", offline: "连不上服务，请确认它仍在运行。",
     other: "English",
   },
   en: {
-    notice: "This is a statistical guess, not a judgment and not legal advice.",
+    notice: "From the facts of a criminal case, a model guesses each defendant's charges, articles and penalty. This is a statistical guess, not a judgment and not legal advice.",
+    demo: "A tiny demo model answers. It was trained from scratch on invented cases: its answers have no legal meaning.",
+    example: "Example case",
     fact: "Facts of the case", factHint: "Paste the facts here; defendants are introduced by 被告人.",
     defendants: "Defendants", defendantsHint: "If empty, they are found in the facts; correct them and ask again.",
     add: "Add one", remove: "Remove", name: "Name",
@@ -39,6 +44,7 @@ const TEXTS = {
     charges: "Charges", articles: "Articles", penalty: "Penalty", article: articleName,
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
+    own: "own estimate", confidence: "Percentages are the model's own estimate, not the probability that it is right.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     empty: "Please enter the facts first.", noKey: "A key is needed.", offline: "The server does not answer; is it still running?",
     other: "中文",
@@ -49,7 +55,7 @@ const $ = (id) => document.getElementById(id);
 const hue = (i) => `hsl(${(210 + i * 137.5) % 360} 62% 48%)`;
 let texts = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
 let running = null; // AbortController of the current request
-let law = null; // article -> text, fetched once
+let labels = null; // the answer of v1/labels, fetched once
 let lastResult = null; // displayed again when the language changes
 let namesEdited = false; // whether the user has changed the names
 
@@ -133,6 +139,26 @@ async function post(body, signal) {
   throw new Error((await response.json()).error.message);
 }
 
+// Without a key, or while the engine starts, there are no labels yet: `ask` tries again.
+async function loadLabels() {
+  const response = labels ? null : await fetch("v1/labels", { headers: headers() }).catch(() => null);
+  if (!response?.ok) return;
+  labels = await response.json();
+  $("demo").hidden = !labels.demo;
+}
+
+async function fillExample() {
+  try {
+    $("fact").value = await (await fetch("sample.txt")).text();
+  } catch {
+    showProblem(texts.offline);
+    return;
+  }
+  showProblem("");
+  $("fact").dispatchEvent(new Event("input"));
+  $("go").focus();
+}
+
 async function ask(event) {
   event.preventDefault();
   if (running) return; // Ctrl+Enter also works while the button is disabled
@@ -151,7 +177,7 @@ async function ask(event) {
     const defendants = names();
     const body = { fact, samples: Number($("samples").value), stream: true, ...(defendants.length ? { defendants } : {}) };
     const response = await post(body, running.signal);
-    law ??= (await (await fetch("v1/labels", { headers: headers() })).json()).law ?? {};
+    await loadLabels();
     lastResult = null;
     $("result").hidden = false;
     $("cards").replaceChildren();
@@ -181,6 +207,7 @@ async function ask(event) {
 function show(result) {
   lastResult = result;
   const notes = [texts.done(result.defendants.length, result.seconds.toFixed(1), result.usage.completion_tokens)];
+  if (result.confidence) notes.push(texts.confidence);
   if (result.repairs.length) notes.push(texts.repaired(result.repairs.length));
   if (result.dropped_sentences) notes.push(texts.dropped(result.dropped_sentences));
   $("state").textContent = notes.join(" ");
@@ -205,15 +232,15 @@ function card(judgment, i, result) {
   return node;
 }
 
-const percent = (share) => `${Math.round(share * 100)}%`;
+const percent = (share) => (share > 0.99 ? "> 99%" : `${Math.round(share * 100)}%`); // a guess is never certain
 
 function field(name, confidence, values) {
-  const share = name in confidence ? [element("span", {}, percent(confidence[name]))] : [];
+  const share = name in confidence ? [element("span", {}, `${texts.own} ${percent(confidence[name])}`)] : [];
   return [element("dt", {}, element("span", {}, texts[name]), ...share), element("dd", {}, ...values)];
 }
 
 function article(number) {
-  const text = law?.[number];
+  const text = labels?.law[number];
   return element("p", {}, texts.article(number), ...(text ? [element("small", {}, text.length > 60 ? `${text.slice(0, 60)}……` : text)] : []));
 }
 
@@ -258,6 +285,7 @@ function pick(i) {
 }
 
 $("ask").addEventListener("submit", ask);
+$("example").addEventListener("click", fillExample);
 $("stop").addEventListener("click", () => running?.abort());
 $("add").addEventListener("click", () => {
   namesEdited = true;
@@ -279,3 +307,4 @@ $("language").addEventListener("click", () => {
   translate();
 });
 translate();
+loadLabels();

@@ -1,6 +1,7 @@
 """Two runs side by side: a difference that is known is found, and nothing where there is none."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,15 @@ from typing import Any
 import pytest
 
 from panjue.eval.answers import open_run
-from panjue.eval.compare import check_runs, compare_runs
+from panjue.eval.compare import (
+    Comparison,
+    Difference,
+    Part,
+    check_runs,
+    compare_runs,
+    short_names,
+    verdict,
+)
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -98,12 +107,51 @@ def test_the_command_gates(
 
     done = compare(*runs, "--json", numbers)
     assert done.returncode == 0, done.stderr
-    assert "final: 0 examples won, 30 lost, 255 alike" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "damaged against good: 0 examples won, 30 lost, 255 alike" in said
+    assert re.search(r"final: good is better than damaged by 0\.\d{4}\b(?!, but)", said)
+    assert "┃ good ┃ damaged ┃" in said
+    assert "damaged less good" in said
+    assert "first" not in said
+    assert "second" not in said
     assert "final by class" in done.stdout
     assert json.loads(numbers.read_text("utf-8"))["all"]["lost"] == DAMAGED
     assert compare(*runs, "--fail-if-worse").returncode == 1
     assert compare(runs[1], runs[0], "--fail-if-worse").returncode == 0
     assert compare(runs[0], tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "names"),
+    [
+        ("runs/a", "runs/b", ("a", "b")),
+        ("here/a/run", "there/a/run", ("here/a/run", "there/a/run")),
+        ("a/run", "b/run/", ("a/run", "b/run")),
+        ("run", "run/tune", ("run", "tune")),
+        ("x/run", "x/run", ("run", "run")),
+        ("/run", "/x/run", ("/run", "x/run")),
+    ],
+)
+def test_runs_have_the_shortest_names_that_differ(
+    first: str, second: str, names: tuple[str, str]
+) -> None:
+    assert short_names(Path(first), Path(second)) == names
+
+
+def test_the_verdict_says_which_way_the_difference_goes() -> None:
+    def said(mean: float, low: float, high: float) -> list[str]:
+        change = Difference(mean, low, high, better=0.5)
+        part = Part(examples=3, won=2, lost=1, mean=0.0)
+        found = Comparison("final", {}, {}, {"final": change}, part, {})
+        return list(verdict(found, "a", "b"))
+
+    count = "b against a: 2 examples won, 1 lost, 0 alike"
+    assert said(0.1, 0.05, 0.2) == ["final: b is better than a by 0.1000", count]
+    assert said(-0.1, -0.2, -0.05) == ["final: a is better than b by 0.1000", count]
+    doubtful = "final: b is better than a by 0.1000, but the 95% interval contains 0"
+    assert said(0.1, -0.2, 0.3) == [doubtful, count]
+    assert said(0.0, 0.0, 0.0) == ["final: a and b are equal", count]
+    assert said(float("nan"), 0.0, 0.0) == [count]
 
 
 def test_runs_of_other_cases_cannot_be_compared(

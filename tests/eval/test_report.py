@@ -10,12 +10,13 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from panjue.eval.answers import open_run
 from panjue.eval.fields import items_of
-from panjue.eval.report import ClassScore, marked, report
+from panjue.eval.report import ClassScore, report, split_at_names
 from panjue.eval.report_page import page
-from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
@@ -140,10 +141,28 @@ def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
     assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
 
 
-def test_sentences_know_whom_they_name() -> None:
-    example = Example(1, "张某与张某甲打架。张某甲逃跑。无人受伤。", names=("张某", "张某甲"))
-    assert [named for _, named in marked(example, example.names)] == [[0, 1], [1], []]
-    assert "".join(text for text, _ in marked(example, example.names)) == example.text
+def test_a_text_is_split_at_the_names() -> None:
+    text = "张某与张某甲打架。张某甲逃跑。"
+    assert split_at_names(text, ["张某", "张某甲", ""]) == [
+        ("张某", 0),
+        ("与", None),
+        ("张某甲", 1),
+        ("打架。", None),
+        ("张某甲", 1),
+        ("逃跑。", None),
+    ]
+    assert split_at_names(text, [""]) == [(text, None)]
+
+
+@given(st.text("甲乙a*.(", max_size=20), st.lists(st.text("甲乙a*.(", max_size=3), max_size=4))
+def test_the_pieces_are_the_text_and_no_name_is_left(text: str, names: list[str]) -> None:
+    pieces = split_at_names(text, names)
+    assert "".join(piece for piece, _ in pieces) == text
+    for piece, index in pieces:
+        if index is None:
+            assert not any(name and name in piece for name in names)
+        else:
+            assert piece == names[index]
 
 
 def test_any_task_has_cases_to_look_at() -> None:
@@ -263,16 +282,18 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     opened.goto((hostile / "report.html").as_uri())
     opened.click("#list button >> nth=0")
     assert opened.locator("#case h4 .name").all_inner_texts() == HOSTILE
-    assert opened.locator("#facts sup").all_inner_texts() == ["1 2 3", "3"]
     assert opened.inner_text("#facts").startswith(f"被告人{HOSTILE[0]}、{HOSTILE[1]}")
-    named = opened.locator("#facts span").evaluate_all("all => all.map(one => one.dataset.named)")
-    assert named == ["0 1 2", "2", ""]
-    shown = opened.locator("#facts span").nth(1).evaluate("one => one.style.background")
-    head = opened.locator("#case h4 .name").nth(2).evaluate("one => one.style.background")
+    # The names are colored, not their sentences, and each in the color of its heading.
+    assert opened.locator("#facts .name").all_inner_texts() == [*HOSTILE, HOSTILE[2]]
+    shown, head = (
+        opened.locator(f"{part} .name")
+        .nth(2)
+        .evaluate("one => one.style.getPropertyValue('--hue')")
+        for part in ("#facts", "#case h4")
+    )
     assert shown == head != ""
-    second = opened.locator("#case section").nth(1)
-    assert second.locator(".missed").all_inner_texts()[0] == "✗ 盗窃罪"
-    assert second.locator(".added").all_inner_texts()[0] == "+ 抢劫罪"
+    rows = opened.locator("#case section").nth(1).locator("tr")
+    assert rows.nth(1).locator("td").all_inner_texts() == ["盗窃罪", "✗ 抢劫罪"]
     assert opened.locator("#case section").nth(0).locator(".missed, .added").count() == 0
     # Groups called as the page's own filters stay apart from them.
     opened.get_by_label("charges").select_option("抢劫罪")
@@ -280,6 +301,73 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     opened.get_by_label("class", exact=True).select_option("US$5 - $\\foo$")
     opened.get_by_label("confidence", exact=True).select_option("</script><q>")
     assert opened.inner_text("#count") == "1 / 2"
+
+
+def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Path) -> None:
+    gold, row = tmp_path / "gold.jsonl", case(1, ["甲"], "被告人甲盗窃。")
+    row["outcomes"][0].update(charges=["盗窃罪", "抢劫罪", "诈骗罪"])
+    gold.write_text(dump(row) + "\n", "utf-8")
+
+    def change(_number: int, row: dict[str, Any]) -> None:
+        row["judgments"][0].update(charges=["盗窃罪", "抢夺罪"], articles=[])
+
+    run = run_on(tmp_path / "run", gold, change)
+    (run / "report.html").write_text(page(report(open_run(run))), "utf-8")
+    opened.goto((run / "report.html").as_uri())
+    rows = opened.locator("#case tr")
+    cells = [rows.nth(number).locator("td").all_inner_texts() for number in (1, 2, 3)]
+    assert cells[0] == [
+        "盗窃罪 抢劫罪 诈骗罪",
+        "✓ 盗窃罪 ✗ 抢夺罪 ✗ missed: 抢劫罪 ✗ missed: 诈骗罪",
+    ]
+    assert cells[1] == ["第二百六十四条", "✗ nothing"]
+    assert cells[2][1] == "✓ 有期徒刑九个月以上一年以下"
+
+
+def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
+    (hostile / "report.html").write_text(page(report(open_run(hostile))), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())  # the browser is English
+    assert opened.inner_text("#headline b").startswith("final score 0.")
+    parts = "= 0.3 × charge F1 0.6667 + 0.3 × article F1 1.0000 + 0.4 × penalty accuracy 0.6667"
+    assert opened.inner_text("#parts").strip() == parts
+    assert opened.get_attribute("#headline [title]", "title") == "final", "as in the files"
+    assert "得分" not in opened.inner_text("body")
+    opened.click("#language >> text=中文")
+    assert opened.inner_text("#headline b").startswith("总分 0.")
+    assert "罪名 F1" in opened.inner_text("#parts")
+    assert opened.locator("#case th").nth(3).inner_text() == "罪名"
+    opened.click("#language >> text=English")
+    assert opened.inner_text("#headline b").startswith("final score")
+
+
+def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
+    for name in ("judgment", "reading", "cloze", "dialogue", "ecthr", "fscs", "scotus", "severity"):
+        rules = load_task(name).score
+        assert {*rules.names, rules.fallback} <= rules.labels.keys(), name
+    assert {*TASK.score.parts} < {*TASK.score.names}
+    row = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 5}
+    gold = {"judgments": [{**row, "charges": ["盗窃罪", "抢劫罪"]}, {**row, "name": "乙"}]}
+    predicted = {"judgments": [row, {**row, "name": "乙", "penalty": 6}]}
+    metrics: Any = TASK.score.metrics
+    values = {metric.__name__: metric(gold, predicted) for metric in metrics}
+    parts = sum(weight * values[part] for part, weight in TASK.score.parts.items())
+    assert parts == pytest.approx(values["final"])
+
+
+def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
+    tiny, told = "A tiny demo model answered.", page(report(open_run(hostile)))
+    assert tiny not in told
+    made = read_json(hostile / "manifest.json")
+    made["generate"]["trained"] = str(tmp_path / "run/adapter")
+    write_json(hostile / "manifest.json", made)
+    write_json(tmp_path / "run/adapter/manifest.json", {"base": str(tmp_path / "base/model")})
+    write_json(tmp_path / "base/model/manifest.json", {"base": str(tmp_path / "base/untrained")})
+    assert tiny not in page(report(open_run(hostile)))
+    write_json(tmp_path / "base/untrained/start.json", {})
+    assert tiny in page(report(open_run(hostile)))
+    made["generate"]["endpoint"] = "http://127.0.0.1:9/v1#other"
+    write_json(hostile / "manifest.json", made)
+    assert tiny not in page(report(open_run(hostile)))
 
 
 def test_the_report_of_real_cases(
@@ -306,7 +394,7 @@ def test_the_report_of_real_cases(
     opened.get_by_label("confidence").select_option("")
     opened.locator("#list button").first.focus()
     opened.keyboard.press("Enter")  # no mouse
-    assert opened.locator("#case .missed").count() > 0
+    assert opened.locator("#case td:nth-child(3) .added").count() > 0
     assert opened.locator("#case pre").count() == 1
     first = opened.inner_text("#case h3")
     opened.get_by_role("button", name="next").press("Enter")
@@ -320,16 +408,12 @@ def test_the_report_of_real_cases(
     opened.get_by_label("search the facts").fill("")
     # What is open goes with the list, and comes back with it.
     opened.get_by_label("defendants", exact=True).select_option("3")
-    assert opened.inner_text("#case") == "choose a case · 请选择案例"
+    assert opened.inner_text("#case") == "choose a case"
     opened.get_by_label("defendants", exact=True).select_option("")
     assert opened.inner_text("#case h3") == first
     opened.locator("#list button").first.press("Enter")
     names = opened.locator("#case h4 .name").all_inner_texts()
-    parts = opened.locator("#facts span").evaluate_all(
-        "all => all.map(one => [one.textContent, one.dataset.named])"
-    )
-    for text, named in parts:
-        assert all(names[int(place)] in text for place in named.split())
+    assert set(names) <= set(opened.locator("#facts .name").all_inner_texts())
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     opened.screenshot(path=ARTEFACTS / "report.png")
     opened.set_viewport_size({"width": 390, "height": 800})  # a phone

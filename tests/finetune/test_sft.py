@@ -100,7 +100,9 @@ def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
         "3/4 training the adapter",
         "4/4 saving",
     ]
-    best = read_json(run / "checkpoints/checkpoint-2/trainer_state.json")["best_metric"]
+    checkpoint = newest_complete(run / "checkpoints")
+    assert checkpoint
+    best = read_json(checkpoint / "trainer_state.json")["best_metric"]
     assert lines[-2] == (
         f"written: {run}/adapter (final {best:.4f} on 10 held-out cases, free replies without the "
         "schema; `panjue score` scores all cases, decoded under the schema)"

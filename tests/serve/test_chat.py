@@ -23,6 +23,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.openai import events
 from panjue.serve.chat import KEYS, ChatOptions, client, connect, read_fact, read_paste
 from panjue.serve.endpoint import Endpoint
+from panjue.serve.tables import bar, tables
 
 PANJUE = Path(sys.executable).with_name("panjue")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -51,6 +52,31 @@ def test_a_case_from_a_pipe_becomes_a_table_per_defendant(server: Any, chat: Cha
     assert done.returncode == 0, done.stderr
     for word in ("张某甲", "李某乙", "罪名", "法条", "刑罚", "%", "不是判决"):
         assert word in done.stdout
+    assert done.stdout.startswith("演示用的小模型在回答"), "what answers comes first"
+    assert "A tiny demo model answers." in done.stdout
+    assert "Percentages are the model's own estimate, not the probability" in done.stdout
+    assert "模型自估" in done.stdout
+
+
+def test_without_confidences_and_the_demo_nothing_is_said_of_them() -> None:
+    judgment = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役"}
+    result = {"answer": {"judgments": [judgment]}, "repairs": []}
+    console = Console(record=True, file=io.StringIO(), width=100)
+    console.print(*tables(result, {}, demo=False))
+    said = console.export_text()
+    assert "第二百六十四条" in said
+    for word in ("演示", "demo", "estimate", "confidence"):
+        assert word not in said
+
+
+def test_a_guess_is_never_certain() -> None:
+    assert [bar(share)[-4:] for share in (1.0, 0.996, 0.99, 0.5, 0.0)] == [
+        ">99%",
+        ">99%",
+        " 99%",
+        " 50%",
+        "  0%",
+    ]
 
 
 def test_json_for_pipes(server: Any, chat: Chat, tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ import openai
 import pytest
 
 from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.demo import write_demo
+from panjue.serve.guard import PAGE
+from panjue.serve.names import find_defendants
 
 KEY = "a key of the tests"
 HERE = Path(__file__).parent
@@ -228,15 +233,34 @@ def http(server: Any) -> Iterator[httpx.Client]:
         yield client
 
 
+README_FILES = ("serve/README.md", "serve/README.zh.md")
+SAMPLE = PAGE / "sample.txt"
+
+
+def test_the_example_is_one_of_the_demo_s_test_cases_and_its_answer_is_right(
+    tmp_path: Path,
+) -> None:
+    write_demo(tmp_path, {"test": 200})
+    fact, task = SAMPLE.read_text("utf-8"), load_task("judgment")
+    [example] = [e for e in Reader(task).read(tmp_path / "test.jsonl") if e.text == fact]
+    assert find_defendants(fact) == list(example.names)
+    judgments = json.dumps(task.gold(example)["judgments"], ensure_ascii=False)
+    for readme in README_FILES:
+        text = (HERE.parents[1] / readme).read_text("utf-8")
+        assert f'-d \'{{"fact": "{fact}"}}\'' in text
+        assert f'"judgments": {judgments}, …' in text
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-@pytest.mark.parametrize("readme", ["serve/README.md", "serve/README.zh.md"])
+@pytest.mark.parametrize("readme", README_FILES)
 def test_the_readmes_curl(server: Any, readme: str) -> None:
-    text = (Path(__file__).parents[2] / readme).read_text("utf-8")
+    text = (HERE.parents[1] / readme).read_text("utf-8")
     command = text[text.index("curl -s") :].partition("\n```")[0]
     asked = f"{command} -H 'Authorization: Bearer {KEY}'"
     asked = asked.replace("http://127.0.0.1:8000", server.url)
     whole = subprocess.run(asked, shell=True, capture_output=True, check=True).stdout
-    assert [judged["name"] for judged in json.loads(whole)["judgments"]] == ["张某甲", "李某乙"]
+    names = find_defendants(SAMPLE.read_text("utf-8"))
+    assert [judged["name"] for judged in json.loads(whole)["judgments"]] == names
     streamed = asked.replace("-d '{", '-N -d \'{"stream": true, ')
     lines = subprocess.run(streamed, shell=True, capture_output=True, check=True).stdout
     events = [line for line in lines.decode().splitlines() if line.startswith("event: ")]

@@ -162,6 +162,7 @@ def test_labels_models_health_and_metrics(http: httpx.Client, server: Running) -
     labels = http.get("/v1/labels").json()
     assert labels["task"] == "judgment"
     assert labels["labels"]["charges"]["盗窃罪"] > 0
+    assert labels["demo"] is True
     assert labels["law"] == {"264": "盗窃公私财物，数额较大的……"}
     [model] = http.get("/v1/models").json()["data"]
     assert (model["id"], model["root"]) == ("panjue", "panjue"), "not where it lies on disk"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.tasks.judgment.articles import article_name
+from panjue.serve.guard import PAGE
 
 FACT = (
     "经审理查明：2020年3月，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -86,6 +87,37 @@ def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, serve
     page.click("#go")
     page.wait_for_selector("article h3:text('王某丙')")
     assert page.locator("article h3").all_inner_texts() == ["张某甲", "王某丙"]
+
+
+def test_the_example_case_is_filled_in(page: Any, server: Any) -> None:
+    page.fill("#fact", FACT)
+    page.click("#add")
+    page.fill("#names input", "张某甲")  # of the other case
+    page.click("#example")
+    page.wait_for_function("document.getElementById('fact').value.includes('唐某甲')")
+    fact = (PAGE / "sample.txt").read_text("utf-8")
+    assert page.input_value("#fact") == fact
+    assert page.locator("#names input").count() == 0
+    ask(page, fact, server.key)
+    page.wait_for_selector("article >> nth=1")
+    assert page.locator("article h3").all_inner_texts() == ["唐某甲", "徐某A"]
+
+
+def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any, server: Any) -> None:
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article")
+    assert "演示用的小模型" in page.inner_text("#demo")
+    assert "没有任何法律意义" in page.inner_text("#demo")
+    assert "百分比是模型对自己回答的估计，不是答对的概率。" in page.inner_text("#state")
+    assert "模型自估 " in page.locator("article dt").first.inner_text()
+    page.click("#language")
+    assert "A tiny demo model answers." in page.inner_text("#demo")
+    assert "not the probability that it is right" in page.inner_text("#state")
+    labels = {"task": "judgment", "law": {}, "demo": False}
+    page.route("**/v1/labels", lambda route: route.fulfill(json=labels))
+    page.reload()
+    page.wait_for_load_state("networkidle")
+    assert page.is_hidden("#demo"), "another model answers"
 
 
 def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any, server: Any) -> None:

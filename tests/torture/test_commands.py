@@ -34,7 +34,8 @@ TASKS = ROOT / "prompts/tasks"
 READMES = ("README.md", "README.zh.md")
 """Of the project and of each of its folders."""
 LONGEST_S = 600
-FACT = "经审理查明，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。\n"
+SAMPLE = "serve/page/sample.txt"
+FACT = (ROOT / SAMPLE).read_text("utf-8")
 
 
 def sections(readme: str) -> list[tuple[str, str]]:
@@ -206,6 +207,11 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
     "make … ON_BAD_ROW=skip": ("See it work", {"…": "check-submission"}),
     "make install PYTHON=python3.12": ("See it work", {}),
     "make lock": ("See it work", {"lock": "-n lock"}),
+    "make dev": ("See it work", {"dev": "-n dev"}),
+    ".venv/bin/pip install modelscope": (
+        "See it work",
+        {"install": "install --dry-run --no-deps"},
+    ),
 }
 """Command within a sentence -> the section behind whose commands it runs, and what its words
 stand for."""
@@ -303,7 +309,9 @@ class House:
         for name, source in (("train", "train"), ("train_single", "base"), ("test", "test")):
             lines = (workshop / f"demo/{source}.jsonl").read_text("utf-8").splitlines(True)
             (place / f"{name}.jsonl").write_text("".join(lines[:40]), "utf-8")
-        (place / "case.txt").write_text(FACT, "utf-8")
+        (place / SAMPLE).parent.mkdir()
+        for file in (SAMPLE, "case.txt"):
+            (place / file).write_text(FACT, "utf-8")
         shutil.copy(place / "tiny/labels.json", place)
         term = {"death_penalty": False, "life_imprisonment": False, "imprisonment": 7}
         one = {"criminals": ["张某甲"], "accusation": ["盗窃"], "relevant_articles": [264]}

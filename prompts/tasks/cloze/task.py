@@ -204,6 +204,15 @@ TASK = Task(
         read=read, write=write, submission=csv_table("id", "ret"), check=check, languages=("en",)
     ),
     ask=Ask(prompt=prompt, schema=schema, decode=decode, labels=label_sets),
-    score=Score(metrics=(f1,), fallback="commonest answers", shown=shown),
+    score=Score(
+        metrics=(f1,),
+        fallback="commonest answers",
+        shown=shown,
+        labels={
+            "f1": ("token F1", "词 F1"),
+            "answers": ("answers", "答案"),
+            "commonest answers": ("always the commonest answers", "总答最常见的答案"),
+        },
+    ),
     answer=Rank("answers", MAX_ANSWERS),
 )

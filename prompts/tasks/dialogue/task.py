@@ -149,6 +149,15 @@ def by_meaning(embeddings: str = BUILT_IN, judge: str = AGREE) -> dict[str, Any]
 TASK = Task(
     data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, reserve=reserve),
-    score=Score(**by_meaning(), fallback="no opinions", by_meaning=by_meaning),
+    score=Score(
+        **by_meaning(),
+        fallback="no opinions",
+        by_meaning=by_meaning,
+        labels={
+            "event": ("emotion events", "情感事件"),
+            "sextuple": ("sextuples", "六元组"),
+            "no opinions": ("always no opinions", "总答没有观点"),
+        },
+    ),
     answer=Solve(solve, gold_oracle, Settings.model_validate({})),
 )

@@ -55,6 +55,27 @@ def final(gold: Row, predicted: Row | None) -> float:
     )
 
 
+FINAL_PARTS = {"charge_f1": 0.3, "article_f1": 0.3, "penalty_accuracy": 0.4}
+"""Metric -> its weight in `final`."""
+
+LABELS = {
+    "charge_precision": ("charge precision", "罪名精确率"),
+    "charge_recall": ("charge recall", "罪名召回率"),
+    "charge_f1": ("charge F1", "罪名 F1"),
+    "article_precision": ("article precision", "法条精确率"),
+    "article_recall": ("article recall", "法条召回率"),
+    "article_f1": ("article F1", "法条 F1"),
+    "penalty_accuracy": ("penalty accuracy", "刑罚准确率"),
+    "final": ("final score", "总分"),
+    "charges": ("charges", "罪名"),
+    "articles": ("articles", "法条"),
+    "penalty": ("penalty", "刑罚"),
+    "defendants": ("defendants", "被告人数"),
+    "commonest labels": ("always the commonest labels", "总答最常见的标签"),
+}
+"""What these metrics, and the fields of an answer, are called on a report page."""
+
+
 def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Share of the predicted labels that are gold; 0 if nothing is predicted."""
     g, p = _as_texts(gold), _as_texts(predicted)

@@ -17,6 +17,8 @@ from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.convert import CONVERTERS
 from panjue.prompts.tasks.judgment.metric import (
+    FINAL_PARTS,
+    LABELS,
     article_f1,
     article_precision,
     article_recall,
@@ -241,6 +243,8 @@ TASK = Task(
         classes=classes,
         order={"penalty": BY_SEVERITY},
         readable={"articles": article_name},
+        labels=LABELS,
+        parts=FINAL_PARTS,
     ),
     answer=Decide("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
 )

@@ -303,5 +303,12 @@ TASK = Task(
             "criminal_f1": ("domain", "criminal", "f1"),
         },
         shown=shown,
+        labels={
+            "em": ("exact match", "完全匹配"),
+            "f1": ("character F1", "字 F1"),
+            "answer": ("answer", "答案"),
+            "human": ("human", "人"),
+            "always unknown": ("always unknown", "总答无法回答"),
+        },
     ),
 )

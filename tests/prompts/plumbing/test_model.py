@@ -11,7 +11,7 @@ import pytest
 from panjue.prompts.plumbing import model
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.plumbing.model import PATHS, model_folder, model_sha256
+from panjue.prompts.plumbing.model import PATHS, is_demo, model_folder, model_sha256
 
 
 @pytest.fixture
@@ -37,6 +37,20 @@ def folder(tmp_path: Path) -> Path:
     for name in ("model.safetensors", "config.json"):
         (place / name).write_text(name, "utf-8")
     return place
+
+
+def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None:
+    untrained, base, adapter = (tmp_path / name for name in ("untrained", "base", "adapter"))
+    write_json(base / "manifest.json", {"base": str(untrained)})
+    write_json(adapter / "manifest.json", {"base": str(base)})
+    assert not is_demo(adapter)
+    write_json(untrained / "start.json", {})
+    assert is_demo(adapter)
+    assert is_demo(base)
+    write_json(adapter / "manifest.json", {"base": "Qwen/Qwen3-8B"})
+    assert not is_demo(adapter)
+    write_json(adapter / "manifest.json", {})
+    assert not is_demo(adapter)
 
 
 def test_a_large_file_is_read_once(folder: Path, read: list[str]) -> None:
