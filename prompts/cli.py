@@ -15,9 +15,8 @@ import typer
 from panjue.prompts.plumbing import cli_scores
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, in_one_line
-from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName, guarded
+from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName
 from panjue.prompts.plumbing.orphans import watch_parent
-from panjue.prompts.reader import Skipped
 from panjue.prompts.task import load_task
 
 watch_parent()  # acts only in the processes of an engine
@@ -64,8 +63,7 @@ def convert(file: Path, out: Path, task: TaskName = "judgment") -> None:
         raise UserError(f"--task {task}: panjue reads no other format of this task")
     if out.exists():
         raise UserError(f"{out}: exists already; choose another OUT")
-    with guarded(Skipped(), out, inputs=(file,)):
-        result = write_cases(data, file, out, print)
+    result = write_cases(data, file, out, print)
     for note, count in result.notes.items():
         print(f"{count} rows: {note}")
     print(f"written: {out}, {result.converted} of {result.rows} rows")

@@ -1,6 +1,7 @@
 """The light commands, as they are typed."""
 
 import json
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -60,6 +61,7 @@ def test_convert_writes_cases_and_says_what_it_left_out(
         f"tell; written without a term, penalty class 14\nwritten: {out}, 3 of 3 rows\n"
     )
     path.write_text(CAIL2018.replace("MONTHS", "10") + "{}\n" + path.read_text("utf-8"), "utf-8")
+    out.unlink()
     assert typed(monkeypatch, "convert", path, out) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{path}:2: not converted: its fields are none; the formats that")
@@ -97,7 +99,14 @@ def test_convert_reads_no_other_task_and_overwrites_no_input(
     told = "panjue: --task scotus: panjue reads no other format of this task\n"
     assert capsys.readouterr().err == told
     assert typed(monkeypatch, "convert", path, path) == 2
-    assert "choose another output" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"panjue: {path}: exists already; choose another OUT\n"
+
+
+def test_the_module_is_the_command() -> None:
+    """A bundle's manual trains with it: no command is installed there."""
+    words = [sys.executable, "-m", "panjue.prompts.cli", "sft", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "Fine-tune: cases in, adapter out." in done.stdout
 
 
 def test_score_prints_and_writes(
@@ -121,6 +130,13 @@ def test_a_run_folder_stands_for_its_submission_and_two_domains_for_their_mean(
     found = json.loads(out.read_text("utf-8"))
     assert (found["final"], found["out_of_domain"]["final"]) == (pytest.approx(1), 0)
     assert found["domain_means"]["final"] == pytest.approx(0.5)
+    answers = folder / "run/answers/test"
+    answers.mkdir(parents=True)
+    other.rename(answers / "submission.jsonl")
+    made = {"task": "judgment", "test_sha256": ""}
+    (answers / "manifest.json").write_text(json.dumps({"generate": made}), "utf-8")
+    assert typed(monkeypatch, *words[:4], gold, folder / "run") == 0
+    assert "final, mean of both domains: 0.5000" in capsys.readouterr().out
     assert typed(monkeypatch, "check", folder, "--cases", gold) == 0
 
 

@@ -249,6 +249,13 @@ def test_an_adapter_of_another_base_or_other_labels_is_refused(
     (copy / "labels.json").write_text(json.dumps(labels), "utf-8")
     with pytest.raises(UserError, match="labels"):
         main(answered / "generate.yaml", [f"run={tmp_path}/b", f"trained={copy}"])
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "prompt_sha256": "0"}), "utf-8")
+    with pytest.raises(UserError) as error:
+        main(answered / "generate.yaml", [f"run={tmp_path}/b", f"trained={copy}"])
+    assert str(error.value) == (
+        f"{copy}: was trained with another prompt than prompts/tasks/judgment has now; "
+        "restore that prompt, or train again with another run=FOLDER"
+    )
 
 
 @pytest.mark.parametrize(
