@@ -234,7 +234,9 @@ def show(
 ) -> None:
     """Print the table."""
     title = escape(title) if title else None
-    table = Table(escape(f"less {against}"), "difference", "95% interval", "better in", title=title)
+    table = Table(
+        escape(f"minus {against}"), "difference", "95% interval", "better in", title=title
+    )
     for name, d in differences.items():
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, f"{d.mean:+.4f}", interval, f"{d.better:.1%} of resamples")
@@ -253,7 +255,7 @@ def short_names(first: Path, second: Path) -> tuple[str, str]:
 def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console) -> None:
     """Print the tables of a comparison."""
     first, second = short_names(*paths)
-    difference = f"{second} less {first}"
+    difference = f"{second} minus {first}"
     title = comparison.compared_by and escape(comparison.compared_by)
     headings = (escape(name) for name in (first, second, difference))
     table = Table("metric", *headings, "95% interval", title=title)

@@ -97,7 +97,7 @@ def train(config: SftConfig) -> None:
     writes = processes.is_main_process and not config.dry_run
     with exclusive_lock(config.run) if writes else nullcontext():
         if writes:
-            is_finished(config.run, manifest)  # again: the last lock holder may have written here
+            is_finished(config.run, manifest)  # another process may have finished it
         run_training(config, reader, folder, manifest, console)
 
 

@@ -111,7 +111,7 @@ def test_the_command_gates(
     assert "damaged against good: 0 examples won, 30 lost, 255 alike" in said
     assert re.search(r"final: good is better than damaged by 0\.\d{4}\b(?!, but)", said)
     assert "┃ good ┃ damaged ┃" in said
-    assert "damaged less good" in said
+    assert "damaged minus good" in said
     assert "first" not in said
     assert "second" not in said
     assert "final by class" in done.stdout
