@@ -11,6 +11,9 @@ from threading import Thread
 
 FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
+ENGINE = "panjue.engine"
+"""The logger of what an engine's processes print."""
+
 SHOWN = "vllm"
 """The library whose warnings are printed: it has none unless VLLM_LOGGING_LEVEL is set."""
 
@@ -52,6 +55,8 @@ def debug_log(run: Path) -> Iterator[None]:
     for each record, at the one method through which all loggers pass theirs on.
     """
     log, call_handlers = DebugLog(run / "debug.log"), logging.Logger.callHandlers
+    for name in ("py.warnings", ENGINE):  # some libraries raise the level of all loggers
+        logging.getLogger(name).setLevel(logging.WARNING)
 
     def divert(logger: logging.Logger, record: logging.LogRecord) -> None:
         is_shown = record.levelno >= logging.ERROR or record.name.partition(".")[0] == SHOWN
@@ -103,8 +108,7 @@ def _stderr_to(file: int) -> Iterator[None]:
 
 def _pass_on(read: int, stderr: int) -> None:
     """Log the warnings among the lines that come from `read`; write all others to `stderr`."""
-    log = logging.getLogger("panjue.engine")
-    log.setLevel(logging.WARNING)  # some libraries raise the level of all loggers
+    log = logging.getLogger(ENGINE)
     warning: re.Match[str] | None = None
     with os.fdopen(read, "rb") as lines:
         for raw in lines:

@@ -332,11 +332,13 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     assert opened.inner_text("#parts").strip() == parts
     assert opened.get_attribute("#headline [title]", "title") == "final", "as in the files"
     assert "得分" not in opened.inner_text("body")
-    opened.click("#language >> text=中文")
+    with opened.expect_navigation():
+        opened.click("#language >> text=中文")
     assert opened.inner_text("#headline b").startswith("总分 0.")
     assert "罪名 F1" in opened.inner_text("#parts")
     assert opened.locator("#case th").nth(3).inner_text() == "罪名"
-    opened.click("#language >> text=English")
+    with opened.expect_navigation():
+        opened.click("#language >> text=English")
     assert opened.inner_text("#headline b").startswith("final score")
 
 
