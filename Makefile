@@ -75,7 +75,7 @@ demo: install  # write invented cases
 	$(PANJUE) demo data/demo
 base: demo  # train the tiny base model from nothing
 	$(PANJUE) base finetune/configs/base.yaml
-sft: $(if $(filter-out demo,$(CONFIG))$(MODEL),install,base)  # fine-tune: cases in, adapter out
+sft: $(if $(filter-out demo,$(CONFIG))$(MODEL)$(RECORD),install,base)  # fine-tune: cases in, adapter out
 	$(PANJUE) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT) \
 	  $(if $(filter sft,$(MAKECMDGOALS)),,--as-trained)
 generate: sft  # answer every test case

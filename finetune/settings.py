@@ -154,7 +154,7 @@ def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
     if diff:
         raise UserError(
             f"{run}: was trained with other settings ({diff}); it is kept: choose another "
-            "run=FOLDER to train with these, or leave out what differs"
+            "run=FOLDER (make: RUN=) to train with these, or leave out what differs"
         )
     return recorded, run
 
@@ -177,8 +177,11 @@ def changed_since(run: Path, path: Path) -> Iterator[str]:
         path: The config file of this command.
     """
     text = (run / "config.yaml").read_text("utf-8")
-    if path.exists() and not text.startswith(record_of(path)):
-        yield f"{path} has changed since, or is another config than that of the training"
+    first, second = text.splitlines()[:2]
+    if path.exists() and first != f"# {path}":
+        yield f"{path} is another config than that of the training ({first.removeprefix('# ')})"
+    elif path.exists() and second not in record_of(path) and second.startswith("# SHA-256"):
+        yield f"{path} has changed since"
     recorded, manifest = (
         load_config(SftConfig, run / "config.yaml"),
         read_json(run / "manifest.json"),
@@ -197,6 +200,7 @@ def _compared(
     Files and bases are compared by their content: a word may give the new place of a moved one.
     """
     old, new = load_config(SftConfig, recorded), load_config(SftConfig, recorded, words)
+    check_names(new)
     before, after = (config.model_dump(mode="json", exclude=NO_RESULT) for config in (old, new))
     for name in set(DATA) & set(map(_key, words)):
         file = getattr(new, name)

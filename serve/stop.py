@@ -22,10 +22,7 @@ class StopSignals:
 
     def __init__(self, folder: Path) -> None:
         """Take the folder of the answers, which the message names."""
-        self._message = (
-            f"stopped; {folder / 'completions.jsonl'} has the finished rows, "
-            "run the same command to resume"
-        )
+        self._completions = folder / "completions.jsonl"
         self._received, self.at_once = 0, True
 
     def __enter__(self) -> Self:
@@ -56,4 +53,6 @@ class StopSignals:
     def check(self) -> None:
         """Raise `Stopped` if there was a signal."""
         if self._received:
-            raise Stopped(self._message, self._received) from None
+            rows = f"{self._completions} has the finished rows"
+            kept = rows if self._completions.exists() else "no row was finished"
+            raise Stopped(f"stopped; {kept}, run the same command to resume", self._received)

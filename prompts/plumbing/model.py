@@ -49,6 +49,8 @@ def model_folder(name: str) -> Path:
         raise UserError(
             f"{folder}: is an adapter; give the base model that is to be trained ({base})"
         )
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: has no config.json; give the folder of the base model")
     tokenizer = folder / "tokenizer_config.json"
     configs = [
         read_json(folder / "config.json"),

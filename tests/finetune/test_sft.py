@@ -168,7 +168,7 @@ def test_as_trained_only_the_words_are_compared_with_a_finished_training(
     ):
         assert as_trained(panjue, other, f"run={run}", word) == (
             f"panjue: {run}: was trained with other settings ({changed}); it is kept: choose "
-            "another run=FOLDER to train with these, or leave out what differs\n"
+            "another run=FOLDER (make: RUN=) to train with these, or leave out what differs\n"
         )
     train.write_text("", "utf-8")
     changed = difference({"train": f"{workshop}/demo/train.jsonl"}, {"train": str(train)})
@@ -193,9 +193,15 @@ def test_what_has_changed_since_a_training_is_printed(
         out.write("\n")
     assert as_trained(panjue, config, f"run={run}") == (
         f"{run}: is trained already\n"
-        f"{run}: is kept, but {config} has changed since, or is another config than that of the "
-        f"training\n{run}: is kept, but {train} has changed since\n"
+        f"{run}: is kept, but {config} has changed since\n"
+        f"{run}: is kept, but {train} has changed since\n"
     )
+    other = Path(shutil.copy(config, tmp_path / "other.yaml"))
+    assert as_trained(panjue, other, f"run={run}").splitlines()[1] == (
+        f"{run}: is kept, but {other} is another config than that of the training ({config})"
+    )
+    told = as_trained(panjue, config, f"run={run}", "trainer.max_step=3")
+    assert told == "panjue: trainer: no setting 'max_step'; did you mean 'max_steps'?\n"
 
 
 def test_as_trained_resumes_with_the_settings_of_the_training(

@@ -178,3 +178,10 @@ def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
 def test_a_missing_base_of_the_demo_is_told_how_it_is_made() -> None:
     with pytest.raises(UserError, match="`make base` makes that of the demo"):
         model_folder("runs/base/model")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        model_folder(str(tmp_path))
+    told = f"{tmp_path}: has no config.json; give the folder of the base model"
+    assert str(error.value) == told
