@@ -72,7 +72,8 @@ def debug_log(run: Path) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
-        log.close()
+        with suppress(OSError):  # it writes what a full disk has refused before
+            log.close()
 
 
 @contextmanager

@@ -72,9 +72,12 @@ def test_warnings_are_logged_with_their_time_and_errors_printed(
 def test_a_log_that_cannot_be_written_stops_nothing(
     tmp_path: Path, loggers: list[logging.Logger], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run").touch()
-    with debug_log(tmp_path / "run"):
-        loggers[0].warning("lost")
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/debug.log").symlink_to("/dev/full")
+    for run in ("file", "full"):
+        with debug_log(tmp_path / run):
+            loggers[0].warning("lost")
     assert not capfd.readouterr().err
 
 
