@@ -54,7 +54,7 @@ class Run:
     @property
     def trained(self) -> Path:
         """Return the folder of the adapter or model that answered."""
-        trained = trained_in(self.folder)
+        trained = trained_in(self.folder, self.provenance)
         assert trained, "an endpoint without a training has no such folder"
         return trained
 

@@ -38,7 +38,7 @@ from panjue.eval.score import certainty_of, decoding_of
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import read_json, sha256, trained_in
+from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -223,7 +223,7 @@ class TrainingFile:
 
 def _find_training_file(run: Path) -> TrainingFile | None:
     """Return the file that the run's adapter was trained on, if it is still unchanged."""
-    path = (trained_in(run) or Path("nowhere")) / "manifest.json"
+    path = (trained_in(run, generation(run)) or Path("nowhere")) / "manifest.json"
     manifest = read_json(path) if path.exists() else {}
     train = Path(manifest.get("train", "nowhere"))
     if not train.exists() or sha256(train) != manifest.get("train_sha256"):

@@ -19,12 +19,12 @@ def after_answers(folder: Path) -> str:
     is_scored = first is not None and first.answer is not None
     skip = ["--on-bad-row", "skip"] if run.provenance.get("on_bad_row") == "skip" else []
     if not is_scored:
-        return _command("check", folder, "--cases", run.test, *skip)
+        return command("check", folder, "--cases", run.test, *skip)
     if _can_be_fitted(run):
-        return _command("tune", folder)
+        return command("tune", folder)
     if run.held_out:  # `score` would count the cases that training saw as unanswered
-        return _command("report", folder)
-    return _command("score", run.test, folder, *skip)
+        return command("report", folder)
+    return command("score", run.test, folder, *skip)
 
 
 def _can_be_fitted(run: Run) -> bool:
@@ -38,8 +38,9 @@ def after_scores(folder: Path, gold: Path) -> str:
     answered = generation(folder).get("test_sha256") if folder.is_dir() else None
     if answered is None:
         return ""
-    return _command("report", folder, *([] if answered == sha256(gold) else ["--gold", gold]))
+    return command("report", folder, *([] if answered == sha256(gold) else ["--gold", gold]))
 
 
-def _command(*words: object) -> str:
+def command(*words: object) -> str:
+    """Return a command of panjue as it is typed in a shell."""
     return shlex.join(["panjue", *map(str, words)])

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
-from pathlib import Path
 from typing import Any
 
 from panjue.eval.answers import Run
@@ -119,8 +118,8 @@ def report(run: Run) -> Report:
     scores = score(run.reader, run.test, submission)
     result = Report(run.name, str(run.provenance["task"]), scores)
     result.labels, result.parts = run.task.score.labels, run.task.score.parts
-    trained = run.provenance.get("trained")
-    result.demo = bool(trained and is_demo(Path(trained))) and not run.provenance.get("endpoint")
+    has_model = run.provenance.get("trained") and not run.provenance.get("endpoint")
+    result.demo = bool(has_model) and is_demo(run.trained)
     result.decoding = decoding_of(submission) or {}
     result.tested = _tested(run, result.decoding)
     rows = run.task.data.submission.index(submission)

@@ -163,7 +163,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
 def in_sample(folder: Path, decoding: Mapping[str, Any]) -> str | None:
     """Say how the model or the decision rule of these answers was fitted to their own cases."""
     answers = generation(folder)
-    trained = trained_in(folder)
+    trained = trained_in(folder, answers)
     if trained is None or answers.get("endpoint") or answers.get("adapter") == "none":
         return None
     path = trained / "manifest.json"

@@ -10,7 +10,7 @@ from rich.console import Console
 from safetensors import safe_open
 
 from panjue.eval.card import write_card
-from panjue.finetune.settings import SftConfig, record_of
+from panjue.finetune.settings import SftConfig, record_of, results_in
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -72,7 +72,7 @@ def is_finished(run: Path, manifest: dict[str, Any]) -> bool:
     Raises:
         UserError: It holds a run with other settings; the message names the difference.
     """
-    has_result = any((run / name / "manifest.json").exists() for name in ("adapter", "model"))
+    has_result = bool(results_in(run))
     # Transformers creates `checkpoints/` before the first step: after a dry run or a kill it may be
     # empty, and then no work can be lost.
     if not has_result and not any((run / "checkpoints").glob("checkpoint-*")):

@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from panjue.prompts.plumbing.config import DATA, Config, check_known, load_config, load_values
+from panjue.prompts.plumbing.config import (
+    DATA,
+    Config,
+    check_known,
+    key_of,
+    load_config,
+    load_values,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, read_json, sha256
 from panjue.prompts.plumbing.model import is_hub_name, model_folder, model_sha256
@@ -142,11 +149,10 @@ def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
         UserError: An override differs from the settings of the finished training; names them.
     """
     run = Path(load_values(path, words).get("run") or ".")
-    results = [run / name / "manifest.json" for name in ("adapter", "model")]
-    found = [result for result in results if result.exists()]
+    found = results_in(run)
     recorded = run / "config.yaml"
     if not recorded.exists():
-        is_kept = bool(found) and all(_key(word) in {"task", *NO_RESULT} for word in words)
+        is_kept = bool(found) and all(key_of(word) in {"task", *NO_RESULT} for word in words)
         return path, run if is_kept else None
     if not found:
         return recorded, None
@@ -159,8 +165,10 @@ def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
     return recorded, run
 
 
-def _key(word: str) -> str:
-    return word.partition("=")[0]
+def results_in(run: Path) -> list[Path]:
+    """Return the manifests of the finished results in a run folder."""
+    manifests = (run / name / "manifest.json" for name in ("adapter", "model"))
+    return [path for path in manifests if path.exists()]
 
 
 def record_of(path: Path | None) -> str:
@@ -176,19 +184,19 @@ def changed_since(run: Path, path: Path) -> Iterator[str]:
         run: The run folder.
         path: The config file of this command.
     """
-    text = (run / "config.yaml").read_text("utf-8")
-    first, second = text.splitlines()[:2]
-    if path.exists() and first != f"# {path}":
-        yield f"{path} is another config than that of the training ({first.removeprefix('# ')})"
-    elif path.exists() and second not in record_of(path) and second.startswith("# SHA-256"):
+    lines = (run / "config.yaml").read_text("utf-8").splitlines()[:2]
+    recorded = [line for line in lines if line.startswith("# ")]  # older runs have fewer
+    source, digest = record_of(path).splitlines() if path.exists() else (None, None)
+    if source and recorded[:1] not in ([], [source]):
+        name = recorded[0].removeprefix("# ")
+        yield f"{path} is another config than that of the training ({name})"
+    elif digest and recorded[1:] not in ([], [digest]):
         yield f"{path} has changed since"
-    recorded, manifest = (
-        load_config(SftConfig, run / "config.yaml"),
-        read_json(run / "manifest.json"),
-    )
+    settings = load_config(SftConfig, run / "config.yaml")
+    manifest = read_json(run / "manifest.json").get("sft", {})
     for name in DATA:
-        file = getattr(recorded, name)
-        if file and file.exists() and sha256(file) != manifest["sft"].get(f"{name}_sha256"):
+        file = getattr(settings, name)
+        if file and file.exists() and sha256(file) != manifest.get(f"{name}_sha256"):
             yield f"{file} has changed since"
 
 
@@ -202,7 +210,7 @@ def _compared(
     old, new = load_config(SftConfig, recorded), load_config(SftConfig, recorded, words)
     check_names(new)
     before, after = (config.model_dump(mode="json", exclude=NO_RESULT) for config in (old, new))
-    for name in set(DATA) & set(map(_key, words)):
+    for name in set(DATA) & set(map(key_of, words)):
         file = getattr(new, name)
         if file and not file.exists():
             raise UserError(f"{name}: no file {file}")

@@ -1,7 +1,6 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -18,6 +17,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
+from panjue.eval.next_step import command
 from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
 from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
@@ -119,7 +119,7 @@ def next_command(config: SftConfig) -> str:
     words += [] if config.dev else ["held_out=true"]
     words += [f"task={config.task}"] if config.task != "judgment" else []
     words += ["on_bad_row=skip"] if config.on_bad_row == "skip" else []
-    return shlex.join(["panjue", "generate", str(answering), *words])
+    return command("generate", answering, *words)
 
 
 def join_processes(config: SftConfig) -> PartialState:
@@ -154,8 +154,7 @@ def run_training(
     console: Console,
 ) -> None:
     """Train from the newest checkpoint if there is one, then save the result with `manifest`."""
-    stages = 2 if config.dry_run else 4
-    console.print(f"1/{stages} reading and tokenizing the cases", highlight=False)
+    print_stage(config, console, 1, "reading and tokenizing the cases")
     labels = reader.task.ask.labels(training_set(config, reader))
     trainer, report, held_report = make_trainer(config, reader, folder, labels, manifest, console)
     mixed = sum(1 for _ in mixed_set(config, reader))
@@ -173,14 +172,19 @@ def run_training(
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
-    console.print(f"3/4 training the {result.name}", highlight=False)
+    print_stage(config, console, 3, f"training the {result.name}")
     train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)
     trainer.accelerator.wait_for_everyone()
-    console.print("4/4 saving", highlight=False)
+    print_stage(config, console, 4, "saving")
     save(trainer, labels, manifest, result, len(report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", highlight=False, markup=False)
-    if command := next_command(config):
-        console.print(f"next: {command}", highlight=False, markup=False)
+    if following := next_command(config):
+        console.print(f"next: {following}", highlight=False, markup=False)
+
+
+def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:
+    """Print the number of a stage and what it does; a dry run ends after the second one."""
+    console.print(f"{number}/{2 if config.dry_run else 4} {text}", highlight=False)
 
 
 def train_or_resume(
@@ -268,7 +272,7 @@ def make_trainer(
     score = HeldOutScore(reader.task, tokenizer, labels, sample, console) if sample else None
     journal = Journal(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
-    console.print(f"2/{2 if config.dry_run else 4} loading the base model", highlight=False)
+    print_stage(config, console, 2, "loading the base model")
     model = make_model(config, folder, bf16=bool(args.bf16))
     if packing:
         check_packing(model.config)

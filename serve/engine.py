@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import fields
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from panjue.prompts.plumbing.debug import engine_stderr
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.alternatives import UNFINISHED
-from panjue.serve.settings import BACKEND, ENVIRONMENT
+from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
 from panjue.serve.source import POLL_S, OnText, Request, ignore_text
 from panjue.serve.trained import Served
 
@@ -263,6 +264,16 @@ def start(args: AsyncEngineArgs, context: UsageContext) -> StrictLLM:
     with starting_engine():
         llm: StrictLLM = StrictLLM.from_engine_args(args, usage_context=context)
     return llm
+
+
+def check_engine(settings: Mapping[str, Any]) -> None:
+    """Refuse engine settings that vLLM does not have or that panjue sets itself.
+
+    Raises:
+        UserError: A setting is unknown or managed.
+    """
+    check_managed("engine", settings, MANAGED_SETTINGS)
+    check_known("engine", settings, (field.name for field in fields(AsyncEngineArgs)))
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from rich.console import Console
 
 from panjue.prompts.example import Decoded, Example, Solve, call_key, first_reply, run_steps
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     dump,
@@ -25,11 +24,10 @@ from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, PlainAsker
-from panjue.serve.engine import AsyncEngineArgs, Engine, check_sampling, engine
+from panjue.serve.engine import Engine, check_engine, check_sampling, engine
 from panjue.serve.record import Training, check_held_out, claim, find_training, provenance
 from panjue.serve.rows import Calls, rows
 from panjue.serve.settings import (
-    MANAGED_SETTINGS,
     GenerateConfig,
     generate_settings,
 )
@@ -84,8 +82,7 @@ def check_library_settings(config: GenerateConfig, task: Task) -> None:
     Raises:
         UserError: A setting is unknown, or does nothing for the task.
     """
-    check_managed("engine", config.engine, MANAGED_SETTINGS)
-    check_known("engine", config.engine, (f.name for f in fields(AsyncEngineArgs)))
+    check_engine(config.engine)
     check_sampling(config.sampling)
     if config.samples and not task.answer.uses_samples:
         raise UserError(f"samples: {config.task!r} uses one reply per question; set samples=0")

@@ -3,21 +3,20 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
+from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import AsyncEngineArgs, Engine, engine
+from panjue.serve.engine import Engine, check_engine, engine
 from panjue.serve.guard import Problem
 from panjue.serve.judgments import Case, validation_message
 from panjue.serve.service import Service, make_service
-from panjue.serve.settings import MANAGED_SETTINGS, ServeConfig
+from panjue.serve.settings import ServeConfig
 
 
 class LocalJudge:
@@ -71,8 +70,7 @@ def load_judge(run: Path, settings: Mapping[str, Any]) -> Iterator[LocalJudge]:
         config = ServeConfig.model_validate({**settings, "run": run})
     except ValidationError as error:
         raise UserError(f"{run}: {first_complaint(ServeConfig, error)}") from None
-    check_managed("engine", config.engine, MANAGED_SETTINGS)
-    check_known("engine", config.engine, (field.name for field in fields(AsyncEngineArgs)))
+    check_engine(config.engine)
     # The event loop has a thread of its own: in a notebook this thread runs one already.
     with debug_log(run), ThreadPoolExecutor(1) as thread, ExitStack() as at_end:
         service, in_thread = make_service(config), ExitStack()

@@ -55,4 +55,6 @@ class StopSignals:
         if self._received:
             rows = f"{self._completions} has the finished rows"
             kept = rows if self._completions.exists() else "no row was finished"
-            raise Stopped(f"stopped; {kept}, run the same command to resume", self._received)
+            raise Stopped(
+                f"stopped; {kept}, run the same command to resume", self._received
+            ) from None

@@ -107,18 +107,19 @@ def _load_yaml(path: Path) -> DictConfig:
     return loaded
 
 
-def _key(word: str) -> str:
+def key_of(word: str) -> str:
+    """Return the key of an override `key=value`."""
     return word.partition("=")[0]
 
 
 def _sets(word: str, key: str) -> bool:
-    return f"{key}.".replace("[", ".").startswith(f"{_key(word)}.")
+    return f"{key}.".replace("[", ".").startswith(f"{key_of(word)}.")
 
 
 def _override(word: str) -> DictConfig:
     if "=" not in word:
         raise UserError(f"{word!r}: an override is written key=value")
-    quote = f"""put text in quotes: {_key(word)}='"…"'"""
+    quote = f"""put text in quotes: {key_of(word)}='"…"'"""
     try:
         if _has_comment(word.partition("=")[2]):
             raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")

@@ -114,12 +114,16 @@ def generation(folder: Path) -> dict[str, Any]:
     return section
 
 
-def trained_in(folder: Path) -> Path | None:
+def trained_in(folder: Path, provenance: Mapping[str, Any]) -> Path | None:
     """Return the adapter or model that gave the answers in `folder`; None for an endpoint alone.
 
     If it is no longer at its recorded path, the one of the run in which the answers lie is meant.
+
+    Args:
+        folder: The folder of the answers.
+        provenance: Their `generation`.
     """
-    recorded = generation(folder).get("trained")
+    recorded = provenance.get("trained")
     if not recorded:
         return None
     beside = folder.resolve().parent.parent / Path(recorded).name

@@ -1,15 +1,14 @@
 """A file of cases is checked to its end, and counted."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from panjue.eval.check_cases import check_cases
-from panjue.prompts.cli import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader
@@ -23,12 +22,7 @@ THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪", "盗窃罪"], ["266"]
 NAMES = "'defendants' must list the defendants' names, one or more, each once"
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    """Run `panjue WORDS` and return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["panjue", *map(str, words)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return int(caught.value.code or 0)
+Panjue = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -46,11 +40,10 @@ def cases(case: Row, write: Write) -> Path:
     return write("cases.jsonl", rows)
 
 
-def test_every_bad_row_is_named_and_everything_else_is_counted(
-    cases: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "check", cases) == 1
-    assert capsys.readouterr().out.splitlines() == [
+def test_every_bad_row_is_named_and_everything_else_is_counted(cases: Path, panjue: Panjue) -> None:
+    done = panjue("check", cases)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
         f"{cases}:2: 'fact' must be a text that is not empty",
         f"{cases}:4: id 1 is already used at 1",
         f"{cases}:5: {NAMES}",
@@ -65,15 +58,11 @@ def test_every_bad_row_is_named_and_everything_else_is_counted(
     ]
 
 
-def test_a_clean_file_is_clean(
-    case: Row,
-    write: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_clean_file_is_clean(case: Row, write: Write, panjue: Panjue) -> None:
     path = write("cases.jsonl", [{**case(1, ("甲", *THEFT)), "fact": "甲盗窃。"}])
-    assert typed(monkeypatch, "check", path) == 0
-    said = capsys.readouterr().out.splitlines()
+    done = panjue("check", path)
+    assert done.returncode == 0
+    said = done.stdout.splitlines()
     assert said[1] == "names: 1"
     assert said[-1] == f"{path}: clean"
 
@@ -88,21 +77,20 @@ def test_many_labels_are_counted_and_the_most_frequent_shown(case: Row, write: W
     assert names == "names: 20, 20 not in the text (no fault): id 0: 甲; id 1: 甲; id 2: 甲; …"
 
 
-def test_a_submission_is_no_file_of_cases(
-    row: Row, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_submission_is_no_file_of_cases(row: Row, write: Write, panjue: Panjue) -> None:
     path = write("submission.jsonl", [row(1, ("甲", *THEFT)), row(2, ("乙", *FRAUD))])
-    assert typed(monkeypatch, "check", path) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (
+    done = panjue("check", path)
+    assert done.returncode == 2
+    assert (done.stdout, done.stderr) == (
         "",
         f"panjue: {path}: no row is a case; the first, 1: 'fact' must be a text that is not empty; "
         "its fields are id, judgments; a case has id, fact, defendants, outcomes; to check a "
         "submission, add --cases CASES (read as task 'judgment': is that right?)\n",
     )
     write_json(path.parent / "manifest.json", {"generate": {"task": "judgment"}})
-    assert typed(monkeypatch, "check", path.parent) == 2
-    assert capsys.readouterr().err == (
+    done = panjue("check", path.parent)
+    assert done.returncode == 2
+    assert done.stderr == (
         f"panjue: {path.parent}: is a run folder; to check a submission, add --cases CASES\n"
     )
 
@@ -126,14 +114,12 @@ def test_a_file_without_cases_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--labels", "labels.json"), ("--on-bad-row", "skip")])
 def test_options_of_a_submission_want_its_cases(
-    words: tuple[str, str],
-    cases: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, str], cases: Path, panjue: Panjue
 ) -> None:
-    assert typed(monkeypatch, "check", cases, *words) == 2
+    done = panjue("check", cases, *words)
+    assert done.returncode == 2
     told = "panjue: --labels, --on-bad-row: are for a submission; add --cases CASES\n"
-    assert capsys.readouterr().err == told
+    assert done.stderr == told
 
 
 @pytest.mark.parametrize("name", task_folders())

@@ -200,6 +200,9 @@ def test_what_has_changed_since_a_training_is_printed(
     assert as_trained(panjue, other, f"run={run}").splitlines()[1] == (
         f"{run}: is kept, but {other} is another config than that of the training ({config})"
     )
+    text = (run / "config.yaml").read_text("utf-8")
+    (run / "config.yaml").write_text(text.partition("\n")[2].partition("\n")[2], "utf-8")
+    assert "config" not in as_trained(panjue, other, f"run={run}").replace(str(run), "")
     told = as_trained(panjue, config, f"run={run}", "trainer.max_step=3")
     assert told == "panjue: trainer: no setting 'max_step'; did you mean 'max_steps'?\n"
 

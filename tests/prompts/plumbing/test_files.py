@@ -11,6 +11,7 @@ from panjue.prompts.plumbing.files import (
     atomic_write,
     difference,
     dump,
+    generation,
     parse_line,
     read_json,
     read_lines,
@@ -257,11 +258,11 @@ def test_answers_in_the_run_folder_itself_count_like_those_below_it(tmp_path: Pa
 
 def test_a_training_that_has_moved_is_found_beside_its_answers(tmp_path: Path) -> None:
     folder = answers(tmp_path / "run", "dev")
-    assert trained_in(folder) is None
+    assert trained_in(folder, generation(folder)) is None
     write_json(folder / "manifest.json", {"generate": {"trained": "old/run/adapter"}})
-    assert trained_in(folder) == Path("old/run/adapter"), "there is none here"
+    assert trained_in(folder, generation(folder)) == Path("old/run/adapter"), "there is none here"
     (tmp_path / "run/adapter").mkdir()
-    assert trained_in(folder) == tmp_path / "run/adapter"
+    assert trained_in(folder, generation(folder)) == tmp_path / "run/adapter"
 
 
 def test_which_answers_a_run_folder_means(tmp_path: Path) -> None:
