@@ -78,7 +78,7 @@ class Beliefs:
         readable = [reply for reply in replies if reply[2].readable] or replies[:1]
         sums: list[dict[str, Belief]] = []
         for text, choices, decoded in readable:
-            items = decoded.answer[self._decides.items]
+            items = self._decides.items_of(decoded.answer)
             sums = sums or [defaultdict(lambda: defaultdict(float)) for _ in items]
             spans = self._spans(text)
             for i, item in enumerate(items):
@@ -95,6 +95,8 @@ class Beliefs:
             match path:
                 case (self._decides.items, int(i), str(field), *_):
                     spans[i, field].append((start, end))
+                case (str(field), *_) if not self._decides.items:
+                    spans[0, field].append((start, end))
         return spans
 
     def _belief(

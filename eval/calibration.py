@@ -87,8 +87,8 @@ class Certainty:
         if confidence_row is None or row is None:
             self._means.append(0.0)
             return []
-        predicted = row[self._decides.items]
-        items = (confidence_row["confidence"], _align(gold[self._decides.items], predicted))
+        predicted = self._decides.items_of(row)
+        items = (confidence_row["confidence"], _align(self._decides.items_of(gold), predicted))
         if any(len(part) != len(predicted) for part in items):
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
         judgments = [

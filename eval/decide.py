@@ -87,7 +87,7 @@ class Decider:
     ) -> Decision:
         """Decide from the given beliefs; the fields that are not decided stay as in `first`."""
         items, confidence, classes = [], [], []
-        for item, raw_belief in zip(first[self._decides.items], beliefs, strict=True):
+        for item, raw_belief in zip(self._decides.items_of(first), beliefs, strict=True):
             weighted = {f: self._weighted(f, raw_belief[f]) for f in self._decides.classes}
             belief = {**raw_belief, **weighted}
             chosen = {f: item[f] for f in self._decides.fields} if echo else self.fields(belief)
@@ -99,7 +99,7 @@ class Decider:
                     for field, v in chosen.items()
                 }
             )
-        return Decision({**first, self._decides.items: items}, confidence, classes)
+        return Decision(self._decides.with_items(first, items), confidence, classes)
 
     def _weighted(self, field: str, belief: Belief) -> Belief:
         """Return the belief about a class, weighted by the class prior."""
@@ -135,9 +135,9 @@ class Decider:
 def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
     """Return the decider with the settings that `panjue tune` wrote into `trained`, if any.
 
-    None if the task's answers are not decided.
+    None if the task's answers are not decided, or the labels are of a training before they were.
     """
-    if not isinstance(task.answer, Decide):
+    if not isinstance(task.answer, Decide) or not set(task.answer.fields) <= labels.counts.keys():
         return None
     fitted = _fitted(trained)
     names = ("pair_price", "class_prior", "class_ratios")
@@ -169,16 +169,21 @@ def _fitted(trained: Path | None) -> dict[str, Any]:
 
 
 def expected_f1(chosen: LabelSet, belief: Belief) -> float:
-    """Return the expected F1 of `chosen` if the gold set is distributed as `belief`."""
+    """Return the expected F1 of `chosen` if the gold set is distributed as `belief`.
+
+    F1 is 1 if both sets are empty.
+    """
+    if not chosen:
+        return belief.get(chosen, 0.0)
     return sum(
-        mass * 2 * len(chosen & gold) / (len(chosen) + len(gold))
-        for gold, mass in belief.items()
-        if chosen and gold
+        mass * 2 * len(chosen & gold) / (len(chosen) + len(gold)) for gold, mass in belief.items()
     )
 
 
 def best_set(belief: Belief, max_size: int) -> LabelSet:
-    """Return the set of 1 to `max_size` labels with the highest expected F1. Exact at any size.
+    """Return the set of at most `max_size` labels with the highest expected F1, exactly.
+
+    It is empty only if the belief has the empty set.
 
     For a given size m, the expected F1 is a sum over the chosen labels. The term of a label is the
     sum of 2 P(gold) / (m + |gold|) over the gold sets that have it. So the m labels with the
@@ -187,7 +192,7 @@ def best_set(belief: Belief, max_size: int) -> LabelSet:
     """
     labels = sorted({label for gold in belief for label in gold})
     best: LabelSet = frozenset()
-    best_value = -1.0
+    best_value = belief.get(best, -1.0)
     for size in range(1, min(max_size, len(labels)) + 1):
         terms = {
             label: sum(2 * p / (size + len(gold)) for gold, p in belief.items() if label in gold)

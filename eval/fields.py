@@ -12,10 +12,10 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield items with their fields: as the task shows them, or by items, classes or keys."""
     if task.score.shown:
         yield from task.score.shown(gold, row)
-    elif isinstance(task.answer, Decide):
-        items = row[task.answer.items] if row else []
+    elif isinstance(task.answer, Decide) and task.answer.items:
+        items = task.answer.items_of(row) if row else []
         predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
-        for item in gold[task.answer.items]:
+        for item in task.answer.items_of(gold):
             name = item["name"]
             yield str(name), list(_decided(task, task.answer, item, predicted.get(name, {})))
     elif task.score.classes:

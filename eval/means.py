@@ -175,7 +175,7 @@ def _names(task: Task, row: Row | None) -> dict[str, None]:
     """Return the names in a row whose items have names, in order; none in a row of another form."""
     with suppress(KeyError, TypeError):
         if row is not None and isinstance(task.answer, Decide):
-            return {str(item["name"]): None for item in row[task.answer.items]}
+            return {str(item["name"]): None for item in task.answer.items_of(row)}
     return {}
 
 

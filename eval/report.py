@@ -226,7 +226,7 @@ def _count(task: Task, result: Report) -> None:
     """Count classes, confusions and confused pairs over the cases."""
     sets, single = _class_fields(task)
     fields = [field for case in result.cases for _, fields in case.items for field in fields]
-    if not task.answer.fields and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
+    if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
         single = sets
     gold, predicted, correct = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
     pairs = Counter[tuple[str, str]]()
@@ -261,6 +261,6 @@ def _count(task: Task, result: Report) -> None:
 
 def _class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
     """Return the fields that are sets of classes, and the fields that always have one class."""
-    if isinstance(task.answer, Decide):
+    if isinstance(task.answer, Decide) and task.answer.items:
         return task.answer.sets, task.answer.classes
     return (("class",) if task.score.classes else ()), ()

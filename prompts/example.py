@@ -129,14 +129,14 @@ class Decide(First):
     """The answer is decided from several samples and their probabilities.
 
     Attributes:
-        items: The key of the list of items in the answer.
+        items: The key of the list of items in the answer; empty if the answer is the only item.
         sets: Fields of an item that are label sets, decided by expected F1. If there are two,
             `Labels.pairs` gives the labels that occur together.
         classes: Fields of an item with one label, decided by probability.
         order: Field -> its labels in order. A number in the submission is an index into this list.
     """
 
-    items: str
+    items: str = ""
     sets: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -145,6 +145,19 @@ class Decide(First):
     def __post_init__(self) -> None:
         """Set `fields` to all fields that are decided."""
         object.__setattr__(self, "fields", (*self.sets, *self.classes))
+
+    def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the items of an answer, or of a row of a submission.
+
+        Raises:
+            KeyError: It has none.
+        """
+        items: Sequence[Mapping[str, Any]] = answer[self.items] if self.items else [answer]
+        return items
+
+    def with_items(self, answer: Answer, items: Sequence[Mapping[str, Any]]) -> Answer:
+        """Return the answer with these items instead of its own."""
+        return {**answer, self.items: items} if self.items else items[0]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from panjue.prompts.example import Answer, Decoded, Example, groups_of
+from panjue.prompts.example import Answer, Decide, Decoded, Example, groups_of
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, normal, snap, strings_in
 from panjue.prompts.plumbing.documents import case_rows
@@ -155,7 +155,7 @@ class Classes:
         return -1 not in indices and indices == sorted(set(indices))
 
     def _fallback(self, labels: Labels) -> Answer:
-        commonest = labels.commonest("label") or self.words[0]
+        commonest = labels.commonest(self.key) or self.words[0]
         if self.several:
             return {self.key: [] if commonest == NONE else [commonest]}
         return {self.key: commonest}
@@ -164,7 +164,7 @@ class Classes:
         """Count the classes of the training answers."""
         answers = [example.answer[self.key] for example in examples if example.answer]
         return collect(
-            {"label": (answer or [NONE]) if self.several else [answer]} for answer in answers
+            {self.key: (answer or [NONE]) if self.several else [answer]} for answer in answers
         )
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
@@ -214,6 +214,11 @@ class Classes:
                     "class": ("class", "类别"),
                     "commonest class": ("always the commonest class", "总答最常见的类别"),
                 },
+            ),
+            Decide(
+                sets=(self.key,) if self.several else (),
+                classes=() if self.several else (self.key,),
+                order={} if self.named else {self.key: tuple(self.words)},
             ),
         )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.beliefs import Belief, Beliefs, LabelIndex, walk
-from panjue.eval.decide import Decider, best_pair, best_set, expected_f1
+from panjue.eval.decide import Decider, best_pair, best_set, expected_f1, fitted_decider
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
@@ -24,15 +24,15 @@ def beliefs_over(labels: str) -> st.SearchStrategy[Belief]:
     )
 
 
-def all_sets(labels: str, most: int) -> list[frozenset[str]]:
-    sizes = (combinations(labels, size) for size in range(1, most + 1))
+def all_sets(labels: str, most: int, least: int = 1) -> list[frozenset[str]]:
+    sizes = (combinations(labels, size) for size in range(least, most + 1))
     return [frozenset(picked) for picked in chain.from_iterable(sizes)]
 
 
 @given(beliefs_over("abcdef"), st.integers(1, 6))
 def test_the_best_set_is_the_best_of_all_sets(belief: Belief, most: int) -> None:
     chosen = best_set(belief, most)
-    best = max(expected_f1(candidate, belief) for candidate in all_sets("abcdef", most))
+    best = max(expected_f1(candidate, belief) for candidate in all_sets("abcdef", most, least=0))
     assert len(chosen) <= most
     assert expected_f1(chosen, belief) == pytest.approx(best)
 
@@ -44,6 +44,15 @@ def test_expected_f1_worked_by_hand() -> None:
     assert expected_f1(frozenset("ab"), belief) == pytest.approx(5 / 6)
     assert expected_f1(frozenset("b"), belief) == pytest.approx(1 / 3)
     assert best_set(belief, 2) == {"a"}, "of two equally good sets the smaller"
+
+
+def test_no_label_at_all_is_a_decision_only_where_a_reply_had_none() -> None:
+    # F1 is 1 for the empty set against itself: 0.4 against 0.5 * 1 + 0.1 * 2/3.
+    belief = {frozenset[str](): 0.4, frozenset("a"): 0.5, frozenset("ab"): 0.1}
+    assert expected_f1(frozenset(), belief) == 0.4
+    assert best_set(belief, 2) == {"a"}
+    assert best_set({**belief, frozenset(): 0.7}, 2) == frozenset()
+    assert best_set({frozenset("a"): 0.01, frozenset("b"): 0.01}, 2)
 
 
 def test_an_uncertain_second_label_is_worth_having_only_when_likely() -> None:
@@ -247,6 +256,42 @@ def test_beliefs_are_probabilities() -> None:
     [item] = Beliefs(TASK, LABELS).of(CASE, row)
     for belief in item.values():
         assert sum(belief.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "replies", "decided", "confidence"),
+    [
+        ("severity", "label", ["十年以上", "一年以下", "一年以下"], "一年以下", 2 / 3),
+        ("ecthr", "labels", [["Article 3"], [], []], [], 2 / 3),
+        ("ecthr", "labels", [["Article 3"], ["Article 3", "Article 6"]], ["Article 3"], 1 / 2),
+    ],
+)
+def test_a_class_and_a_set_of_classes_are_decided(
+    name: str, field: str, replies: list[Any], decided: Any, confidence: float
+) -> None:
+    task = load_task(name)
+    example = Example(id=1, text="Text.")
+    gold = [Example(id=i, text="Text.", answer={field: value}) for i, value in enumerate(replies)]
+    decider = fitted_decider(task, task.ask.labels(gold), None)
+    assert decider
+    row = {"texts": [dump({field: value}) for value in replies]}
+    decision = decider.decide(example, row)
+    assert decision.answer == {field: decided}
+    assert decision.confidence == [{field: pytest.approx(confidence)}]
+    assert task.data.write(example, decision.answer)["id"] == 1
+
+
+def test_an_alternative_token_of_a_class_counts() -> None:
+    task, text = load_task("severity"), dump({"label": "十年以上"})
+    row = {"texts": [text], "alternatives": [[[text.index("十"), [["十", 0.4], ["五", 0.6]]]]]}
+    words = ["十年以上", "五年以上十年以下"]
+    gold = [Example(id=i, text="甲。", answer={"label": word}) for i, word in enumerate(words)]
+    decider = Decider(task, task.ask.labels(gold))
+    assert decider.decide(CASE, row).answer == {"label": "五年以上十年以下"}
+
+
+def test_labels_of_an_older_training_decide_nothing() -> None:
+    assert fitted_decider(load_task("ecthr"), Labels({"label": {"Article 3": 1}}), None) is None
 
 
 def test_an_empty_labels_file_decides_nothing_but_does_not_fail() -> None:
