@@ -208,6 +208,7 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
+        tally.classifier = decider.pool.weights if decider.pool else None
         tally.decision_sha256 = decision_sha256(fitted)
     else:
         (folder / "confidence.jsonl").unlink()
@@ -238,15 +239,16 @@ def _answer(
     row = run.row(rows, {"id": example.id})
     first = _decoded(task, example, row, run.labels, tally).answer
     replies = row.get("texts", ())[: 1 if greedy else None]
-    if len(replies) > 1 and (decider or isinstance(task.answer, Rank)):
+    is_ranked = isinstance(task.answer, Rank)
+    if (decider and decider.pool) or (len(replies) > 1 and (decider or is_ranked)):
         tally.decided += 1
         tally.replies += len(replies)
     if isinstance(task.answer, Rank):
         answer, filled = ranked(task, task.answer, example, replies, run.labels)
         tally.filled += filled
         return answer, None
-    if decider and len(replies) > 1:
-        decision = decider.decide(example, row)
+    if decider and (len(replies) > 1 or decider.pool):
+        decision = decider.decide(example, row) if replies else decider.decide_alone(example)
         return decision.answer, decision.confidence
     return first, None
 

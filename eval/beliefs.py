@@ -144,6 +144,15 @@ def walk(text: str, alternatives: Alternatives, spans: Sequence[Span], index: La
     return {labels: mass / total for labels, mass in belief.items()}
 
 
+def marginals(belief: Belief) -> dict[str, float]:
+    """Return each label's probability of being in the set."""
+    totals: dict[str, float] = {}
+    for labels, mass in belief.items():
+        for label in labels:
+            totals[label] = totals.get(label, 0.0) + mass
+    return totals
+
+
 def _read(value: str) -> Any:
     try:
         return json.loads(value)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.eval.beliefs import Belief, Beliefs
+from panjue.eval.beliefs import Belief, Beliefs, marginals
+from panjue.eval.classifier import trained_classifier
+from panjue.eval.pool import Pool
 from panjue.prompts.example import Answer, Decide, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import read_json, sha256
@@ -52,6 +54,7 @@ class Decider:
         pair_price: float = 0.0,
         class_prior: float = 0.0,
         class_ratios: Mapping[str, Mapping[str, float]] | None = None,
+        pool: Pool | None = None,
     ) -> None:
         """Prepare for one task and its labels.
 
@@ -65,12 +68,14 @@ class Decider:
             class_ratios: Field -> class -> real frequency divided by the model's mean belief;
                 1 if not named. It corrects label shift, as training may have mixed in cases of
                 another kind (Saerens et al., Neural Computation 2002).
+            pool: Pools the beliefs with a text classifier's.
         """
         assert isinstance(task.answer, Decide), "the answers of this task are not decided"
         self._task, self._labels, self._decides = task, labels, task.answer
         self._beliefs = Beliefs(task, labels)
         self.pair_price, self.class_prior = pair_price, class_prior
         self._class_ratios = class_ratios or {}
+        self.pool = pool
 
     def decide(
         self, example: Example, completion: Mapping[str, Any], *, echo: bool = False
@@ -80,7 +85,25 @@ class Decider:
         With `echo` the answer is the first reply, unchanged, with its confidence.
         """
         first = self._task.ask.decode(completion["texts"][0], example, self._labels).answer
-        return self.decide_from(first, self._beliefs.of(example, completion), echo=echo)
+        return self.decide_from(first, self.beliefs(example, completion), echo=echo)
+
+    def beliefs(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
+        """Return the beliefs from a completion, pooled with the classifier's if there is one.
+
+        If no reply is readable, they are the classifier's own.
+        """
+        if self.pool is None:
+            return self._beliefs.of(example, completion)
+        decode = self._task.ask.decode
+        if not any(decode(text, example, self._labels).readable for text in completion["texts"]):
+            return self.pool.alone(example)
+        return self.pool(example, self._beliefs.of(example, completion))
+
+    def decide_alone(self, example: Example) -> Decision:
+        """Return what the classifier alone decides about an example that has no reply."""
+        assert self.pool, "there is no classifier"
+        fallback = self._task.ask.decode("", example, self._labels).answer
+        return self.decide_from(fallback, self.pool.alone(example))
 
     def decide_from(
         self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, echo: bool = False
@@ -135,13 +158,22 @@ class Decider:
 def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
     """Return the decider with the settings that `panjue tune` wrote into `trained`, if any.
 
+    It has a text classifier if one of its weights is not 0.
+
     None if the task's answers are not decided, or the labels are of a training before they were.
+
+    Raises:
+        UserError: The classifier that the settings need is missing or broken.
     """
     if not isinstance(task.answer, Decide) or not set(task.answer.fields) <= labels.counts.keys():
         return None
     fitted = _fitted(trained)
     names = ("pair_price", "class_prior", "class_ratios")
-    return Decider(task, labels, **{name: fitted[name] for name in names if name in fitted})
+    settings = {name: fitted[name] for name in names if name in fitted}
+    if trained and fitted.get("weights"):
+        weights = {name: (first, second) for name, (first, second) in fitted["weights"].items()}
+        settings["pool"] = Pool(trained_classifier(trained, task), weights)
+    return Decider(task, labels, **settings)
 
 
 def decision_sha256(trained: Path | None) -> str | None:
@@ -252,15 +284,6 @@ def _subsets(labels: Sequence[str], max_size: int) -> tuple[NDArray[np.int64], l
     for row, indices in zip(rows, subsets, strict=True):
         row[list(indices)] = 1
     return rows, [frozenset(labels[i] for i in indices) for indices in subsets]
-
-
-def marginals(belief: Belief) -> dict[str, float]:
-    """Return each label's probability of being in the set."""
-    totals: dict[str, float] = {}
-    for labels, mass in belief.items():
-        for label in labels:
-            totals[label] = totals.get(label, 0.0) + mass
-    return totals
 
 
 def _ranked(labels: Iterable[str], belief: Belief) -> list[str]:

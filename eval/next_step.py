@@ -6,6 +6,7 @@ from pathlib import Path
 from panjue.eval.answers import Run, open_run
 from panjue.eval.decide import is_fitted_on
 from panjue.prompts.plumbing.files import generation, sha256
+from panjue.prompts.plumbing.model import has_classifier
 
 
 def after_answers(folder: Path) -> str:
@@ -29,8 +30,10 @@ def after_answers(folder: Path) -> str:
 
 def _can_be_fitted(run: Run) -> bool:
     """Say whether `panjue tune` takes these answers and has not been fitted on them."""
-    has_samples = run.provenance["samples"] and run.task.answer.fields and run.is_of_adapter
-    return bool(has_samples and run.held_out and not is_fitted_on(run.trained, run.provenance))
+    if not (run.task.answer.fields and run.is_of_adapter and run.held_out):
+        return False
+    has_beliefs = bool(run.provenance["samples"]) or has_classifier(run.trained)
+    return has_beliefs and not is_fitted_on(run.trained, run.provenance)
 
 
 def after_scores(folder: Path, gold: Path) -> str:

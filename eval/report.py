@@ -8,6 +8,7 @@ from itertools import count, product
 from typing import Any
 
 from panjue.eval.answers import Run
+from panjue.eval.baselines import CLASSIFIER_NAME
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
@@ -117,7 +118,8 @@ def report(run: Run) -> Report:
     submission = run.task.data.submission.find(run.folder)
     scores = score(run.reader, run.test, submission)
     result = Report(run.name, str(run.provenance["task"]), scores)
-    result.labels, result.parts = run.task.score.labels, run.task.score.parts
+    result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **run.task.score.labels}
+    result.parts = run.task.score.parts
     has_model = run.provenance.get("trained") and not run.provenance.get("endpoint")
     result.demo = bool(has_model) and is_demo(run.trained)
     result.decoding = decoding_of(submission) or {}

@@ -1,6 +1,5 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval import calibration
+from panjue.eval.baselines import Baselines, classifier_alone
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.means import (
@@ -23,13 +23,11 @@ from panjue.eval.means import (
     summarize,
     without_nan,
 )
-from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
-from panjue.prompts.tasks.metrics import Row
 
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
@@ -121,7 +119,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     check_answered(reader, gold, rows)
     decoding = decoding_of(submission)
     labels = _labels(task, run)
-    table, baselines = ScoreTable(task), Baselines(task, labels)
+    table, baselines = ScoreTable(task), Baselines(task, labels, classifier_alone(task, run))
     certainty = certainty_of(task, run) if decoding else None
     missing, faulty, notes = 0, 0, list[str]()
     for example, gold_row in gold_rows(reader, gold):
@@ -176,35 +174,6 @@ def in_sample(folder: Path, decoding: Mapping[str, Any]) -> str | None:
     if fit and fit == decision_sha256(trained) and is_fitted_on(trained, answers):
         return f"the decision rule was fitted on these cases: {trained / DECISION}"
     return None
-
-
-class Baselines:
-    """The scores of the task's fallback and of its own baselines."""
-
-    def __init__(self, task: Task, labels: Labels | None) -> None:
-        """Without `labels` the fallback has no score."""
-        self._task, self._labels = task, labels
-        self._tables: dict[str, ScoreTable] = defaultdict(lambda: ScoreTable(task))
-
-    def add(self, example: Example) -> None:
-        """Score every baseline on one example: the mean if it gives several answers."""
-        task, values_by_name = self._task, defaultdict(list)
-        if self._labels:
-            answer = task.ask.decode("", example, self._labels).answer
-            row: Row = task.data.write(example, answer)
-            values_by_name[task.score.fallback].append(
-                metric_values(task, task.gold(example), row, task.score.fallback)
-            )
-        for name, gold_row, row in task.score.baselines(example):
-            values_by_name[name].append(metric_values(task, gold_row, row, name))
-        for name, values in values_by_name.items():
-            self._tables[name].add(example, task.score.weight(example), np.mean(values, axis=0))
-
-    def means(self) -> dict[str, dict[str, float] | None]:
-        """Return every baseline's metrics, over the examples that it answers."""
-        unknown = {} if self._labels else {self._task.score.fallback: None}
-        means = {name: summarize(table, resamples=0).mean for name, table in self._tables.items()}
-        return {**unknown, **means}
 
 
 def _labels(task: Task, run: Path) -> Labels | None:

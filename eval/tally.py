@@ -1,7 +1,7 @@
 """What happened in decoding: counts, and the summary that is printed."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Tally:
     filled: int = 0
     pair_price: float | None = None
     class_prior: float | None = None
+    classifier: Mapping[str, tuple[float, float]] | None = None
     decision_sha256: str | None = None
     fallback: str = "commonest labels"
     submission: Path = Path("submission.jsonl")
@@ -73,4 +74,6 @@ class Tally:
     def _priors(self) -> str:
         if self.pair_price is None or self.class_prior is None:
             return ""
-        return f", pair price {self.pair_price:g}, class prior {self.class_prior:g}"
+        used = f", with the text classifier for {', '.join(self.classifier or ())}"
+        priors = f", pair price {self.pair_price:g}, class prior {self.class_prior:g}"
+        return priors + (used if self.classifier else "")

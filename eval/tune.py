@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.answers import Run, open_run
-from panjue.eval.beliefs import Beliefs
+from panjue.eval.classifier import load_classifier
 from panjue.eval.decide import Decider, cases_of
+from panjue.eval.fit_pool import trials
 from panjue.eval.means import ScoreTable, metric_values, summarize
+from panjue.eval.pool import Pool, Weights
 from panjue.prompts.example import Decide, first_reply
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.model import DECISION
+from panjue.prompts.plumbing.model import DECISION, has_classifier
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -31,28 +33,48 @@ def main(folder: Path) -> None:
     """Print the scores of every setting; write the best one into the adapter's folder."""
     run = open_run(folder)
     check(run)
-    table = Table("price, prior", *_shown(run))
-    ratios = class_ratios(run)
-    [greedy] = means(run, [None], ratios).values()
-    table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in _shown(run)))
-    # The price acts on label sets only and the prior on classes only: each is fitted alone.
-    pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], ratios, table)
-    best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], ratios, table)
     console = Console(soft_wrap=True)
+    table = Table("price, prior", *_shown(run))
+    [greedy] = means(run, [None]).values()
+    table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in _shown(run)))
+    pool = fitted_pool(run, console)
+    ratios = class_ratios(run, pool)
+    # The price acts on label sets only and the prior on classes only: each is fitted alone.
+    pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], ratios, pool, table)
+    best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], ratios, pool, table)
     console.print(table)
     console.print(
         "in-sample: the rule was fitted on these very cases; expect lower scores on other cases",
         highlight=False,
     )
     fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
-    write_json(run.trained / DECISION, {**fitted, "fitted_on": cases_of(run.provenance)})
+    weights = {"weights": pool.weights} if pool else {}
+    write_json(run.trained / DECISION, {**fitted, **weights, "fitted_on": cases_of(run.provenance)})
     console.print(
         f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False, markup=False
     )
 
 
-def class_ratios(run: Run) -> Ratios:
-    """Return, for each class, its frequency in gold divided by its mean belief in the replies.
+def fitted_pool(run: Run, console: Console) -> Pool | None:
+    """Return the pool with the text classifier, for the fields in which it gains; else None."""
+    classifier = load_classifier(run.trained, run.task)
+    if classifier is None:
+        return None
+    weights: dict[str, Weights] = {}
+    for trial in trials(run, classifier):
+        if trial.gains:
+            weights[trial.field] = trial.weights
+        used = "weights {:g}, {:g}".format(*trial.weights) if trial.gains else "not used"
+        console.print(
+            f"text classifier, {trial.field}: {used}; in cross-validation "
+            f"{run.task.score.names[-1]} {trial.without:.4f} -> {trial.with_classifier:.4f}",
+            highlight=False,
+        )
+    return Pool(classifier, weights) if weights else None
+
+
+def class_ratios(run: Run, pool: Pool | None = None) -> Ratios:
+    """Return, for each class, its frequency in gold divided by its mean belief.
 
     Gold is the whole file that the run answered, training cases included: these cases are like
     the test cases, but those that training mixed in may not be.
@@ -60,9 +82,9 @@ def class_ratios(run: Run) -> Ratios:
     assert isinstance(run.task.answer, Decide), "checked before"
     fields = run.task.answer.classes
     believed: dict[str, Counter[str]] = {field: Counter() for field in fields}
-    beliefs = Beliefs(run.task, run.labels)
+    decider = Decider(run.task, run.labels, pool=pool)
     for example, row in run.completions():
-        for item in beliefs.of(example, row) if "texts" in row else ():
+        for item in decider.beliefs(example, row) if "texts" in row else ():
             for field in fields:
                 believed[field].update(item[field])
     whole_file = replace(run.reader, held_out=False)
@@ -79,9 +101,11 @@ def _ratios(gold: Mapping[str, int], believed: Mapping[str, float]) -> dict[str,
     return {c: scale * n / m for c, n, m in zip(classes, gold_counts, masses, strict=True)}
 
 
-def _best(run: Run, settings: list[Setting], ratios: Ratios, table: Table) -> Setting:
+def _best(
+    run: Run, settings: list[Setting], ratios: Ratios, pool: Pool | None, table: Table
+) -> Setting:
     """Return the setting with the best headline metric, of equal ones the smallest; add rows."""
-    scores = means(run, settings, ratios)
+    scores = means(run, settings, ratios, pool)
     best = max(
         settings, key=lambda setting: (scores[setting][run.task.score.names[-1]], -sum(setting))
     )
@@ -100,14 +124,15 @@ def check(run: Run) -> None:
     """Refuse runs that cannot be used for fitting.
 
     Raises:
-        UserError: The answers are not decided or not from the fine-tuned model, there are no
-            samples, or the cases are not those that training held out.
+        UserError: The answers are not decided or not from the fine-tuned model, there are neither
+            samples nor a classifier, or the cases are not those that training held out, or have no
+            answers.
     """
     if not run.task.answer.fields:
         raise UserError(f"{run.folder}: its task {run.provenance['task']!r} has nothing to fit")
     if not run.is_of_adapter:
         raise UserError(f"{run.folder}: only answers of a fine-tuned model can be fitted")
-    if not run.provenance["samples"]:
+    if not run.provenance["samples"] and not has_classifier(run.trained):
         raise UserError(f"{run.folder}: has no samples to decide from; generate with samples=8")
     dev = read_json(run.trained / "manifest.json").get("dev_sha256")
     if not run.held_out and (dev is None or run.provenance["test_sha256"] != dev):
@@ -118,7 +143,10 @@ def check(run: Run) -> None:
 
 
 def means(
-    run: Run, settings: Iterable[Setting | None], ratios: Ratios
+    run: Run,
+    settings: Iterable[Setting | None],
+    ratios: Ratios | None = None,
+    pool: Pool | None = None,
 ) -> dict[Setting | None, dict[str, float]]:
     """Return the metrics of the answers decided under each setting; None takes the first replies.
 
@@ -126,16 +154,16 @@ def means(
         UserError: An example has no gold answer.
     """
     task = run.task
-    deciders = {s: Decider(task, run.labels, *s, ratios) if s else None for s in settings}
+    deciders = {s: Decider(task, run.labels, *s, ratios, pool) if s else None for s in settings}
     tables = {setting: ScoreTable(task) for setting in deciders}
-    beliefs = Beliefs(task, run.labels)
+    believing = Decider(task, run.labels, pool=pool)
     for example, row in run.completions():
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
         gold = task.gold(example)
         asked = "texts" in row
         first = task.ask.decode(first_reply(row), example, run.labels).answer
-        items = beliefs.of(example, row) if asked else []
+        items = believing.beliefs(example, row) if asked else []
         for setting, decider in deciders.items():
             answer = decider.decide_from(first, items).answer if decider and asked else first
             place = f"{run.folder}: id {example.id}"

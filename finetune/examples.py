@@ -25,13 +25,14 @@ def mixed_examples(
     """
     count = round(ratio * sum(1 for _ in train_examples(reader, train, dev)))
     # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
-    lowest = heapq.nsmallest(count, map(text_hash, _mixable(reader, dev, mix)))
-    for example in _mixable(reader, dev, mix):
+    lowest = heapq.nsmallest(count, map(text_hash, mixable_examples(reader, dev, mix)))
+    for example in mixable_examples(reader, dev, mix):
         if lowest and text_hash(example) <= lowest[-1]:
             yield example
 
 
-def _mixable(reader: Reader, dev: Path | None, mix: Path) -> Iterator[Example]:
+def mixable_examples(reader: Reader, dev: Path | None, mix: Path) -> Iterator[Example]:
+    """Return the examples of `mix` whose text is not held out."""
     if dev is None:
         return (example for example in _answered(reader, mix) if not is_held_out(example))
     held = {text_hash(example) for example in _answered(reader, dev)}

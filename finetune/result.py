@@ -10,6 +10,7 @@ from rich.console import Console
 from safetensors import safe_open
 
 from panjue.eval.card import write_card
+from panjue.eval.classifier import Classifier
 from panjue.finetune.settings import SftConfig, record_of, results_in
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
@@ -23,7 +24,7 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.model import MODELSCOPE, model_sha256, prompt_sha256
+from panjue.prompts.plumbing.model import CLASSIFIER, MODELSCOPE, model_sha256, prompt_sha256
 from panjue.prompts.task import Task
 
 
@@ -47,6 +48,7 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         **({"robust": config.robust.model_dump()} if config.robust else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,
+        **({} if config.classifier else {"classifier": False}),
         "patience": config.patience,
         "prompt_sha256": prompt_sha256(config.task),
         "max_tokens": config.max_tokens,
@@ -131,9 +133,14 @@ def check_weights(folder: Path) -> None:
 
 
 def save(
-    trainer: PartsTrainer, labels: Labels, manifest: dict[str, Any], folder: Path, examples: int
+    trainer: PartsTrainer,
+    labels: Labels,
+    classifier: Classifier | None,
+    manifest: dict[str, Any],
+    folder: Path,
+    examples: int,
 ) -> None:
-    """Write weights, labels, manifest and card; `folder` appears only when it is complete.
+    """Write weights, labels, classifier, manifest and card; `folder` appears when it is complete.
 
     `examples` is the number of training examples.
     """
@@ -149,6 +156,9 @@ def save(
     _point_to_base(temporary, manifest["base"])
     labels.save(temporary)
     results = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
+    if classifier:
+        classifier.save(temporary / CLASSIFIER)
+        results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
     write_json(temporary / "manifest.json", {**manifest, **results})
     write_card(temporary)
     replace_folder(temporary, folder)

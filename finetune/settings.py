@@ -84,6 +84,8 @@ class SftConfig(Config):
     with several calls per example score none and use the held-out loss."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of a task with several calls per example; training uses the same calls."""
+    classifier: bool = True
+    """Whether to fit a text classifier beside the adapter, on all cases of `train` and `mix`."""
     patience: int = Field(3, ge=1)
     """Evaluations without a better score after which training stops."""
     seed: int = 0

@@ -1,6 +1,5 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -17,10 +16,17 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.eval.next_step import command
+from panjue.eval.classifier import Classifier
 from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
+from panjue.finetune.classifier import fit
 from panjue.finetune.data import Report, cached, pack, questions, rows
-from panjue.finetune.examples import check_side, held_out_examples, mixed_examples, train_examples
+from panjue.finetune.examples import (
+    check_side,
+    held_out_examples,
+    mixable_examples,
+    mixed_examples,
+    train_examples,
+)
 from panjue.finetune.group_trainer import GroupTrainer
 from panjue.finetune.journal import Journal
 from panjue.finetune.libraries import (
@@ -41,6 +47,7 @@ from panjue.finetune.result import claim, is_finished, provenance, save, trained
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore, held_out_questions, kept_score
 from panjue.finetune.settings import SftConfig, sft_settings
+from panjue.finetune.stages import fits_classifier, next_command, print_stage, stages
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.example import UNKNOWN, Example, Solve
@@ -101,27 +108,6 @@ def train(config: SftConfig) -> None:
         run_training(config, reader, folder, manifest, console)
 
 
-def next_command(config: SftConfig) -> str:
-    """Return the command after training; empty if there is no config for it.
-
-    Only make knows a test file. Without one, the held-out cases can be answered.
-    """
-    recorded = (config.run / "config.yaml").read_text("utf-8").partition("\n")[0]
-    source = Path(recorded.removeprefix("# "))
-    answering = source.parent.parent.parent / "serve/configs" / source.name
-    if not answering.exists():
-        return ""
-    variables = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
-    test = [word for word in variables.split() if word.startswith("TEST=")]
-    if "MAKELEVEL" in os.environ and (test or not variables):
-        return " ".join(["make generate", f"RUN={config.run}", *test])
-    words = [f"run={config.run}", f"test={config.dev or config.train}"]
-    words += [] if config.dev else ["held_out=true"]
-    words += [f"task={config.task}"] if config.task != "judgment" else []
-    words += ["on_bad_row=skip"] if config.on_bad_row == "skip" else []
-    return command("generate", answering, *words)
-
-
 def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication."""
     on_cpu = not torch.accelerator.is_available()
@@ -175,16 +161,16 @@ def run_training(
     print_stage(config, console, 3, f"training the {result.name}")
     train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)
     trainer.accelerator.wait_for_everyone()
-    print_stage(config, console, 4, "saving")
-    save(trainer, labels, manifest, result, len(report.tokens))
+    classifier = None
+    if fits_classifier(config):
+        print_stage(config, console, 4, "fitting the text classifier")
+        if trainer.is_world_process_zero():
+            classifier = fit_classifier(config, reader)
+    print_stage(config, console, stages(config), "saving")
+    save(trainer, labels, classifier, manifest, result, len(report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", highlight=False, markup=False)
     if following := next_command(config):
         console.print(f"next: {following}", highlight=False, markup=False)
-
-
-def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:
-    """Print the number of a stage and what it does; a dry run ends after the second one."""
-    console.print(f"{number}/{2 if config.dry_run else 4} {text}", highlight=False)
 
 
 def train_or_resume(
@@ -231,6 +217,13 @@ def token_rows(
         train_report.parts if train_report else (SYNTAX,),
         train_report.groups if train_report else (),
     )
+
+
+def fit_classifier(config: SftConfig, reader: Reader) -> Classifier:
+    """Return the text classifier of all examples that are not held out, those of `mix` included."""
+    train = train_examples(reader, config.train, config.dev)
+    mix = mixable_examples(reader, config.dev, config.mix) if config.mix else ()
+    return fit(reader.task, train, mix, config.seed)
 
 
 def training_set(config: SftConfig, reader: Reader) -> Iterator[Example]:

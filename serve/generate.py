@@ -108,7 +108,7 @@ def answer(
         start(config, reader.task, training, console) as (source, asker),
     ):
         stop.at_once = False
-        calls = Calls(asker, todo, sampling_passes(config), find_row)
+        calls = Calls(asker, todo, sampling_passes(config, reader.task), find_row)
         with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
             append(path, finished, calls, len(done), examples)
 
@@ -144,9 +144,12 @@ class MissingRow(Exception):
     """A call has no row yet."""
 
 
-def sampling_passes(config: GenerateConfig) -> list[Sampling]:
-    """Return the sampling settings of each request of one call."""
-    first = {"logprobs": ALTERNATIVES if config.samples else 2, **config.sampling}
+def sampling_passes(config: GenerateConfig, task: Task) -> list[Sampling]:
+    """Return the sampling settings of each request of one call.
+
+    Answers that are decided need alternative tokens; near ties need two.
+    """
+    first = {"logprobs": ALTERNATIVES if task.answer.fields else 2, **config.sampling}
     further = {**first, "n": config.samples, "temperature": 1.0}
     return [first, further] if config.samples else [first]
 

@@ -83,10 +83,10 @@ class Judge:
         """Return the answer, its confidence, and the repairs of the first reply."""
         decoded = self.task.ask.decode(first_reply(completion), example, self.asker.labels)
         answer, confidence = decoded.answer, {}
-        is_single = len(completion["texts"]) == 1
+        is_alone = len(completion["texts"]) == 1 and not (self._decider and self._decider.pool)
         # A single reply without alternatives (from an endpoint) gives no probabilities.
-        if self._decider and (completion["alternatives"] or not is_single):
-            decision = self._decider.decide(example, completion, echo=is_single)
+        if self._decider and (completion["alternatives"] or not is_alone):
+            decision = self._decider.decide(example, completion, echo=is_alone)
             answer = decision.answer
             confidence = {"confidence": decision.confidence, "probabilities": decision.classes}
         submission = self.task.data.write(example, answer)

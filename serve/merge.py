@@ -19,7 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.model import load_tokenizer, model_folder, model_sha256
+from panjue.prompts.plumbing.model import (
+    CLASSIFIER,
+    load_tokenizer,
+    model_folder,
+    model_sha256,
+)
 
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
@@ -72,7 +77,9 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
         raise
     load_tokenizer(base_folder).save_pretrained(temporary)
-    shutil.copy(adapter / "labels.json", temporary / "labels.json")
+    for name in ("labels.json", CLASSIFIER):
+        if (adapter / name).exists():
+            shutil.copy(adapter / name, temporary / name)
     write_json(temporary / "manifest.json", merged_manifest)
     replace_folder(temporary, out)
     return out

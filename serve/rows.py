@@ -61,6 +61,7 @@ class Calls:
         self.solved = self.finished = self.tokens = 0
         self._asker, self._examples = asker, examples
         self._passes, self._find_row = passes, find_row
+        self._is_decided = bool(asker.task.answer.fields)
         self._ready: deque[Request] = deque()
         self._rows: deque[Row] = deque()
         self._open: dict[str, tuple[ExampleRun, int, Example]] = {}
@@ -94,7 +95,7 @@ class Calls:
         in_order = sorted(self._outputs.pop(key), key=lambda pair: pair[0].sampling_pass)
         new_row = {
             **self._key_fields(run, call, question),
-            **row(in_order, self._asker.tokenizer, with_alternatives=len(in_order) > 1),
+            **row(in_order, self._asker.tokenizer, with_alternatives=self._is_decided),
         }
         self.tokens += new_row.get("completion_tokens", 0)
         self._add_row(run, call, question, new_row)

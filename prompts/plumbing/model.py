@@ -13,7 +13,18 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
 
-MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model")
+CLASSIFIER = "classifier.npz"
+"""The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
+
+MODEL_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    CLASSIFIER,
+)
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
 MODELSCOPE = "modelscope:"
@@ -124,6 +135,12 @@ def _from_modelscope(name: str) -> Path:
         raise UserError(
             f"{place}: ModelScope cannot provide it ({reason}); give a folder"
         ) from None
+
+
+def has_classifier(trained: Path) -> bool:
+    """Say whether the training of an adapter or model fitted a classifier."""
+    path = trained / "manifest.json"
+    return path.exists() and "classifier_sha256" in read_json(path)
 
 
 def load_tokenizer(folder: Path) -> Any:

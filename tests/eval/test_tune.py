@@ -1,23 +1,30 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from panjue.eval.answers import decode_run, open_run
+from panjue.eval.classifier import Classifier, FieldWeights, View
 from panjue.eval.decide import is_fitted_on
+from panjue.eval.score import score
 from panjue.eval.tune import _ratios, class_ratios, main
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
-from panjue.prompts.plumbing.model import model_sha256
-from panjue.prompts.reader import is_held_out
+from panjue.prompts.plumbing.model import CLASSIFIER, model_sha256
+from panjue.prompts.reader import Reader, is_held_out
+from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
+JUDGED: Any = load_task("judgment").answer
 GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
 
 
@@ -69,6 +76,108 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
     assert decode_run(run).pair_price == 0.2
     first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
     assert first["judgments"][0]["articles"] == ["264"]
+
+
+def add_classifier(adapter: Path, articles: dict[str, float]) -> None:
+    """Write a classifier that believes the same of every text; articles with their logits."""
+    logits = {"charges": {"盗窃罪": 0.0}, "articles": articles, "penalty": {PENALTIES[13]: 0.0}}
+    view = View(np.zeros(1, np.uint32), np.ones(1, np.float32))
+    fields = {
+        name: FieldWeights(
+            labels=tuple(of),
+            weights=csr_array((2, len(of)), dtype=np.float32),
+            bias=np.array(list(of.values()), np.float32),
+            scale=1,
+            shift=0,
+            is_set=name != "penalty",
+            may_be_empty=False,
+        )
+        for name, of in logits.items()
+    }
+    Classifier(JUDGED, (view, view), fields).save(adapter / CLASSIFIER)
+    manifest = read_json(adapter / "manifest.json")
+    write_json(
+        adapter / "manifest.json", {**manifest, "classifier_sha256": sha256(adapter / CLASSIFIER)}
+    )
+
+
+def test_the_classifier_counts_in_the_fields_in_which_it_gains(
+    case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
+    main(run)
+    printed = capsys.readouterr().out.splitlines()
+    # Charges and penalty are right already; the articles become so: 0.3 + 0.3 * 0 + 0.4, then 1.
+    assert printed[:3] == [
+        "text classifier, charges: not used; in cross-validation final 0.7000 -> 0.7000",
+        "text classifier, articles: weights 1, 1; in cross-validation final 0.7000 -> 1.0000",
+        "text classifier, penalty: not used; in cross-validation final 0.7000 -> 0.7000",
+    ]
+    fitted = read_json(tmp_path / "adapter/decision.json")
+    assert fitted["weights"] == {"articles": [1.0, 1.0]}
+    assert fitted["pair_price"] == 0, "the articles go with their charges already"
+    assert decode_run(run).classifier == {"articles": (1.0, 1.0)}
+    assert read_json(run / "decode.json")["classifier"] == {"articles": [1.0, 1.0]}
+    assert '"264"' in (run / "submission.jsonl").read_text("utf-8")
+    scores = score(Reader(load_task("judgment")), tmp_path / "cases.jsonl", run)
+    assert scores.total.mean["final"] == 1
+    assert scores.baselines["text classifier"] == pytest.approx(dict.fromkeys(scores.total.mean, 1))
+    decode_run(run, greedy=True)
+    assert '"266"' in (run / "submission.jsonl").read_text("utf-8")
+
+
+def test_a_classifier_that_gains_nothing_changes_no_decision(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    main(run)
+    decode_run(run)
+    files = (run / "submission.jsonl", run / "confidence.jsonl", tmp_path / "adapter/decision.json")
+    before = [path.read_bytes() for path in files]
+    add_classifier(tmp_path / "adapter", {"264": -4.0, "266": 4.0})
+    main(run)
+    decode_run(run)
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_one_reply_is_enough_beside_a_classifier_and_none_too(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    rows = [
+        {**json.loads(line), "texts": [reply("266")], "finish": ["stop"]}
+        for line in (run / "completions.jsonl").read_text("utf-8").splitlines()
+    ]
+    rows[0] = {"id": 0, "refused": "too long"}
+    write("run/completions.jsonl", rows)
+    made = read_json(run / "manifest.json")["generate"]
+    write_json(run / "manifest.json", {"generate": {**made, "samples": 0}})
+    with pytest.raises(UserError, match="has no samples to decide from; generate with samples=8"):
+        main(run)
+    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
+    main(run)
+    assert decode_run(run).decided == 3
+    answers = [
+        json.loads(line) for line in (run / "submission.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert [j["articles"] for answer in answers for j in answer["judgments"]] == [["264"]] * 6
+    assert len((run / "confidence.jsonl").read_text("utf-8").splitlines()) == 3
+
+
+def test_a_classifier_that_is_gone_is_one_line(case: Row, write: Write, tmp_path: Path) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    adapter = tmp_path / "adapter"
+    add_classifier(adapter, {"264": 4.0, "266": -4.0})
+    main(run)
+    (adapter / CLASSIFIER).unlink()
+    missing = f"{adapter}/classifier.npz: is missing; restore it, or train again"
+    with pytest.raises(UserError, match=re.escape(missing)):
+        decode_run(run)
+    write_json(adapter / "manifest.json", {"dev_sha256": None})
+    told = f"{adapter}/decision.json: needs a classifier, which training did not fit"
+    with pytest.raises(UserError, match=re.escape(told)):
+        decode_run(run)
 
 
 def test_class_ratios_worked_by_hand() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from panjue.eval.classifier import load_classifier
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.libraries import trainer_config
 from panjue.finetune.model import load_base, with_lora
@@ -34,7 +35,7 @@ def losses(run: Path) -> list[float]:
 
 
 def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> None:
-    for name in ("adapter_model.safetensors", "labels.json", "manifest.json"):
+    for name in ("adapter_model.safetensors", "labels.json", "manifest.json", "classifier.npz"):
         assert (trained / "adapter" / name).is_file()
     assert (trained / "config.yaml").is_file()
     assert any((trained / "tensorboard").rglob("events.out.tfevents*"))
@@ -44,6 +45,25 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
     labels = load_labels(trained / "adapter/labels.json")
     assert labels.most["charges"] >= 1
     assert set(labels.counts) == {"charges", "articles", "penalty"}
+
+
+def test_a_training_fits_a_classifier_unless_told_otherwise(
+    trained: Path, workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = load_task("judgment")
+    classifier = load_classifier(trained / "adapter", task)
+    assert classifier
+    example = next(Reader(task).read(workshop / "demo/dev.jsonl"))
+    assert [set(item) for item in classifier.opinions(example)] == [
+        {"charges", "articles", "penalty"}
+    ] * len(example.names)
+    words = [f"run={tmp_path}/run", "trainer.max_steps=1", "score_examples=0", "classifier=false"]
+    main(workshop / "sft.yaml", words)
+    assert "4/4 saving" in capsys.readouterr().out
+    assert not (tmp_path / "run/adapter/classifier.npz").exists()
+    assert "classifier_sha256" not in read_json(tmp_path / "run/adapter/manifest.json")
+    with pytest.raises(UserError, match="classifier: False -> None"):
+        main(workshop / "sft.yaml", words[:-1])
 
 
 def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
@@ -97,12 +117,13 @@ def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
     (tmp_path / "serve/configs/sft.yaml").write_text("run: nowhere\n", "utf-8")
     main(configs / "sft.yaml", [f"run={run}", "trainer.max_steps=2", "trainer.eval_steps=1"])
     lines = capsys.readouterr().out.splitlines()
-    stages = [line for line in lines if line.split(" ")[0] in ("1/4", "2/4", "3/4", "4/4")]
+    stages = [line for line in lines if line.split(" ")[0] in {f"{n}/5" for n in range(1, 6)}]
     assert stages == [
-        "1/4 reading and tokenizing the cases",
-        "2/4 loading the base model",
-        "3/4 training the adapter",
-        "4/4 saving",
+        "1/5 reading and tokenizing the cases",
+        "2/5 loading the base model",
+        "3/5 training the adapter",
+        "4/5 fitting the text classifier",
+        "5/5 saving",
     ]
     checkpoint = newest_complete(run / "checkpoints")
     assert checkpoint

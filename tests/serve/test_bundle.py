@@ -10,6 +10,7 @@ import pytest
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
+from panjue.prompts.plumbing.model import CLASSIFIER
 from panjue.serve import bundle as bundling
 from panjue.serve.bundle import bundle, pins, requirements
 from panjue.serve.verify import offline_prefix, only_pinned, verify
@@ -42,7 +43,9 @@ def test_it_has_everything_and_no_data(packed: Path, run: Path, workshop: Path) 
         "manifest.json",
     }
     assert wanted <= names
-    assert {"adapter/adapter_model.safetensors", "adapter/labels.json"} <= names
+    assert {
+        f"adapter/{name}" for name in ("adapter_model.safetensors", "labels.json", CLASSIFIER)
+    } <= names
     assert {"base/model.safetensors", "base/tokenizer.json"} <= names
     assert "code/panjue/prompts/tasks/judgment/prompt.md" in names
     assert "code/panjue/__init__.py" in names

@@ -1,0 +1,144 @@
+"""Fit the text classifier that lies beside an adapter: one logistic regression per label."""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.sparse import csr_array
+from sklearn.linear_model import SGDClassifier
+
+from panjue.eval.classifier import Classifier, FieldWeights, Hashes, View, views
+from panjue.prompts.example import Decide, Example
+from panjue.prompts.reader import text_hash
+from panjue.prompts.task import Task
+
+MAX_COLUMNS = 60_000
+"""N-grams of each view, those of the most texts."""
+
+MIN_TEXTS = 2
+"""Texts in which an n-gram has to occur."""
+
+MIN_ITEMS = 4
+"""Items that need to have a label; a rarer one gets its frequency, whatever the text."""
+
+SET_STRENGTH, CLASS_STRENGTH = 10.0, 1.0
+"""Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
+
+MIN_UPDATES = 60_000
+"""Rows seen by each regression at least; the passes over the rows follow from it."""
+
+MIN_WEIGHT = 0.1
+"""Smaller weights are left out of the file."""
+
+CALIBRATION = 5
+"""The tenth of the texts, by hash, on which scores become probabilities."""
+
+
+def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int) -> Classifier:
+    """Return the classifier of the fields that `task` decides, fitted on examples with answers.
+
+    The scores are calibrated on a tenth of `train`, with weights that were fitted on all other
+    examples (Platt scaling for label sets, a temperature for classes; Guo et al., ICML 2017). Then
+    the weights are fitted on all. Memory grows by some kilobytes per item.
+
+    Args:
+        task: A task whose answers are decided.
+        train: Examples like those to be answered.
+        mix: Further examples, which may be of another kind.
+        seed: Of the order in which a regression sees the items.
+    """
+    decides = task.answer
+    assert isinstance(decides, Decide), "only fields that are decided have a classifier"
+    texts: list[tuple[Hashes, ...]] = []
+    gold: list[dict[str, Any]] = []
+    aside: list[bool] = []
+    for example, is_mixed in chain(zip(train, repeat(False)), zip(mix, repeat(True))):
+        assert example.answer is not None, "training examples have answers"
+        items = decides.items_of(example.answer)
+        texts += views(example, len(items))
+        gold += [{name: item[name] for name in decides.fields} for item in items]
+        is_aside = not is_mixed and int(text_hash(example), 16) % 10 == CALIBRATION
+        aside += [is_aside] * len(items)
+    used = tuple(_view(part) for part in zip(*texts, strict=True))
+    rows = Classifier(decides, used, {}).rows(texts)
+    fields = {
+        name: _field([item[name] for item in gold], rows, np.array(aside), seed)
+        for name in decides.fields
+    }
+    return Classifier(decides, used, fields)
+
+
+def _view(texts: Sequence[Hashes]) -> View:
+    """Return the n-grams of the most texts, with their inverse document frequencies."""
+    found, counts = np.unique(np.concatenate([np.unique(t) for t in texts]), return_counts=True)
+    enough = counts >= MIN_TEXTS
+    least = np.sort(counts[enough])[-MAX_COLUMNS:][:1]
+    kept = enough & (counts >= (least[0] if len(least) else 0))
+    idf = np.log((1 + len(texts)) / (1 + counts[kept])) + 1
+    return View(found[kept], idf.astype(np.float32))
+
+
+def _field(
+    values: Sequence[Any], rows: csr_array, aside: NDArray[np.bool_], seed: int
+) -> FieldWeights:
+    is_set = isinstance(values[0], list)
+    sets = [set(value) if is_set else {value} for value in values]
+    labels = tuple(sorted(set().union(*sets)))
+    gold = np.array([[label in one for label in labels] for one in sets])
+    scale, shift = 1.0, 0.0
+    if aside.any() and not aside.all():
+        weights, bias = _regressions(rows[~aside], gold[~aside], is_set, seed)
+        scale, shift = _calibration(rows[aside] @ weights + bias, gold[aside], is_set)
+    weights, bias = _regressions(rows, gold, is_set, seed)
+    weights[np.abs(weights) < MIN_WEIGHT] = 0
+    may_be_empty = not all(sets)
+    stored = csr_array(weights.astype(np.float32))
+    return FieldWeights(labels, stored, bias.astype(np.float32), scale, shift, is_set, may_be_empty)
+
+
+def _regressions(
+    rows: csr_array, gold: NDArray[np.bool_], is_set: bool, seed: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the weights, [columns, labels], and the biases of one regression per label."""
+    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
+    model = partial(
+        SGDClassifier,
+        loss="log_loss",
+        alpha=1 / (strength * len(gold)),
+        max_iter=max(6, -(-MIN_UPDATES // len(gold))),
+        tol=None,
+        random_state=seed,
+    )
+
+    def one(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
+        count = int(has_label.sum())
+        if count < MIN_ITEMS or count == len(has_label):
+            odds = (count + 0.5) / (len(has_label) - count + 0.5)
+            return np.zeros(rows.shape[1], np.float32), float(np.log(odds))
+        fitted = model().fit(rows, has_label)
+        return fitted.coef_[0].astype(np.float32), float(fitted.intercept_[0])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        weights, bias = zip(*pool.map(one, gold.T), strict=True)
+    return np.stack(weights, axis=1), np.array(bias)
+
+
+def _calibration(
+    scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
+) -> tuple[float, float]:
+    """Return the scale and shift of the scores with the lowest log loss."""
+
+    def loss(of: NDArray[Any]) -> float:
+        logits = scores * of[0] + (of[1] if is_set else 0)
+        if is_set:
+            return float(np.mean(np.logaddexp(0, np.where(gold, -logits, logits))))
+        return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
+
+    best = minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x
+    return float(best[0]), float(best[1]) if is_set else 0.0

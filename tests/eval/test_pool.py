@@ -1,0 +1,120 @@
+"""Beliefs of the model, pooled with those of the text classifier."""
+
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from panjue.eval.beliefs import Belief
+from panjue.eval.classifier import Classifier, FieldWeights, View, grams
+from panjue.eval.decide import Decider
+from panjue.eval.pool import ALONE, Pool, belief_of, pooled
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
+
+SEVERITY = load_task("severity")
+CASE = Example(id=1, text="甲")
+WORDS = ["一年以下", "十年以上"]
+LABELS = SEVERITY.ask.labels(
+    Example(id=i, text="甲", answer={"label": word}) for i, word in enumerate(WORDS)
+)
+
+
+def field(*, is_set: bool, may_be_empty: bool = False) -> FieldWeights:
+    empty = csr_array((2, 2), dtype=np.float32)
+    return FieldWeights(("a", "b"), empty, np.zeros(2, np.float32), 1, 0, is_set, may_be_empty)
+
+
+def test_a_pool_worked_by_hand() -> None:
+    first, second = {"a": 0.5, "b": 0.5}, {"a": 0.8, "b": 0.2}
+    # A tenth of the model's belief is spread as the classifier has it: 0.53 and 0.47.
+    both = 0.53 * 0.8 + 0.47 * 0.2
+    assert pooled(first, second, (1, 1)) == pytest.approx({"a": 0.424 / both, "b": 0.094 / both})
+    root = (0.53 * 0.8) ** 0.5 + (0.47 * 0.2) ** 0.5
+    assert pooled(first, second, (0.5, 0.5))["a"] == pytest.approx((0.53 * 0.8) ** 0.5 / root)
+
+
+def test_a_value_without_a_reply_may_win() -> None:
+    first, second = {"a": 1.0}, {"a": 0.01, "b": 0.99}
+    # a: 0.9 + 0.001, times 0.01; b: 0.099 times 0.99.
+    total = 0.901 * 0.01 + 0.099 * 0.99
+    assert pooled(first, second, (1, 1)) == pytest.approx(
+        {"a": 0.901 * 0.01 / total, "b": 0.099 * 0.99 / total}
+    )
+
+
+def test_the_weights_1_and_0_leave_the_model_s_belief_as_it_is() -> None:
+    first = {"a": 0.4, "b": 0.6}
+    assert pooled(first, {"a": 1.0, "b": 0.0}, ALONE) is first
+
+
+def test_label_sets_of_independent_labels_worked_by_hand() -> None:
+    opinion = {"a": 0.5, "b": 0.8}  # odds 1 and 4
+    sets = {frozenset("a"): 1 / 9, frozenset("b"): 4 / 9, frozenset("ab"): 4 / 9}
+    assert belief_of(field(is_set=True), opinion) == pytest.approx(sets)
+    with_none = belief_of(field(is_set=True, may_be_empty=True), opinion)
+    assert with_none[frozenset()] == pytest.approx(1 / 10)
+
+
+probabilities = st.floats(1e-6, 1 - 1e-6)
+opinions = st.dictionaries(st.sampled_from("abcdefghijkl"), probabilities, min_size=1)
+label_sets = st.frozensets(st.sampled_from("abcxyz"), min_size=1, max_size=5)
+beliefs = st.dictionaries(label_sets, probabilities, min_size=1, max_size=5).map(
+    lambda masses: {s: m / sum(masses.values()) for s, m in masses.items()}
+)
+exponents = st.floats(0.25, 1)
+
+
+@given(beliefs, opinions, exponents, exponents)
+def test_a_pool_is_a_belief(
+    belief: Belief, opinion: dict[str, float], one: float, two: float
+) -> None:
+    result = pooled(belief, belief_of(field(is_set=True), opinion, belief), (one, two))
+    assert sum(result.values()) == pytest.approx(1)
+    assert all(0 < mass <= 1 for mass in result.values())
+
+
+def classifier(likely: str) -> Classifier:
+    """Return a classifier that believes one word, whatever the text."""
+    view = View(np.array(sorted(grams("甲"))), np.ones(1, np.float32))
+    bias = np.array([5.0 if word == likely else 0.0 for word in WORDS], np.float32)
+    weights = csr_array((2, 2), dtype=np.float32)
+    label = FieldWeights(tuple(WORDS), weights, bias, 1, 0, is_set=False, may_be_empty=False)
+    decides: Any = SEVERITY.answer
+    return Classifier(decides, (view, view), {"label": label})
+
+
+def reply(word: str) -> str:
+    return dump({"label": word})
+
+
+def test_one_reply_and_the_classifier_are_decided_together() -> None:
+    completion = {"texts": [reply("一年以下")]}
+    pool = Pool(classifier("十年以上"), {"label": (1.0, 1.0)})
+    assert Decider(SEVERITY, LABELS).decide(CASE, completion).answer == {"label": "一年以下"}
+    decided = Decider(SEVERITY, LABELS, pool=pool).decide(CASE, completion)
+    assert decided.answer == {"label": "十年以上"}
+    unlikely = 1 / (1 + exp(5))
+    one, other = (0.9 + 0.1 * unlikely) * unlikely, 0.1 * (1 - unlikely) ** 2
+    assert decided.confidence[0]["label"] == pytest.approx(other / (one + other))
+
+
+def test_without_a_readable_reply_the_classifier_decides_alone() -> None:
+    pool = Pool(classifier("十年以上"), {"label": (1.0, 0.25)})
+    decider = Decider(SEVERITY, LABELS, pool=pool)
+    assert decider.decide(CASE, {"texts": ["???"]}).answer == {"label": "十年以上"}
+    assert decider.decide_alone(CASE).answer == {"label": "十年以上"}
+
+
+@given(st.lists(st.sampled_from(WORDS).map(reply) | st.text(max_size=20), min_size=1, max_size=5))
+def test_without_weights_every_decision_is_that_of_the_model(texts: list[str]) -> None:
+    row = {"texts": [reply(WORDS[0]), *texts]}
+    plain = Decider(SEVERITY, LABELS).decide(CASE, row)
+    for weights in ({}, {"label": ALONE}):
+        pool = Pool(classifier("十年以上"), weights)
+        assert Decider(SEVERITY, LABELS, pool=pool).decide(CASE, row) == plain

@@ -1,0 +1,143 @@
+"""What the text classifier is fitted on, and what it learns."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from panjue.eval.classifier import Classifier
+from panjue.finetune.classifier import CALIBRATION, MIN_ITEMS, _calibration, fit
+from panjue.finetune.settings import SftConfig
+from panjue.finetune.sft import fit_classifier
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.task import load_task
+
+SEVERITY = load_task("severity")
+WORDS = {"偷": "一年以下", "抢": "三年以上五年以下", "杀": "十年以上"}
+
+
+def examples(count: int, seed: int = 0) -> Iterator[Example]:
+    """Yield cases whose class one character of the text tells."""
+    draw = random.Random(seed)
+    for i in range(count):
+        deed = draw.choice(list(WORDS))
+        text = "".join(draw.choices("某日在村口与人", k=12)) + deed + str(i)
+        yield Example(id=i, text=text, answer={"label": WORDS[deed]})
+
+
+def test_what_the_text_tells_is_learnt() -> None:
+    classifier = fit(SEVERITY, examples(200), (), seed=0)
+    for example in examples(50, seed=1):
+        [item] = classifier.opinions(example)
+        assert example.answer
+        assert max(item["label"], key=lambda word: item["label"][word]) == example.answer["label"]
+        assert sum(item["label"].values()) == pytest.approx(1)
+
+
+def test_label_sets_with_the_empty_one_are_learnt() -> None:
+    ecthr, answers = load_task("ecthr"), {"偷": ["Article 3"], "抢": ["Article 3", "Article 6"]}
+    cases = [
+        Example(id=e.id, text=e.text, answer={"labels": answers.get(e.text[12], [])})
+        for e in examples(200)
+    ]
+    field = (classifier := fit(ecthr, cases, (), seed=0)).fields["labels"]
+    assert field.may_be_empty
+    for example in cases[:50]:
+        [item] = classifier.opinions(example)
+        assert example.answer
+        assert [name for name, p in item["labels"].items() if p > 0.5] == example.answer["labels"]
+
+
+def test_two_defendants_are_told_apart_by_their_own_clauses() -> None:
+    task = load_task("judgment")
+
+    def judgment(name: str, *, thief: bool) -> dict[str, Any]:
+        charge, article = ("盗窃罪", "264") if thief else ("诈骗罪", "266")
+        penalty = "六个月以下有期徒刑"
+        return {"name": name, "charges": [charge], "articles": [article], "penalty": penalty}
+
+    cases = []
+    for i in range(120):
+        names = [f"赵{i}", f"钱{i}"][:: 1 if i % 2 else -1]
+        thief, other = (names[0], names[1]) if i % 3 else (names[1], names[0])
+        answer = {"judgments": [judgment(name, thief=name == thief) for name in names]}
+        text = f"{thief}窃取手机，{other}骗取钱款。"
+        cases.append(Example(id=i, text=text, names=tuple(names), answer=answer))
+    classifier = fit(task, cases, (), seed=0)
+    example = Example(id=0, text="孙乙骗取钱款，李丙窃取手机。", names=("孙乙", "李丙"))
+    charges = [item["charges"] for item in classifier.opinions(example)]
+    assert [max(c, key=lambda label: c[label]) for c in charges] == ["诈骗罪", "盗窃罪"]
+
+
+def test_a_rare_label_has_its_frequency_whatever_the_text() -> None:
+    rare = [Example(id=f"r{i}", text=f"杀{i}", answer={"label": "没有刑期"}) for i in range(2)]
+    classifier = fit(SEVERITY, [*examples(98), *rare], (), seed=0)
+    field = classifier.fields["label"]
+    place = field.labels.index("没有刑期")
+    assert len(rare) < MIN_ITEMS
+    assert not field.weights.todense()[:, place].any()
+    assert field.bias[place] == pytest.approx(np.log(2.5 / 98.5))
+
+
+def saved(classifier: Classifier, path: Path) -> bytes:
+    classifier.save(path)
+    return path.read_bytes()
+
+
+def test_the_same_cases_give_the_same_file(tmp_path: Path) -> None:
+    one, two, other = (
+        saved(fit(SEVERITY, examples(60), (), seed), tmp_path / f"{i}.npz")
+        for i, seed in enumerate((0, 0, 1))
+    )
+    assert one == two != other
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_scores_that_are_too_large_are_scaled_back(is_set: bool) -> None:
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(4000, 3))
+    if is_set:
+        gold = draw.random(logits.shape) < 1 / (1 + np.exp(-logits))
+    else:
+        gold = np.zeros(logits.shape, dtype=bool)
+        likely = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        gold[np.arange(4000), [draw.choice(3, p=p) for p in likely]] = True
+    scale, shift = _calibration(logits * 4 + (2 if is_set else 0), gold, is_set)
+    assert scale == pytest.approx(1 / 4, rel=0.1)
+    assert shift == pytest.approx(-0.5 if is_set else 0, abs=0.1)
+
+
+def test_mixed_in_cases_are_learnt_from_and_not_calibrated_on() -> None:
+    cases = list(examples(300))
+    aside = [e for e in cases if int(text_hash(e), 16) % 10 == CALIBRATION]
+    rest = [e for e in cases if e not in aside]
+    assert fit(SEVERITY, cases, (), 0).fields["label"].scale != 1
+    mixed = fit(SEVERITY, rest, aside, 0).fields["label"]
+    assert mixed.scale == 1  # no case of its own was set aside
+    assert mixed.weights.nnz
+
+
+def test_nothing_held_out_is_seen_and_everything_else_is(tmp_path: Path) -> None:
+    def written(name: str, cases: list[Example]) -> Path:
+        rows = ({"id": e.id, "fact": e.text, **(e.answer or {})} for e in cases)
+        (tmp_path / name).write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+        return tmp_path / name
+
+    def fitted(train: list[Example], mix: list[Example]) -> bytes:
+        files = {"train": written("train.jsonl", train), "mix": written("mix.jsonl", mix)}
+        config = SftConfig.model_validate(
+            {"task": "severity", "run": tmp_path, "model": "x", "mix_ratio": 0.1, **files}
+        )
+        return saved(fit_classifier(config, Reader(SEVERITY)), tmp_path / "classifier.npz")
+
+    train, mix = list(examples(100)), list(examples(100, seed=1))
+    held = [e for e in [*train, *mix] if is_held_out(e)]
+    assert held
+    kept = [[e for e in part if e not in held] for part in (train, mix)]
+    assert fitted(train, mix) == fitted(*kept)
+    assert fitted(kept[0], kept[1][1:]) != fitted(*kept)  # whatever mix_ratio is
