@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from math import exp, log
+from math import prod
 
 from panjue.eval.beliefs import Belief, marginals
 from panjue.eval.classifier import Classifier, FieldWeights, Opinion
@@ -28,7 +28,7 @@ LEAST = 1e-4
 """Values of a lower pooled probability are left out."""
 
 SMALLEST = 1e-9
-"""Keeps logarithms finite."""
+"""No probability of a value counts as less."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,18 @@ def pooled(first: Belief, second: Belief, weights: Weights) -> Belief:
 
     The probability of a value is proportional to the product of its probabilities, each to the
     power of its weight. A value that the model never replied has `UNSEEN` of its probability in
-    `second`, which has to have all values of `first`.
+    `second`, which has to have all values of `first`. What `second` lacks to 1 is the probability
+    of all other values, and so is what the result lacks.
     """
     if weights == ALONE:
         return first
-    logs = {
-        value: weights[0] * log(max((1 - UNSEEN) * first.get(value, 0.0) + UNSEEN * p, SMALLEST))
-        + weights[1] * log(max(p, SMALLEST))
-        for value, p in second.items()
-    }
-    return _normalized(logs)
+    rest = max(0.0, 1 - sum(second.values()))
+    pairs = [(UNSEEN * rest, rest)] if rest > SMALLEST else []
+    pairs += [((1 - UNSEEN) * first.get(value, 0.0) + UNSEEN * p, p) for value, p in second.items()]
+    masses = [max(a, SMALLEST) ** weights[0] * max(b, SMALLEST) ** weights[1] for a, b in pairs]
+    total = sum(masses)
+    values = zip(second, masses[len(pairs) - len(second) :], strict=True)
+    return {value: mass / total for value, mass in values if mass >= LEAST * total}
 
 
 def belief_of(field: FieldWeights, opinion: Opinion, other: Belief | None = None) -> Belief:
@@ -88,7 +90,8 @@ def belief_of(field: FieldWeights, opinion: Opinion, other: Belief | None = None
 
     For a class it is the opinion itself. Label sets are formed of the likeliest labels of the
     opinion and of `other`, as if labels were independent; the empty set is one of them only if
-    training had it.
+    training had it. Sets that are left out have the rest of the probability: it sums to less
+    than 1.
     """
     if not field.is_set:
         return {**dict.fromkeys(other or (), 0.0), **opinion}
@@ -98,20 +101,8 @@ def belief_of(field: FieldWeights, opinion: Opinion, other: Belief | None = None
     sets = {frozenset(s) for size in range(1, MOST + 1) for s in combinations(labels, size)}
     sets |= {frozenset(ranked[:size]) for size in range(1, len(ranked) + 1)}
     sets |= set(other or ()) | ({frozenset()} if field.may_be_empty else set())
-    odds = {label: _log_odds(opinion.get(label, 0.0)) for label in (*labels, *known)}
-    return _normalized({s: sum(odds[label] for label in s) for s in sets})
-
-
-def _log_odds(p: float) -> float:
-    inside = min(max(p, SMALLEST), 1 - SMALLEST)
-    return log(inside / (1 - inside))
-
-
-def _normalized(logs: Mapping[object, float]) -> Belief:
-    """Return probabilities for unnormalized logarithms, without the least likely values."""
-    highest = max(logs.values())
-    masses = {value: exp(x - highest) for value, x in logs.items()}
-    total = sum(masses.values())
-    likely = {value: mass for value, mass in masses.items() if mass >= LEAST * total}
-    total = sum(likely.values())
-    return {value: mass / total for value, mass in likely.items()}
+    inside = {label: min(max(p, SMALLEST), 1 - SMALLEST) for label, p in opinion.items()}
+    odds = {label: p / (1 - p) for label, p in inside.items()}
+    none = prod(1 - p for p in inside.values())
+    scale = none if field.may_be_empty else none / (1 - none)
+    return {s: scale * prod(odds.get(label, SMALLEST) for label in s) for s in sets}
