@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.eval.rank import ranked
 from panjue.eval.tally import Tally
@@ -195,6 +196,8 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
     tally = Tally(fallback=task.score.fallback, submission=submission)
     fitted = run.trained if run.is_of_adapter else None
     decider = None if greedy else fitted_decider(task, run.labels, fitted)
+    if decider and decider.pool:
+        tally.fallback = CLASSIFIER_NAME
     with (
         task.data.submission.writing(submission) as write,
         atomic_write(folder / "confidence.jsonl") as confidences,

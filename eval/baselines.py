@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from panjue.eval.classifier import load_classifier
+from panjue.eval.classifier import CLASSIFIER_NAME, load_classifier
 from panjue.eval.decide import Decider
 from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Pool
@@ -14,9 +14,6 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.files import generation, trained_in
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-
-CLASSIFIER_NAME = "text classifier"
-"""The baseline that decides by the classifier beside the adapter alone."""
 
 
 class Baselines:

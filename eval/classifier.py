@@ -22,6 +22,9 @@ from panjue.prompts.plumbing.files import dump, read_json, sha256
 from panjue.prompts.plumbing.model import CLASSIFIER, DECISION, has_classifier
 from panjue.prompts.task import Task
 
+CLASSIFIER_NAME = "text classifier"
+"""The baseline, and the source of answers, that the classifier alone is."""
+
 FORM = 1
 """Counts the versions of the file and of the n-grams."""
 

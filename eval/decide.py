@@ -182,6 +182,11 @@ def decision_sha256(trained: Path | None) -> str | None:
     return sha256(path) if path and path.exists() else None
 
 
+def uses_classifier(trained: Path | None) -> bool:
+    """Say whether the settings that `panjue tune` wrote into `trained` have a text classifier."""
+    return bool(_fitted(trained).get("weights"))
+
+
 def cases_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return which cases a run answered, from its provenance."""
     held_out = bool(provenance.get("held_out"))

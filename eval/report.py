@@ -8,8 +8,8 @@ from itertools import count, product
 from typing import Any
 
 from panjue.eval.answers import Run
-from panjue.eval.baselines import CLASSIFIER_NAME
 from panjue.eval.calibration import mean_confidence
+from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
@@ -125,7 +125,7 @@ def report(run: Run) -> Report:
     result.decoding = decoding_of(submission) or {}
     result.tested = _tested(run, result.decoding)
     rows = run.task.data.submission.index(submission)
-    result.cases = list(_cases(run, rows, decided=bool(result.decoding)))
+    result.cases = list(_cases(run, rows, result.decoding.get("fallback", "")))
     result.skipped = [str(run.reader.skipped)] if run.reader.skipped.rows else []
     _count(run.task, result)
     log = run.trained.parent / "log.jsonl" if run.is_of_adapter else None
@@ -139,7 +139,11 @@ def _tested(run: Run, decoding: Mapping[str, Any]) -> str:
     part = "the held-out tenth of " if run.held_out else ""
     sampled = run.provenance.get("sampling", {}).get("temperature")
     decided, fit = bool(decoding.get("decided")), decoding.get("decision_sha256")
-    method = "decided from several replies" if decided else "sampled" if sampled else "greedy"
+    method = "sampled" if sampled else "greedy"
+    if decided:
+        method = "decided from several replies" if run.provenance["samples"] else "decided"
+    if decoding.get("classifier"):
+        method += " with the text classifier"
     if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.provenance):
         method += ", with settings fitted on these same examples"
     return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {method}"
@@ -156,9 +160,9 @@ def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
+def _cases(run: Run, rows: Rows, fallback: str) -> Iterator[Case]:
     path = run.folder / "confidence.jsonl"
-    confidences = Rows(path) if decided and path.exists() else None
+    confidences = Rows(path) if fallback and path.exists() else None
     completions = run.rows()
     class_fields = [name for names in _class_fields(run.task) for name in names]
     for example in run.examples():
@@ -166,7 +170,7 @@ def _cases(run: Run, rows: Rows, *, decided: bool) -> Iterator[Case]:
         confidence = confidences.get(example.id) if confidences else None
         items = list(items_of(run.task, run.task.gold(example), rows.get(example.id)))
         fields = [field for _, fields in items for field in fields]
-        notes = dict(_handled(run, example, calls, decided=decided))
+        notes = dict(_handled(run, example, calls, fallback))
         yield Case(
             id=str(example.id),
             groups=example.groups,
@@ -194,9 +198,12 @@ def _values(fields: Iterator[Field]) -> list[str]:
 
 
 def _handled(
-    run: Run, example: Example, rows: Sequence[dict[str, Any]], *, decided: bool
+    run: Run, example: Example, rows: Sequence[dict[str, Any]], fallback: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield what happened to an example's calls: (keyword, details)."""
+    """Yield what happened to an example's calls: (keyword, details).
+
+    `fallback` answers what is unreadable; it is empty if the submission is not of these calls.
+    """
     refusals = [str(row["refused"]) for row in rows if row.get("refused") is not None]
     asked = [row for row in rows if row.get("refused") is None]
     if refusals:
@@ -205,10 +212,10 @@ def _handled(
         yield "shortened", f"shortened to fit by {dropped} sentences"
     if cut := sum(row["finish"][0] == "length" for row in asked):
         yield "cut", f"{cut} replies cut by length"
-    if asked and decided and not isinstance(run.task.answer, Solve):
+    if asked and fallback and not isinstance(run.task.answer, Solve):
         decoded = run.task.ask.decode(first_reply(asked[0]), example, run.labels)
         if not decoded.readable:
-            yield "unreadable", f"the reply was unreadable, its answer: {run.task.score.fallback}"
+            yield "unreadable", f"the reply was unreadable, its answer: {fallback}"
         elif decoded.repairs:
             yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import panjue
 from panjue.eval.card import card_files, scored_in, write_card
-from panjue.eval.decide import decision_sha256
+from panjue.eval.decide import decision_sha256, uses_classifier
 from panjue.eval.score import decoding_of
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.errors import UserError
@@ -144,21 +144,23 @@ def _check_decoded(run: Path, submission: Path, provenance: Mapping[str, Any]) -
     """Refuse a submission that the packed settings would not reproduce.
 
     Raises:
-        UserError: It was changed after decoding, or decoded with --greedy or with other settings of
-            `panjue tune`.
+        UserError: It was changed after decoding, or decoded with --greedy, or with other settings
+            of `panjue tune` or before it.
     """
     decoding = decoding_of(submission)
     if decoding is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
-    if provenance.get("samples") and not decoding["decided"]:
-        raise UserError(f"{run}: was decoded with --greedy; `panjue decode {run}` decides again")
-    if decoding["decided"]:
-        fitted = None if provenance["adapter"] == "none" else Path(provenance["trained"])
-        if decoding.get("decision_sha256") != decision_sha256(fitted):
-            raise UserError(
-                f"{run}: was decoded with another fit of `panjue tune` than there is now; "
-                f"`panjue decode {run}` decides again"
-            )
+    fitted = None if provenance["adapter"] == "none" else Path(provenance["trained"])
+    if (provenance.get("samples") or uses_classifier(fitted)) and not decoding["decided"]:
+        raise UserError(
+            f"{run}: was decoded with --greedy, or before `panjue tune`; "
+            f"`panjue decode {run}` decides again"
+        )
+    if decoding["decided"] and decoding.get("decision_sha256") != decision_sha256(fitted):
+        raise UserError(
+            f"{run}: was decoded with another fit of `panjue tune` than there is now; "
+            f"`panjue decode {run}` decides again"
+        )
 
 
 def _pack_models(folder: Path, trained: Path, weights: Weights, base: str | None) -> str:

@@ -157,7 +157,9 @@ def test_one_reply_is_enough_beside_a_classifier_and_none_too(
         main(run)
     add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
     main(run)
-    assert decode_run(run).decided == 3
+    tally = decode_run(run)
+    assert tally.decided == 3
+    assert "0 unreadable (their answer: text classifier)" in next(tally.lines())
     answers = [
         json.loads(line) for line in (run / "submission.jsonl").read_text("utf-8").splitlines()
     ]
