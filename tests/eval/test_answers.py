@@ -109,6 +109,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "decision_sha256": None,
         "filled": 0,
         "fallback": "commonest labels",
+        "classifier": None,
         "submission": "submission.jsonl",
     }
     # The name before the colon is gone, so that kinds of repair add up.
