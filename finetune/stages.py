@@ -6,14 +6,18 @@ from pathlib import Path
 from rich.console import Console
 
 from panjue.eval.next_step import command
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.prompts.example import Decide
 from panjue.prompts.task import load_task
 
 
 def fits_classifier(config: SftConfig) -> bool:
-    """Say whether this training fits a text classifier: the task's answers have to be decided."""
-    return config.classifier and isinstance(load_task(config.task).answer, Decide)
+    """Say whether this training fits a text classifier: the task's answers have to be decided.
+
+    A tiny base is there to be trained further, and needs none.
+    """
+    is_base = isinstance(config, BaseConfig)
+    return config.classifier and not is_base and isinstance(load_task(config.task).answer, Decide)
 
 
 def stages(config: SftConfig) -> int:
