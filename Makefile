@@ -29,12 +29,13 @@ CASES    := $(or $(TRAIN),$(call recorded,train: \(.*\)),$(addsuffix /train.json
 HELD_OUT := $(or $(DEV),$(filter-out null,$(call recorded,dev: \(.*\))))
 GOLD     := $(or $(TEST),$(if $(TRAIN),,$(addsuffix /test.jsonl,$(INVENTED))))
 PANJUE   := .venv/bin/panjue
+LAUNCH   := $(if $(GPUS),.venv/bin/accelerate launch $(if $(ACCELERATE),--config_file $(ACCELERATE),--multi_gpu --mixed_precision no --dynamo_backend no) --num_processes $(GPUS) --num_machines 1 --main_process_port 0)
 ANSWERS  ?= $(basename $(notdir $(GOLD)))
 FOLDER    = $(RUN)/answers/$(ANSWERS)
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
 # A variable that is misspelt would be ignored, and the demo trained in place of what was meant.
-KNOWN    := ANSWERS CHAT CONFIG DEV GENERATE GPU MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN
+KNOWN    := ACCELERATE ANSWERS CHAT CONFIG DEV GENERATE GPU GPUS MIX MODEL ON_BAD_ROW PYTHON RUN SERVE SFT TASK TEST TRAIN
 UNKNOWN  := $(firstword $(filter-out $(KNOWN),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))))
 nearest   = $(shell $(PYTHON) -c "import difflib, sys; print(*difflib.get_close_matches('$(1)'.upper(), sys.argv[1:], 1, 0.5))" $(KNOWN))
 $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(call nearest,$(UNKNOWN))) (there are $(KNOWN))))
@@ -76,7 +77,7 @@ demo: install  # write invented cases
 base: demo  # train the tiny base model from nothing
 	$(PANJUE) base finetune/configs/base.yaml
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL)$(RECORD),install,base)  # fine-tune: cases in, adapter out
-	$(PANJUE) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT) \
+	$(strip $(LAUNCH) $(PANJUE)) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT) \
 	  $(if $(filter sft,$(MAKECMDGOALS)),,--as-trained)
 generate: sft  # answer every test case
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) answers=$(ANSWERS) $(BAD) $(GENERATE)

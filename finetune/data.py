@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +38,9 @@ FEATURES = Features(
 
 Row = dict[str, Any]
 """`input_ids`, `labels` and `parts`, one number per token, their `length`, and the `group`."""
+
+
+POLL_S = 0.2
 
 
 @dataclass
@@ -124,13 +128,18 @@ def cached(
     make: Callable[[Report], Iterator[Row]],
     parts: Sequence[str] = (SYNTAX,),
     groups: Sequence[str] = (),
+    *,
+    waits: bool = False,
 ) -> tuple[Dataset, Report]:
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
     New parts and groups are appended to `parts` and `groups`, so that their indices stay the same.
+    With `waits` another process makes them: it is waited for without limit, which NCCL would set.
     """
     key = {**key, "parts": list(parts), "groups": list(groups)}
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
+    while waits and not (entry / "report.json").exists():
+        time.sleep(POLL_S)
     if not (entry / "report.json").exists():
         shutil.rmtree(entry, ignore_errors=True)
         entry.mkdir(parents=True)

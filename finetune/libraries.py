@@ -61,6 +61,8 @@ MANAGED_SETTINGS = {
     "resume_from_checkpoint": "resume",
     "ddp_backend": "nothing: it follows from the device",
     "auto_find_batch_size": "trainer.per_device_train_batch_size: it would restart midway",
+    "fsdp": "nothing: accelerate launch --config_file finetune/configs/fsdp2.yaml (make: GPUS=)",
+    "fsdp_config": "nothing: it is the file for accelerate launch",
     "enable_jit_checkpoint": "nothing: SIGTERM saves a checkpoint, a second one stops at once",
     "save_on_each_node": "nothing: all processes share one run folder",
     "eval_on_start": "nothing: after resuming it would count against patience again",
@@ -100,8 +102,8 @@ VALUE_LIMITS = {
 }
 """Limits that trl and peft do not check, or check only during training."""
 
-UNCHECKED_SETTINGS = {"init_lora_weights", "lora_alpha", "fsdp", "debug"}
-"""Settings that take more values than their annotation says: `pissa_niter_4`, 22.6, true."""
+UNCHECKED_SETTINGS = {"init_lora_weights", "lora_alpha", "debug"}
+"""Settings that take more values than their annotation says: `pissa_niter_4`, 22.6."""
 
 
 def hints_of(cls: type) -> dict[str, Any]:

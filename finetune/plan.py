@@ -57,19 +57,31 @@ def training_plan(trainer: PartsTrainer) -> Iterator[tuple[str, str]]:
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     total = trainer.model.num_parameters()  # counts four-bit weights, which are stored in pairs
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
+    if trainer.accelerator.num_processes > 1:
+        yield "processes", processes_plan(trainer)
     yield "steps", f"{steps(trainer)} of {batch_size(trainer)} examples or packs"
     yield "evaluations", evaluation_plan(trainer)
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-    args = trainer.args
+    args, shards = trainer.args, trainer.is_fsdp_enabled
     if args.load_best_model_at_end:
         yield "adapter", f"the best by {args.metric_for_best_model}"
     else:
         yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
-    memory = (weight_bytes + trained * ADAM_BYTES) / GIB
-    yield "memory", f"{memory:.2f} GiB for weights and optimizer, without activations"
+    memory = (weight_bytes + trained * ADAM_BYTES) / GIB / (args.world_size if shards else 1)
+    each = " on each device" if args.world_size > 1 else ""
+    yield "memory", f"{memory:.2f} GiB for weights and optimizer{each}, without activations"
     if torch.accelerator.is_available():
         _, size = torch.accelerator.get_memory_info()
         yield "", f"{size / GIB:.0f} GiB on the accelerator"
+
+
+def processes_plan(trainer: PartsTrainer) -> str:
+    """Return how many processes train, and how they share weights and examples."""
+    kind = trainer.accelerator.distributed_type
+    strategy = {"FSDP": "FSDP2, sharded weights", "DEEPSPEED": "DeepSpeed"}.get(kind.name, "DDP")
+    args = trainer.args
+    each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples of each step"
+    return f"{args.world_size}, {strategy}; each has {each}"
 
 
 def evaluation_plan(trainer: PartsTrainer) -> str:

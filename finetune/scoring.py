@@ -94,10 +94,12 @@ class HeldOutScore:
         counter = TokenCounter(trainer, self._console)
         for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
             share = batch[rank::world]
+            # Where weights are sharded, a process without a share has to gather them too.
+            asked = share or (batch[:1] if trainer.is_fsdp_enabled else [])
             counter.begin(self._progress(done, len(batch)))
-            replies = self._replies(trainer, share, counter) if share else []
+            replies = self._replies(trainer, asked, counter) if asked else []
             trainer.check_signal()
-            scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=True)]
+            scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=False)]
             done += len(batch)
         weights, values = zip(*gather_object(scored), strict=True)
         table = ScoreTable(self._task, weights=list(weights), values=list(values))
@@ -132,6 +134,7 @@ class HeldOutScore:
                 eos_token_id=pad,
                 use_cache=True,
                 stopping_criteria=[counter],
+                synced_gpus=trainer.is_fsdp_enabled,
             )
         texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
         return texts

@@ -1,20 +1,17 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import SFTConfig as TrainerConfig
 
 from panjue.eval.classifier import Classifier
 from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
@@ -34,7 +31,6 @@ from panjue.finetune.libraries import (
     check_optimizer_packages,
     trainer_config,
 )
-from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import (
     Model,
     check_packing,
@@ -43,6 +39,7 @@ from panjue.finetune.model import (
     with_lora,
 )
 from panjue.finetune.plan import evaluations, print_example, print_plan
+from panjue.finetune.processes import check_number, join_processes, on_main_process
 from panjue.finetune.result import claim, is_finished, provenance, save, trained_folder
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore, held_out_questions, kept_score
@@ -108,30 +105,6 @@ def train(config: SftConfig) -> None:
         run_training(config, reader, folder, manifest, console)
 
 
-def join_processes(config: SftConfig) -> PartialState:
-    """Join the processes of this training, with the config's timeout for all communication."""
-    on_cpu = not torch.accelerator.is_available()
-    if on_cpu:
-        ask_for_huge_pages()
-    timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
-    # Without cpu=True accelerate does not see several processes launched on a CPU.
-    return PartialState(cpu=on_cpu, timeout=timeout)
-
-
-def on_main_process(processes: PartialState, work: Callable[[], Any]) -> Any:
-    """Do slow work in the main process only; all processes return its result or raise its error."""
-    result: Any = None
-    if processes.is_main_process:
-        try:
-            result = work()
-        except (UserError, OSError) as error:
-            result = error
-    [result] = broadcast_object_list([result])
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
 def run_training(
     config: SftConfig,
     reader: Reader,
@@ -180,6 +153,7 @@ def train_or_resume(
     if checkpoint is None:
         trainer.train()
         return
+    check_number(checkpoint, trainer.accelerator.num_processes)
     console.print(f"resuming from {checkpoint}")
     if awaits_evaluation(checkpoint):
         console.print("scoring it first: a signal had stopped that", highlight=False)
@@ -216,6 +190,7 @@ def token_rows(
         ),
         train_report.parts if train_report else (SYNTAX,),
         train_report.groups if train_report else (),
+        waits=not PartialState().is_main_process,
     )
 
 
@@ -253,9 +228,8 @@ def make_trainer(
 ) -> tuple[PartsTrainer, Report, Report]:
     """Return the trainer, ready to start, and the reports of the training and held-out rows."""
     tokenizer = load_tokenizer(folder)
-    with PartialState().main_process_first():
-        train_rows, report = token_rows(config, reader, tokenizer, labels, manifest)
-        held_rows, held_report = token_rows(config, reader, tokenizer, labels, manifest, report)
+    train_rows, report = token_rows(config, reader, tokenizer, labels, manifest)
+    held_rows, held_report = token_rows(config, reader, tokenizer, labels, manifest, report)
     check_report(config, report)
     args = trainer_config(config, reader.task, evaluates=len(held_rows) > 0)
     packing = config.trainer.get("packing", False)
@@ -291,9 +265,9 @@ def make_trainer(
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
     trainer.remove_callback(PrinterCallback)  # the journal prints instead
     journal.evaluations = evaluations(trainer)
-    if score and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    if score and trainer.is_deepspeed_enabled:
         raise UserError(
-            "score_examples: sharded weights (FSDP, DeepSpeed) cannot answer; set score_examples=0"
+            "score_examples: weights that DeepSpeed shards cannot answer; set score_examples=0"
         )
     return trainer, report, held_report
 

@@ -1,4 +1,4 @@
-"""End the processes of vLLM with the process that started them, so that they free the GPU."""
+"""End processes with the one that started them, so that they free the GPU."""
 
 import os
 import signal
@@ -39,6 +39,12 @@ def watch_parent() -> None:
     os.setpgid(0, 0)
     args = [os.getppid(), int(starter)]
     threading.Thread(target=_wait_for_end, args=args, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """End this process with its parent, even after `kill -9`."""
+    parent = os.getppid()
+    threading.Thread(target=_wait_for_end, args=[parent, parent], daemon=True).start()
 
 
 def _wait_for_end(parent: int, starter: int) -> None:

@@ -82,6 +82,11 @@ WORDS: dict[str, dict[str, str]] = {
     "See it work": {},
     "Your own cases, a real model": {**MODEL, **RUN},
     "Settings": MODEL,
+    "Several GPUs": {
+        "make sft GPUS=8 MODEL": "make sft GPUS=2 CONFIG=demo RUN=runs/two MODEL",
+        "make sft GPUS=8 ACCELERATE": "make -n sft GPUS=8 ACCELERATE",  # CPUs cannot shard
+        **MODEL,
+    },
     "Deciding, not echoing": MODEL,
     "Reading and cloze": MODEL,
     "Fair to whom": {
@@ -164,10 +169,6 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
     "panjue chat [--url URL] [--file CASE] [--json]": (
         "Ask it",
         {"URL": "http://127.0.0.1:8000", "CASE": "case.txt", **OPTIONS},
-    ),
-    ".venv/bin/accelerate launch .venv/bin/panjue sft CONFIG …": (
-        "See it work",
-        {"CONFIG …": "finetune/configs/demo.yaml run=runs/several"},
     ),
     "make -n sft …": ("See it work", {"…": "MODEL=tiny TRAIN=train.jsonl"}),
     "panjue score IN.json RUN --task reading --out-of-domain OUT.json OTHER_RUN": (

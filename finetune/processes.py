@@ -1,0 +1,89 @@
+"""Several processes of one training: how they join, wait for each other, and end."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from trl import SFTConfig as TrainerConfig
+
+from panjue.finetune.memory import ask_for_huge_pages
+from panjue.finetune.settings import SftConfig
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.orphans import end_with_parent
+
+
+def join_processes(config: SftConfig) -> PartialState:
+    """Join the processes of this training, with the config's timeout for all communication.
+
+    Raises:
+        UserError: The weights cannot be sharded in this way.
+    """
+    check_sharding(os.environ)
+    end_with_launcher()
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu:
+        ask_for_huge_pages()
+    timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
+    # Without cpu=True accelerate does not see several processes launched on a CPU.
+    return PartialState(cpu=on_cpu, timeout=timeout)
+
+
+def on_main_process(processes: PartialState, work: Callable[[], Any]) -> Any:
+    """Do slow work in the main process only; all processes return its result or raise its error."""
+    result: Any = None
+    if processes.is_main_process:
+        try:
+            result = work()
+        except (UserError, OSError) as error:
+            result = error
+    [result] = broadcast_object_list([result])
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def end_with_launcher() -> None:
+    """End this process with `accelerate launch` or torchrun, if one of them started it.
+
+    After `kill -9` of the launcher its processes would train on.
+    """
+    if "LOCAL_RANK" in os.environ:
+        end_with_parent()
+
+
+def check_sharding(environment: Mapping[str, str]) -> None:
+    """Refuse settings of FSDP, given to accelerate, that would not do what they say.
+
+    Raises:
+        UserError: There is no accelerator, where accelerate would use DDP; or the state dict is
+            sharded, with which the best checkpoint cannot be loaded and no adapter is saved.
+    """
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return
+    if not torch.accelerator.is_available():
+        raise UserError("FSDP: shards on accelerators, and there is none; launch without FSDP")
+    default = "SHARDED_STATE_DICT" if environment.get("FSDP_VERSION", "1") == "2" else ""
+    if environment.get("FSDP_STATE_DICT_TYPE", default) == "SHARDED_STATE_DICT":
+        raise UserError(
+            "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
+            "finetune/configs/fsdp2.yaml"
+        )
+
+
+def check_number(checkpoint: Path, processes: int) -> None:
+    """Refuse to resume with another number of processes: each has a random state, and a share.
+
+    Raises:
+        UserError: Names both numbers.
+    """
+    before = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
+    if before != processes:
+        raise UserError(
+            f"{checkpoint}: was saved by {before} processes and this training has {processes}; "
+            f"launch {before} (make: GPUS={before}), or delete its progress with resume=false"
+        )

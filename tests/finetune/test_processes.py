@@ -1,0 +1,200 @@
+"""Several processes of one training: FSDP2 equals DDP, and what cannot work is refused.
+
+accelerate shards on accelerators only. Here two processes on a CPU, which meet over gloo, take
+themselves for two GPUs.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from panjue.finetune.data import Report, cached
+from panjue.finetune.processes import check_number, check_sharding
+from panjue.finetune.sft import main
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines
+from panjue.serve.merge import merge
+
+ROOT = Path(__file__).parents[2]
+FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
+
+AS_ON_GPUS = """
+import json, os, signal, sys
+from pathlib import Path
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
+from panjue.finetune import processes, sft
+from panjue.finetune.trainer import PartsTrainer
+
+begin, save, lose = PartialState.__init__, sft.save, PartsTrainer.training_loss
+
+def on_gpus(self, *args, **kwargs):
+    begin(self, *args, **kwargs)
+    if self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = DistributedType.MULTI_GPU
+
+def tell(trainer, *args):
+    is_sharded = isinstance(trainer.model_wrapped, FSDPModule)
+    weights = trainer.model.parameters() if is_sharded else ()
+    print("share of each weight:", {len(w._local_tensor) / len(w) for w in weights}, flush=True)
+    save(trainer, *args)
+
+def kill_launcher(trainer, *args):
+    if trainer.state.global_step == 3 and os.environ["RANK"] == "0":
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    return lose(trainer, *args)
+
+processes.check_sharding, sft.save = lambda _: None, tell
+for name, words in json.loads(sys.argv[2]):
+    print("process", os.environ["RANK"], "is", os.getpid(), flush=True)
+    os.environ["ACCELERATE_USE_FSDP"] = "false" if name == "ddp" else "true"
+    PartialState.__init__ = begin if name == "ddp" else on_gpus
+    PartsTrainer.training_loss = kill_launcher if name == "killed" else lose
+    sft.main(Path(sys.argv[1]), words)
+"""
+WORDS = (
+    "trainer.max_steps=4", "trainer.eval_steps=2", "trainer.save_steps=2", "score_examples=5",
+    "trainer.per_device_train_batch_size=4", "trainer.logging_steps=1", "dtype=float32",
+    "trainer.bf16=false",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The run folders `ddp`, `fsdp` and `killed`, what was printed, and the processes left over."""
+
+    folder: Path
+    said: str
+    left: list[int]
+
+    def words(self, name: str) -> list[str]:
+        return [f"run={self.folder}/{name}", *WORDS]
+
+
+def launch(config: Path, folder: Path, *names: str) -> str:
+    """Train under each name in two processes and return what was printed."""
+    (folder / "train.py").write_text(AS_ON_GPUS, "utf-8")
+    trainings = [(name, [f"run={folder}/{name}", *WORDS]) for name in names]
+    words = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
+    words += ["--num_processes=2", "--main_process_port=0", str(folder / "train.py")]
+    with (folder / "said.txt").open("w") as said:  # no pipe: processes that are left would hold it
+        command = [*words, str(config), json.dumps(trainings)]
+        subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, check=False)
+    return (folder / "said.txt").read_text("utf-8")
+
+
+@pytest.fixture(scope="session")
+def launched(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """Train by DDP, by FSDP2, and by FSDP2 until the launcher is killed; then resume that."""
+    folder, config = tmp_path_factory.mktemp("sharded"), workshop / "sft.yaml"
+    said = launch(config, folder, "ddp", "fsdp", "killed")
+    pids = {int(line.split()[-1]) for line in said.splitlines() if line.startswith("process ")}
+    assert len(pids) == 2, said
+    with suppress(psutil.NoSuchProcess):
+        psutil.wait_procs([psutil.Process(pid) for pid in pids], timeout=60)
+    left = [pid for pid in pids if psutil.pid_exists(pid)]
+    checkpoints = sorted(path.name for path in (folder / "killed/checkpoints").glob("checkpoint-*"))
+    assert checkpoints == ["checkpoint-2"], said
+    with pytest.raises(UserError, match="was saved by 2 processes and this training has 1"):
+        main(config, [f"run={folder}/killed", *WORDS[:4], *WORDS[4:]])
+    (folder / "killed").rename(folder / "resumed")
+    said += launch(config, folder, "resumed")
+    return Launched(folder, said, left)
+
+
+def numbers(run: Path) -> list[dict[str, float]]:
+    """Return what a training logged, without times."""
+    kept = ("step", "loss", "grad_norm", "num_tokens", "eval_loss", "eval_charge_f1", "eval_final")
+    rows = [{k: row[k] for k in kept if k in row} for _, row in read_lines(run / "log.jsonl")]
+    return [row for row in rows if "loss" in row or "eval_loss" in row]
+
+
+def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched) -> None:
+    assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
+    assert "processes    2, FSDP2, sharded weights; each has 4 × 1 examples" in launched.said
+    assert launched.said.count("share of each weight: {0.5}") == 4, "of two trainings"
+    ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
+    assert len(numbers(ddp)) == 6
+    assert numbers(ddp) == numbers(fsdp)
+    weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (ddp, fsdp)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
+    launched: Launched,
+) -> None:
+    assert launched.left == []
+    assert f"resuming from {launched.folder}/resumed/checkpoints/checkpoint-2" in launched.said
+    fsdp, resumed = (launched.folder / name for name in ("fsdp", "resumed"))
+    assert numbers(resumed)[-3:] == numbers(fsdp)[-3:]
+    weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (fsdp, resumed)]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_an_adapter_of_fsdp2_is_merged_as_any_other(launched: Launched, tmp_path: Path) -> None:
+    for name in ("ddp", "fsdp"):
+        merge(launched.folder / name / "adapter", tmp_path / name)
+    one, other = (tmp_path / name / "model.safetensors" for name in ("ddp", "fsdp"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_fsdp_that_would_not_shard_or_not_save_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    check_sharding({})
+    check_sharding({"ACCELERATE_USE_FSDP": "false"})
+    with pytest.raises(UserError, match="FSDP: shards on accelerators, and there is none"):
+        check_sharding({**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"})
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    check_sharding({**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"})
+    for sharded in ({}, {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}):
+        with pytest.raises(UserError, match="SHARDED_STATE_DICT saves no adapter; set FULL_STATE"):
+            check_sharding({**settings, **sharded})
+
+
+def test_another_number_of_processes_does_not_resume(tmp_path: Path) -> None:
+    (tmp_path / "rng_state.pth").touch()
+    check_number(tmp_path, 1)
+    with pytest.raises(UserError, match=r"by 1 processes and this training has 2; launch 1 \(make"):
+        check_number(tmp_path, 2)
+
+
+def test_fsdp_is_set_for_the_launcher_alone(workshop: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="accelerate launch --config_file finetune/configs/fsdp2"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "trainer.fsdp=full_shard"])
+
+
+def test_another_process_s_rows_are_waited_for(tmp_path: Path) -> None:
+    row = {"input_ids": [1], "labels": [1], "parts": [0], "group": 0, "length": 1}
+    found = list[int]()
+
+    def wait() -> None:
+        rows, _ = cached(tmp_path, {}, lambda _: iter(()), waits=True)
+        found.append(len(rows))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.5)
+    assert not found
+
+    def make(report: Report) -> list[dict[str, object]]:
+        report.tokens.append(1)
+        return [row] * 3
+
+    cached(tmp_path, {}, lambda report: iter(make(report)))
+    waiting.join(timeout=30)
+    assert found == [3]
