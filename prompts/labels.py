@@ -42,8 +42,12 @@ class Labels:
 
     def commonest(self, kind: str, among: Counts | None = None) -> str | None:
         """Return the label with the highest count; ties go to the first by code point."""
-        counts = self.counts.get(kind, {}) if among is None else among
-        return min(counts, key=lambda label: (-counts[label], label), default=None)
+        return self._commonest.get(kind) if among is None else _first(among)
+
+    @cached_property
+    def _commonest(self) -> dict[str, str | None]:
+        """Every fallback needs these."""
+        return {kind: _first(counts) for kind, counts in self.counts.items()}
 
     def save(self, folder: Path) -> None:
         """Write `labels.json` into `folder`."""
@@ -89,6 +93,10 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
         dict(most),
         {label: _ranked(counter) for label, counter in sorted(pairs.items())},
     )
+
+
+def _first(counts: Counts) -> str | None:
+    return min(counts, key=lambda label: (-counts[label], label), default=None)
 
 
 def _ranked(counter: Counter[str]) -> dict[str, int]:

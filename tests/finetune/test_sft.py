@@ -53,7 +53,7 @@ def test_a_training_fits_a_classifier_unless_told_otherwise(
     task = load_task("judgment")
     classifier = load_classifier(trained / "adapter", task)
     assert classifier
-    example = next(Reader(task).read(workshop / "demo/dev.jsonl"))
+    example = next(Reader(task).read(workshop / "demo/test.jsonl"))
     assert [set(item) for item in classifier.opinions(example)] == [
         {"charges", "articles", "penalty"}
     ] * len(example.names)
@@ -62,7 +62,7 @@ def test_a_training_fits_a_classifier_unless_told_otherwise(
     assert "4/4 saving" in capsys.readouterr().out
     assert not (tmp_path / "run/adapter/classifier.npz").exists()
     assert "classifier_sha256" not in read_json(tmp_path / "run/adapter/manifest.json")
-    with pytest.raises(UserError, match="classifier: False -> None"):
+    with pytest.raises(UserError, match="classifier: false -> null"):
         main(workshop / "sft.yaml", words[:-1])
 
 
