@@ -29,7 +29,9 @@ CASES    := $(or $(TRAIN),$(call recorded,train: \(.*\)),$(addsuffix /train.json
 HELD_OUT := $(or $(DEV),$(filter-out null,$(call recorded,dev: \(.*\))))
 GOLD     := $(or $(TEST),$(if $(TRAIN),,$(addsuffix /test.jsonl,$(INVENTED))))
 PANJUE   := .venv/bin/panjue
-LAUNCH   := $(if $(GPUS),.venv/bin/accelerate launch $(if $(ACCELERATE),--config_file $(ACCELERATE),--multi_gpu --mixed_precision no --dynamo_backend no) --num_processes $(GPUS) --num_machines 1 --main_process_port 0)
+TRAINED  := $(wildcard $(RUN)/adapter/manifest.json $(RUN)/model/manifest.json)
+LAUNCH   := $(if $(filter-out 1,$(GPUS)),$(if $(TRAINED),,.venv/bin/accelerate launch $(if $(ACCELERATE),--config_file $(ACCELERATE),--multi_gpu --mixed_precision no --dynamo_backend no) --num_processes $(GPUS) --num_machines 1 --main_process_port 0))
+$(if $(ACCELERATE),$(if $(filter-out 1,$(GPUS)),,$(error ACCELERATE=$(ACCELERATE) is for several processes: say how many, GPUS=8)))
 ANSWERS  ?= $(basename $(notdir $(GOLD)))
 FOLDER    = $(RUN)/answers/$(ANSWERS)
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))

@@ -211,7 +211,7 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
-        tally.classifier = decider.pool.weights if decider.pool else None
+        tally.classifier = decider.pool.exponents if decider.pool else None
         tally.decision_sha256 = decision_sha256(fitted)
     else:
         (folder / "confidence.jsonl").unlink()

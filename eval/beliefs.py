@@ -5,7 +5,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from panjue.prompts.example import Decide, Example
 from panjue.prompts.labels import Labels
@@ -29,6 +29,18 @@ CLOSED_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 LAST_CHARACTER = chr(0x10FFFF)
 """Sorts after every character of a label."""
+
+
+class Found(NamedTuple):
+    """The beliefs from one completion.
+
+    Attributes:
+        items: For every item of the answer: field -> belief.
+        is_readable: Whether a reply was readable; else they are of the fallback.
+    """
+
+    items: list[dict[str, Belief]]
+    is_readable: bool
 
 
 class LabelIndex:
@@ -61,9 +73,12 @@ class Beliefs:
         """Index the task's labels by field."""
         assert isinstance(task.answer, Decide)
         self._task, self._labels, self._decides = task, labels, task.answer
-        self._indexes = {field: LabelIndex(labels.counts[field]) for field in task.answer.fields}
+        self._indexes = {
+            field: LabelIndex(task.answer.counts(field, labels.counts))
+            for field in task.answer.fields
+        }
 
-    def of(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
+    def of(self, example: Example, completion: Mapping[str, Any]) -> "Found":
         """Return, for every item of the answer, the belief about each field.
 
         Every readable reply has the same weight. A reply's alternative tokens at the end of a
@@ -75,7 +90,9 @@ class Beliefs:
             (text, choices, self._task.ask.decode(text, example, self._labels))
             for text, choices in zip(texts, alternatives, strict=True)
         ]
-        readable = [reply for reply in replies if reply[2].readable] or replies[:1]
+        readable = [reply for reply in replies if reply[2].readable]
+        is_readable = bool(readable)
+        readable = readable or replies[:1]
         sums: list[dict[str, Belief]] = []
         for text, choices, decoded in readable:
             items = self._decides.items_of(decoded.answer)
@@ -86,7 +103,7 @@ class Beliefs:
                     belief = self._belief(text, choices, spans.get((i, field), []), field, item)
                     for value, mass in belief.items():
                         sums[i][field][value] += mass / len(readable)
-        return sums
+        return Found(sums, is_readable)
 
     def _spans(self, text: str) -> dict[tuple[int, str], list[Span]]:
         """Return (item, field) -> the spans of its values in the reply."""

@@ -25,8 +25,8 @@ from panjue.prompts.task import Task
 CLASSIFIER_NAME = "text classifier"
 """The baseline, and the source of answers, that the classifier alone is."""
 
-FORM = 1
-"""Counts the versions of the file and of the n-grams."""
+FILE_VERSION = 1
+"""Of the file and of its n-grams."""
 
 Opinion = dict[str, float]
 """Label -> probability. Of a class they sum to 1; of a label set each stands alone."""
@@ -41,6 +41,7 @@ CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
 TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
 """A Chinese character, a word of another script, a name or a number."""
 
+NAME = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
 MAX_NAMES = FIRST_NUMBER - FIRST_NAME
 
 
@@ -70,11 +71,14 @@ def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
     for i in sorted(range(len(names)), key=lambda i: -len(names[i])):  # 张某甲 does not name 张某
         text = text.replace(names[i], chr(FIRST_NAME + i))
     everybody = {FIRST_NAME + i: OTHER for i in range(len(names))}
-    clauses, whole = CLAUSE.split(text), grams(text.translate(everybody))
-    result = []
+    clauses: list[list[str]] = [[] for _ in range(max(items, len(names)))]
+    for clause in CLAUSE.split(text):
+        for mark in set(NAME.findall(clause)):
+            if ord(mark) - FIRST_NAME < len(names):
+                clauses[ord(mark) - FIRST_NAME].append(clause)
+    whole, result = grams(text.translate(everybody)), []
     for i in range(items):
-        own = "".join(c for c in clauses if i < len(names) and chr(FIRST_NAME + i) in c)
-        masked = own.translate({**everybody, FIRST_NAME + i: PERSON})
+        masked = "".join(clauses[i]).translate({**everybody, FIRST_NAME + i: PERSON})
         marks = (f"place {min(i, 6)}", f"of {min(items, 7)}", f"last {i == items - 1}")
         result.append((whole, grams(masked, marks)))
     return result
@@ -98,16 +102,18 @@ class View:
 
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
+        shape = (len(texts), len(self.kept))
+        if not len(self.kept):
+            return csr_array(shape, dtype=np.float32)
         columns, values, ends = [], [], [0]
         for hashes in texts:
-            found, counts = np.unique(hashes, return_counts=True)
-            places = np.minimum(np.searchsorted(self.kept, found), len(self.kept) - 1)
-            known = self.kept[places] == found
+            distinct, counts = np.unique(hashes, return_counts=True)
+            places = np.minimum(np.searchsorted(self.kept, distinct), len(self.kept) - 1)
+            known = self.kept[places] == distinct
             vector = (1 + np.log(counts[known])) * self.idf[places[known]]
             columns.append(places[known])
             values.append((vector / max(np.linalg.norm(vector), 1e-9)).astype(np.float32))
             ends.append(ends[-1] + len(vector))
-        shape = (len(texts), len(self.kept))
         # scikit-learn takes 32-bit indices only.
         places, starts = np.concatenate(columns).astype(np.int32), np.array(ends, dtype=np.int32)
         return csr_array((np.concatenate(values), places, starts), shape=shape)
@@ -136,7 +142,7 @@ class FieldWeights:
     may_be_empty: bool
 
     def about(self) -> dict[str, Any]:
-        """Return what is no array."""
+        """Return the attributes that are stored as JSON."""
         return {key: value for key, value in vars(self).items() if key not in ("weights", "bias")}
 
     def opinions(self, rows: csr_array) -> list[Opinion]:
@@ -180,7 +186,7 @@ class Classifier:
     def save(self, path: Path) -> None:
         """Write the classifier to one file of numbers and JSON, without pickles."""
         about = {name: field.about() for name, field in self.fields.items()}
-        text = dump({"form": FORM, "fields": about}).encode()
+        text = dump({"version": FILE_VERSION, "fields": about}).encode()
         arrays: dict[str, NDArray[Any]] = {"about": np.frombuffer(text, np.uint8)}
         for i, view in enumerate(self.views):
             arrays |= {f"{i}.{key}": value for key, value in vars(view).items()}
@@ -225,7 +231,7 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
 
 def _read(arrays: Mapping[str, NDArray[Any]], decides: Decide) -> Classifier:
     about = json.loads(arrays["about"].tobytes())
-    if about["form"] != FORM or list(about["fields"]) != list(decides.fields):
+    if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
         raise ValueError
     used = tuple(View(arrays[f"{i}.kept"], arrays[f"{i}.idf"]) for i in range(2))
     columns, fields = sum(len(view.kept) for view in used), {}

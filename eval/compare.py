@@ -154,8 +154,8 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
 
 def _attributes(task: Task, example: Example, gold: Row) -> Iterator[tuple[str, str]]:
     """Yield (attribute, value) once each: groups, gold classes, gold values of class fields."""
-    decides = task.answer if isinstance(task.answer, Decide) and task.answer.items else Decide()
-    class_fields = decides.classes
+    has_items = isinstance(task.answer, Decide) and task.answer.items
+    class_fields = task.answer.classes if has_items else ()  # type: ignore[attr-defined]
     reserved = {"class", *class_fields}
     pairs = [
         (f"group {name}" if name in reserved else name, value)

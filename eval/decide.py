@@ -92,18 +92,19 @@ class Decider:
 
         If no reply is readable, they are the classifier's own.
         """
+        found = self._beliefs.of(example, completion)
         if self.pool is None:
-            return self._beliefs.of(example, completion)
-        decode = self._task.ask.decode
-        if not any(decode(text, example, self._labels).readable for text in completion["texts"]):
-            return self.pool.alone(example)
-        return self.pool(example, self._beliefs.of(example, completion))
+            return found.items
+        if not found.is_readable:
+            return self.pool.alone(self.pool.classifier.opinions(example))
+        return self.pool(example, found.items)
 
     def decide_alone(self, example: Example) -> Decision:
         """Return what the classifier alone decides about an example that has no reply."""
         assert self.pool, "there is no classifier"
         fallback = self._task.ask.decode("", example, self._labels).answer
-        return self.decide_from(fallback, self.pool.alone(example))
+        opinions = self.pool.classifier.opinions(example)
+        return self.decide_from(fallback, self.pool.alone(opinions))
 
     def decide_from(
         self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, echo: bool = False
@@ -135,7 +136,8 @@ class Decider:
 
     def fields(self, belief: Mapping[str, Belief]) -> dict[str, Any]:
         """Return the decided fields of one item, labels likeliest first."""
-        sets, max_sizes = self._decides.sets, self._labels.most
+        sets = self._decides.sets
+        max_sizes = {name: self._labels.most[self._decides.kind(name)] for name in sets}
         if len(sets) == 2 and self.pair_price:  # pairs are of two fields
             first, second = sets
             chosen: tuple[LabelSet, ...] = best_pair(
@@ -158,21 +160,21 @@ class Decider:
 def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
     """Return the decider with the settings that `panjue tune` wrote into `trained`, if any.
 
-    It has a text classifier if one of its weights is not 0.
+    It has a text classifier if that gains in one of the fields.
 
-    None if the task's answers are not decided, or the labels are of a training before they were.
+    None if the task's answers are not decided.
 
     Raises:
         UserError: The classifier that the settings need is missing or broken.
     """
-    if not isinstance(task.answer, Decide) or not set(task.answer.fields) <= labels.counts.keys():
+    if not isinstance(task.answer, Decide):
         return None
     fitted = _fitted(trained)
     names = ("pair_price", "class_prior", "class_ratios")
     settings = {name: fitted[name] for name in names if name in fitted}
-    if trained and fitted.get("weights"):
-        weights = {name: (first, second) for name, (first, second) in fitted["weights"].items()}
-        settings["pool"] = Pool(trained_classifier(trained, task), weights)
+    if trained and fitted.get("exponents"):
+        exponents = {name: (one, other) for name, (one, other) in fitted["exponents"].items()}
+        settings["pool"] = Pool(trained_classifier(trained, task), exponents)
     return Decider(task, labels, **settings)
 
 
@@ -184,7 +186,7 @@ def decision_sha256(trained: Path | None) -> str | None:
 
 def uses_classifier(trained: Path | None) -> bool:
     """Say whether the settings that `panjue tune` wrote into `trained` have a text classifier."""
-    return bool(_fitted(trained).get("weights"))
+    return bool(_fitted(trained).get("exponents"))
 
 
 def cases_of(provenance: Mapping[str, Any]) -> dict[str, Any]:

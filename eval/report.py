@@ -125,7 +125,8 @@ def report(run: Run) -> Report:
     result.decoding = decoding_of(submission) or {}
     result.tested = _tested(run, result.decoding)
     rows = run.task.data.submission.index(submission)
-    result.cases = list(_cases(run, rows, result.decoding.get("fallback", "")))
+    fallback = result.decoding.get("fallback", run.task.score.fallback) if result.decoding else ""
+    result.cases = list(_cases(run, rows, fallback))
     result.skipped = [str(run.reader.skipped)] if run.reader.skipped.rows else []
     _count(run.task, result)
     log = run.trained.parent / "log.jsonl" if run.is_of_adapter else None

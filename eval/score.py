@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval import calibration
-from panjue.eval.baselines import Baselines, classifier_alone
+from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.means import (
@@ -50,6 +50,7 @@ class Scores:
         compared_by: How texts were compared, if the metrics compare texts.
         notes: `id: note` on gold examples.
         in_sample: How the answers come from these very cases, if they do.
+        unknown_baselines: Baseline without a score -> why it has none.
     """
 
     total: Summary
@@ -67,6 +68,7 @@ class Scores:
     compared_by: str | None = None
     notes: list[str] = field(default_factory=list)
     in_sample: str | None = None
+    unknown_baselines: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -119,7 +121,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     check_answered(reader, gold, rows)
     decoding = decoding_of(submission)
     labels = _labels(task, run)
-    table, baselines = ScoreTable(task), Baselines(task, labels, classifier_alone(task, run))
+    table, baselines = ScoreTable(task), Baselines(task, labels, run, gold)
     certainty = certainty_of(task, run) if decoding else None
     missing, faulty, notes = 0, 0, list[str]()
     for example, gold_row in gold_rows(reader, gold):
@@ -155,6 +157,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         compared_by=task.score.compared_by,
         notes=notes,
         in_sample=in_sample(run, decoding) if decoding else None,
+        unknown_baselines=baselines.unknown,
     )
 
 
@@ -300,7 +303,7 @@ def remarks(scores: Scores) -> Iterator[str]:
     headline, value = list(scores.total.mean.items())[-1]
     for name, baseline in scores.baselines.items():
         if baseline is None:
-            yield f"{name}: unknown, there is no labels.json beside the submission"
+            yield f"{name}: unknown, {scores.unknown_baselines[name]}"
         elif value < baseline[headline]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
     if scores.unknown_labels is not None:

@@ -13,7 +13,7 @@ from panjue.eval.classifier import load_classifier
 from panjue.eval.decide import Decider, cases_of
 from panjue.eval.fit_pool import trials
 from panjue.eval.means import ScoreTable, metric_values, summarize
-from panjue.eval.pool import Pool, Weights
+from panjue.eval.pool import Exponents, Pool
 from panjue.prompts.example import Decide, first_reply
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -48,8 +48,8 @@ def main(folder: Path) -> None:
         highlight=False,
     )
     fitted = {"pair_price": best[0], "class_prior": best[1], "class_ratios": ratios}
-    weights = {"weights": pool.weights} if pool else {}
-    write_json(run.trained / DECISION, {**fitted, **weights, "fitted_on": cases_of(run.provenance)})
+    used = {"exponents": pool.exponents} if pool else {}
+    write_json(run.trained / DECISION, {**fitted, **used, "fitted_on": cases_of(run.provenance)})
     console.print(
         f"written: {run.trained / DECISION}; `panjue decode` uses it", highlight=False, markup=False
     )
@@ -60,17 +60,17 @@ def fitted_pool(run: Run, console: Console) -> Pool | None:
     classifier = load_classifier(run.trained, run.task)
     if classifier is None:
         return None
-    weights: dict[str, Weights] = {}
+    exponents: dict[str, Exponents] = {}
     for trial in trials(run, classifier):
         if trial.gains:
-            weights[trial.field] = trial.weights
-        used = "weights {:g}, {:g}".format(*trial.weights) if trial.gains else "not used"
+            exponents[trial.field] = trial.exponents
+        used = "exponents {:g}, {:g}".format(*trial.exponents) if trial.gains else "not used"
         console.print(
             f"text classifier, {trial.field}: {used}; in cross-validation "
             f"{run.task.score.names[-1]} {trial.without:.4f} -> {trial.with_classifier:.4f}",
             highlight=False,
         )
-    return Pool(classifier, weights) if weights else None
+    return Pool(classifier, exponents) if exponents else None
 
 
 def class_ratios(run: Run, pool: Pool | None = None) -> Ratios:

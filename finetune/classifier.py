@@ -36,8 +36,11 @@ MIN_UPDATES = 60_000
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
 
-CALIBRATION = 5
+CALIBRATION_TENTH = 5
 """The tenth of the texts, by hash, on which scores become probabilities."""
+
+MIN_CALIBRATION = 50
+"""Items that this tenth needs; with fewer, the regressions' own probabilities stay."""
 
 
 def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int) -> Classifier:
@@ -57,48 +60,58 @@ def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int)
     assert isinstance(decides, Decide), "only fields that are decided have a classifier"
     texts: list[tuple[Hashes, ...]] = []
     gold: list[dict[str, Any]] = []
-    aside: list[bool] = []
+    keys: list[str] = []
+    aside: set[str] = set()
+    own = 0
     for example, is_mixed in chain(zip(train, repeat(False)), zip(mix, repeat(True))):
         assert example.answer is not None, "training examples have answers"
-        items = decides.items_of(example.answer)
+        items, key = decides.items_of(example.answer), text_hash(example)
         texts += views(example, len(items))
         gold += [{name: item[name] for name in decides.fields} for item in items]
-        is_aside = not is_mixed and int(text_hash(example), 16) % 10 == CALIBRATION
-        aside += [is_aside] * len(items)
+        keys += [key] * len(items)
+        if not is_mixed:
+            own += len(items)
+            aside |= {key} if int(key, 16) % 10 == CALIBRATION_TENTH else set()
     used = tuple(_view(part) for part in zip(*texts, strict=True))
     rows = Classifier(decides, used, {}).rows(texts)
-    fields = {
-        name: _field([item[name] for item in gold], rows, np.array(aside), seed)
-        for name in decides.fields
-    }
+    is_aside = np.array([key in aside for key in keys])  # mixed-in copies too
+    calibrates = is_aside & (np.arange(len(keys)) < own)
+    fields = {}
+    for name in decides.fields:
+        values, is_set = [item[name] for item in gold], name in decides.sets
+        fields[name] = _field(values, rows, (is_aside, calibrates), is_set, seed)
     return Classifier(decides, used, fields)
 
 
 def _view(texts: Sequence[Hashes]) -> View:
     """Return the n-grams of the most texts, with their inverse document frequencies."""
-    found, counts = np.unique(np.concatenate([np.unique(t) for t in texts]), return_counts=True)
-    enough = counts >= MIN_TEXTS
-    least = np.sort(counts[enough])[-MAX_COLUMNS:][:1]
-    kept = enough & (counts >= (least[0] if len(least) else 0))
+    distinct, counts = np.unique(np.concatenate([np.unique(t) for t in texts]), return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
+    kept = np.sort(order[counts[order] >= MIN_TEXTS])
     idf = np.log((1 + len(texts)) / (1 + counts[kept])) + 1
-    return View(found[kept], idf.astype(np.float32))
+    return View(distinct[kept], idf.astype(np.float32))
 
 
 def _field(
-    values: Sequence[Any], rows: csr_array, aside: NDArray[np.bool_], seed: int
+    values: Sequence[Any],
+    rows: csr_array,
+    masks: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    is_set: bool,
+    seed: int,
 ) -> FieldWeights:
-    is_set = isinstance(values[0], list)
+    """Return the fitted field; `masks` say which items are set aside, and which calibrate."""
     sets = [set(value) if is_set else {value} for value in values]
     labels = tuple(sorted(set().union(*sets)))
     gold = np.array([[label in one for label in labels] for one in sets])
+    aside, calibrates = masks
     scale, shift = 1.0, 0.0
-    if aside.any() and not aside.all():
+    if calibrates.sum() >= MIN_CALIBRATION and not aside.all():
         weights, bias = _regressions(rows[~aside], gold[~aside], is_set, seed)
-        scale, shift = _calibration(rows[aside] @ weights + bias, gold[aside], is_set)
+        scale, shift = _calibration(rows[calibrates] @ weights + bias, gold[calibrates], is_set)
     weights, bias = _regressions(rows, gold, is_set, seed)
     weights[np.abs(weights) < MIN_WEIGHT] = 0
-    may_be_empty = not all(sets)
     stored = csr_array(weights.astype(np.float32))
+    may_be_empty = not all(sets)
     return FieldWeights(labels, stored, bias.astype(np.float32), scale, shift, is_set, may_be_empty)
 
 
@@ -116,7 +129,7 @@ def _regressions(
         random_state=seed,
     )
 
-    def one(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
+    def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
         count = int(has_label.sum())
         if count < MIN_ITEMS or count == len(has_label):
             odds = (count + 0.5) / (len(has_label) - count + 0.5)
@@ -124,21 +137,24 @@ def _regressions(
         fitted = model().fit(rows, has_label)
         return fitted.coef_[0].astype(np.float32), float(fitted.intercept_[0])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        weights, bias = zip(*pool.map(one, gold.T), strict=True)
-    return np.stack(weights, axis=1), np.array(bias)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        fitted = list(threads.map(regression, gold.T))
+    weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
+    for column, (of_label, _) in enumerate(fitted):
+        weights[:, column] = of_label
+    return weights, np.array([bias for _, bias in fitted])
 
 
 def _calibration(
     scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
 ) -> tuple[float, float]:
-    """Return the scale and shift of the scores with the lowest log loss."""
+    """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
 
     def loss(of: NDArray[Any]) -> float:
-        logits = scores * of[0] + (of[1] if is_set else 0)
+        logits = scores * np.exp(of[0]) + (of[1] if is_set else 0)
         if is_set:
             return float(np.mean(np.logaddexp(0, np.where(gold, -logits, logits))))
         return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
 
-    best = minimize(loss, np.array([1.0, 0.0]), method="Nelder-Mead").x
-    return float(best[0]), float(best[1]) if is_set else 0.0
+    log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
+    return float(np.exp(log_scale)), float(shift) if is_set else 0.0

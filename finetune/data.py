@@ -134,7 +134,8 @@ def cached(
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
     New parts and groups are appended to `parts` and `groups`, so that their indices stay the same.
-    With `waits` another process makes them: it is waited for without limit, which NCCL would set.
+    With `waits` another process makes them, and this one waits as long as that takes: a collective
+    would end at NCCL's time limit.
     """
     key = {**key, "parts": list(parts), "groups": list(groups)}
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]

@@ -76,7 +76,9 @@ def check_sharding(environment: Mapping[str, str]) -> None:
 
 
 def check_number(checkpoint: Path, processes: int) -> None:
-    """Refuse to resume with another number of processes: each has a random state, and a share.
+    """Refuse to resume with another number of processes.
+
+    Each process has saved its own random state and trains on its own share of each step.
 
     Raises:
         UserError: Names both numbers.

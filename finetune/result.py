@@ -10,7 +10,6 @@ from rich.console import Console
 from safetensors import safe_open
 
 from panjue.eval.card import write_card
-from panjue.eval.classifier import Classifier
 from panjue.finetune.settings import SftConfig, record_of, results_in
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
@@ -48,7 +47,6 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         **({"robust": config.robust.model_dump()} if config.robust else {}),
         "token_weights": config.token_weights,
         "score_examples": config.score_examples,
-        **({} if config.classifier else {"classifier": False}),
         "patience": config.patience,
         "prompt_sha256": prompt_sha256(config.task),
         "max_tokens": config.max_tokens,
@@ -135,14 +133,14 @@ def check_weights(folder: Path) -> None:
 def save(
     trainer: PartsTrainer,
     labels: Labels,
-    classifier: Classifier | None,
+    classifier: Path | None,
     manifest: dict[str, Any],
     folder: Path,
     examples: int,
 ) -> None:
     """Write weights, labels, classifier, manifest and card; `folder` appears when it is complete.
 
-    `examples` is the number of training examples.
+    `classifier` is a file; `examples` is the number of training examples.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     if trainer.is_world_process_zero():
@@ -157,7 +155,7 @@ def save(
     labels.save(temporary)
     results = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
     if classifier:
-        classifier.save(temporary / CLASSIFIER)
+        shutil.copy(classifier, temporary / CLASSIFIER)
         results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
     write_json(temporary / "manifest.json", {**manifest, **results})
     write_card(temporary)

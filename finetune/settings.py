@@ -26,7 +26,7 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
 
 
-NO_RESULT = {"run", "resume", "dry_run", "on_bad_row"}
+NO_RESULT = {"run", "resume", "dry_run", "on_bad_row", "classifier"}
 """Settings in which a command may differ from the finished training of its run."""
 
 
@@ -85,7 +85,8 @@ class SftConfig(Config):
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of a task with several calls per example; training uses the same calls."""
     classifier: bool = True
-    """Whether to fit a text classifier beside the adapter, on all cases of `train` and `mix`."""
+    """Whether to fit a text classifier beside the adapter, if the task's answers are decided: on
+    all cases of `train` and `mix` that are not held out. A finished training keeps what it has."""
     patience: int = Field(3, ge=1)
     """Evaluations without a better score after which training stops."""
     seed: int = 0

@@ -1,6 +1,8 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,10 +15,10 @@ from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from panjue.eval.classifier import Classifier
+from panjue.eval.classifier import FILE_VERSION, Classifier
 from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
 from panjue.finetune.classifier import fit
-from panjue.finetune.data import Report, cached, pack, questions, rows
+from panjue.finetune.data import POLL_S, Report, cached, pack, questions, rows
 from panjue.finetune.examples import (
     check_side,
     held_out_examples,
@@ -44,14 +46,15 @@ from panjue.finetune.result import claim, is_finished, provenance, save, trained
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore, held_out_questions, kept_score
 from panjue.finetune.settings import SftConfig, sft_settings
-from panjue.finetune.stages import fits_classifier, next_command, print_stage, stages
+from panjue.finetune.stages import fits_classifier, next_command, print_stage
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.example import UNKNOWN, Example, Solve
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.model import load_tokenizer, model_folder
+from panjue.prompts.plumbing.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
@@ -131,15 +134,16 @@ def run_training(
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
+    classifier = None
+    if fits_classifier(config):
+        console.print(
+            f"{'classifier':12s} being fitted on all cases of these files", highlight=False
+        )
+        classifier = fitted_classifier(config, reader, manifest)
     print_stage(config, console, 3, f"training the {result.name}")
     train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)
     trainer.accelerator.wait_for_everyone()
-    classifier = None
-    if fits_classifier(config):
-        print_stage(config, console, 4, "fitting the text classifier")
-        if trainer.is_world_process_zero():
-            classifier = fit_classifier(config, reader)
-    print_stage(config, console, stages(config), "saving")
+    print_stage(config, console, 4, "saving")
     save(trainer, labels, classifier, manifest, result, len(report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", highlight=False, markup=False)
     if following := next_command(config):
@@ -192,6 +196,22 @@ def token_rows(
         train_report.groups if train_report else (),
         waits=not PartialState().is_main_process,
     )
+
+
+def fitted_classifier(config: SftConfig, reader: Reader, manifest: Mapping[str, Any]) -> Path:
+    """Return the file with the text classifier of this training; one process fits it, once."""
+    names = ("task", "train_sha256", "dev_sha256", "mix_sha256", "on_bad_row", "seed")
+    key = {"file": FILE_VERSION, **{name: manifest.get(name) for name in names}}
+    digest = hashlib.sha256(dump(key).encode()).hexdigest()
+    path = config.run / "rows" / f"{digest[:16]}-{CLASSIFIER}"
+    while not PartialState().is_main_process and not path.exists():
+        time.sleep(POLL_S)  # a collective would end at NCCL's time limit
+    if not path.exists():
+        unfinished = path.with_name(f".{path.name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fit_classifier(config, reader).save(unfinished)
+        unfinished.rename(path)
+    return path
 
 
 def fit_classifier(config: SftConfig, reader: Reader) -> Classifier:

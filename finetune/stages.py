@@ -22,7 +22,7 @@ def fits_classifier(config: SftConfig) -> bool:
 
 def stages(config: SftConfig) -> int:
     """Return the number of stages; a dry run ends after the second one."""
-    return 2 if config.dry_run else 4 + fits_classifier(config)
+    return 2 if config.dry_run else 4
 
 
 def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:

@@ -134,17 +134,30 @@ class Decide(First):
             `Labels.pairs` gives the labels that occur together.
         classes: Fields of an item with one label, decided by probability.
         order: Field -> its labels in order. A number in the submission is an index into this list.
+        kinds: Field -> its kind in `Labels`, if that has another name.
+        nothing: The name that `Labels` gives to an empty set, if it counts empty sets.
     """
 
     items: str = ""
     sets: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    nothing: str = ""
     uses_samples = True
 
     def __post_init__(self) -> None:
         """Set `fields` to all fields that are decided."""
         object.__setattr__(self, "fields", (*self.sets, *self.classes))
+
+    def kind(self, name: str) -> str:
+        """Return the kind in `Labels` of a field."""
+        return self.kinds.get(name, name)
+
+    def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+        """Return label -> count of a field, from `Labels.counts`."""
+        kind = counts[self.kind(name)]
+        return {label: n for label, n in kind.items() if label != self.nothing}
 
     def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the items of an answer, or of a row of a submission.

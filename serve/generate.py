@@ -17,6 +17,7 @@ from panjue.prompts.plumbing.files import (
     stream,
 )
 from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.model import has_classifier
 from panjue.prompts.plumbing.progress import meter, waiting
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -108,7 +109,12 @@ def answer(
         start(config, reader.task, training, console) as (source, asker),
     ):
         stop.at_once = False
-        calls = Calls(asker, todo, sampling_passes(config, reader.task), find_row)
+        calls = Calls(
+            asker,
+            todo,
+            sampling_passes(config, decides=decides(config, training, reader.task)),
+            find_row,
+        )
         with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
             append(path, finished, calls, len(done), examples)
 
@@ -144,12 +150,16 @@ class MissingRow(Exception):
     """A call has no row yet."""
 
 
-def sampling_passes(config: GenerateConfig, task: Task) -> list[Sampling]:
-    """Return the sampling settings of each request of one call.
+def decides(config: GenerateConfig, training: Training, task: Task) -> bool:
+    """Say whether decoding will read alternative tokens: beside samples or a classifier."""
+    answers = training.folder if config.adapter != "none" else None
+    pools = answers is not None and not config.endpoint and has_classifier(answers)
+    return bool(config.samples or (pools and task.answer.fields))
 
-    Answers that are decided need alternative tokens; near ties need two.
-    """
-    first = {"logprobs": ALTERNATIVES if task.answer.fields else 2, **config.sampling}
+
+def sampling_passes(config: GenerateConfig, *, decides: bool) -> list[Sampling]:
+    """Return the sampling settings of each request of one call; near ties need two tokens."""
+    first = {"logprobs": ALTERNATIVES if decides else 2, **config.sampling}
     further = {**first, "n": config.samples, "temperature": 1.0}
     return [first, further] if config.samples else [first]
 

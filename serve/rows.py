@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from panjue.prompts.example import Decoded, Example, Solve, Solving, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.alternatives import alternatives
+from panjue.serve.alternatives import ALTERNATIVES, alternatives
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, EndpointOutput, PlainAsker
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput
@@ -61,7 +61,7 @@ class Calls:
         self.solved = self.finished = self.tokens = 0
         self._asker, self._examples = asker, examples
         self._passes, self._find_row = passes, find_row
-        self._is_decided = bool(asker.task.answer.fields)
+        self._with_alternatives = len(passes) > 1 or passes[0].get("logprobs") == ALTERNATIVES
         self._ready: deque[Request] = deque()
         self._rows: deque[Row] = deque()
         self._open: dict[str, tuple[ExampleRun, int, Example]] = {}
@@ -95,7 +95,7 @@ class Calls:
         in_order = sorted(self._outputs.pop(key), key=lambda pair: pair[0].sampling_pass)
         new_row = {
             **self._key_fields(run, call, question),
-            **row(in_order, self._asker.tokenizer, with_alternatives=self._is_decided),
+            **row(in_order, self._asker.tokenizer, with_alternatives=self._with_alternatives),
         }
         self.tokens += new_row.get("completion_tokens", 0)
         self._add_row(run, call, question, new_row)

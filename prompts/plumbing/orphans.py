@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 STARTER_VARIABLE = "PANJUE_ENGINE_OF"
 """Environment variable of an engine's processes: the id of the process that started the engine."""
@@ -54,7 +54,10 @@ def _wait_for_end(parent: int, starter: int) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    with suppress(OSError):  # it has ended, or its id belongs to another user's process
+    try:
         os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
         return True
-    return False
+    return True

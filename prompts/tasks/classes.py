@@ -155,7 +155,7 @@ class Classes:
         return -1 not in indices and indices == sorted(set(indices))
 
     def _fallback(self, labels: Labels) -> Answer:
-        commonest = labels.commonest(self.key) or self.words[0]
+        commonest = labels.commonest("label") or self.words[0]
         if self.several:
             return {self.key: [] if commonest == NONE else [commonest]}
         return {self.key: commonest}
@@ -164,7 +164,7 @@ class Classes:
         """Count the classes of the training answers."""
         answers = [example.answer[self.key] for example in examples if example.answer]
         return collect(
-            {self.key: (answer or [NONE]) if self.several else [answer]} for answer in answers
+            {"label": (answer or [NONE]) if self.several else [answer]} for answer in answers
         )
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
@@ -218,7 +218,8 @@ class Classes:
             Decide(
                 sets=(self.key,) if self.several else (),
                 classes=() if self.several else (self.key,),
-                order={} if self.named else {self.key: tuple(self.words)},
+                kinds={self.key: "label"},
+                nothing=NONE,
             ),
         )
 

@@ -154,10 +154,10 @@ def test_a_file_of_another_kind_is_one_line(kind: str, tmp_path: Path) -> None:
     if kind == "no zip":
         path.write_bytes(b"no zip")
     elif kind == "pickle":
-        np.savez(path, about=np.array([{"form": 1}], dtype=object))
+        np.savez(path, about=np.array([{"version": 1}], dtype=object))
     elif kind == "other form":
         with np.load(path) as arrays:
-            np.savez(path, **{**arrays, "about": np.frombuffer(b'{"form":0}', np.uint8)})
+            np.savez(path, **{**arrays, "about": np.frombuffer(b'{"version":0}', np.uint8)})
     write_json(tmp_path / "manifest.json", {"classifier_sha256": sha256(path)})
     with pytest.raises(UserError) as caught:
         load_classifier(tmp_path, TASK)

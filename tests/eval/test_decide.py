@@ -253,7 +253,7 @@ def test_beliefs_are_probabilities() -> None:
         "texts": [text, "nonsense"],
         "alternatives": [[[text.index("六个月"), [["六个月", 0.7], ["十年", 0.3]]]], []],
     }
-    [item] = Beliefs(TASK, LABELS).of(CASE, row)
+    [item] = Beliefs(TASK, LABELS).of(CASE, row).items
     for belief in item.values():
         assert sum(belief.values()) == pytest.approx(1)
 
@@ -290,8 +290,17 @@ def test_an_alternative_token_of_a_class_counts() -> None:
     assert decider.decide(CASE, row).answer == {"label": "五年以上十年以下"}
 
 
-def test_labels_of_an_older_training_decide_nothing() -> None:
-    assert fitted_decider(load_task("ecthr"), Labels({"label": {"Article 3": 1}}), None) is None
+def test_the_name_of_the_empty_set_is_no_label() -> None:
+    ecthr = load_task("ecthr")
+    gold = [
+        Example(id=i, text="T.", answer={"labels": v}) for i, v in enumerate(([], ["Article 3"]))
+    ]
+    text = dump({"labels": ["Article 3"]})
+    place = text.index("Article")
+    row = {"texts": [text], "alternatives": [[[place, [["Article", 0.4], ["none", 0.6]]]]]}
+    labels = ecthr.ask.labels(gold)
+    assert labels.counts["label"]["none"] == 1
+    assert Decider(ecthr, labels).decide(CASE, row).answer == {"labels": ["Article 3"]}
 
 
 def test_an_empty_labels_file_decides_nothing_but_does_not_fail() -> None:

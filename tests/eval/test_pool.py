@@ -1,7 +1,8 @@
 """Beliefs of the model, pooled with those of the text classifier."""
 
 from math import exp
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from scipy.sparse import csr_array
 from panjue.eval.beliefs import Belief
 from panjue.eval.classifier import Classifier, FieldWeights, View, grams
 from panjue.eval.decide import Decider
-from panjue.eval.pool import ALONE, Pool, belief_of, pooled
+from panjue.eval.pool import MODEL_ALONE, Pool, belief_of, pool_beliefs
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
+from panjue.serve.judge import Judge
 
 SEVERITY = load_task("severity")
 CASE = Example(id=1, text="甲")
@@ -34,23 +36,25 @@ def test_a_pool_worked_by_hand() -> None:
     first, second = {"a": 0.5, "b": 0.5}, {"a": 0.8, "b": 0.2}
     # A tenth of the model's belief is spread as the classifier has it: 0.53 and 0.47.
     both = 0.53 * 0.8 + 0.47 * 0.2
-    assert pooled(first, second, (1, 1)) == pytest.approx({"a": 0.424 / both, "b": 0.094 / both})
+    assert pool_beliefs(first, second, (1, 1)) == pytest.approx(
+        {"a": 0.424 / both, "b": 0.094 / both}
+    )
     root = (0.53 * 0.8) ** 0.5 + (0.47 * 0.2) ** 0.5
-    assert pooled(first, second, (0.5, 0.5))["a"] == pytest.approx((0.53 * 0.8) ** 0.5 / root)
+    assert pool_beliefs(first, second, (0.5, 0.5))["a"] == pytest.approx((0.53 * 0.8) ** 0.5 / root)
 
 
 def test_a_value_without_a_reply_may_win() -> None:
     first, second = {"a": 1.0}, {"a": 0.01, "b": 0.99}
     # a: 0.9 + 0.001, times 0.01; b: 0.099 times 0.99.
     total = 0.901 * 0.01 + 0.099 * 0.99
-    assert pooled(first, second, (1, 1)) == pytest.approx(
+    assert pool_beliefs(first, second, (1, 1)) == pytest.approx(
         {"a": 0.901 * 0.01 / total, "b": 0.099 * 0.99 / total}
     )
 
 
 def test_the_weights_1_and_0_leave_the_model_s_belief_as_it_is() -> None:
     first = {"a": 0.4, "b": 0.6}
-    assert pooled(first, {"a": 1.0, "b": 0.0}, ALONE) is first
+    assert pool_beliefs(first, {"a": 1.0, "b": 0.0}, MODEL_ALONE) is first
 
 
 def test_label_sets_of_independent_labels_worked_by_hand() -> None:
@@ -70,7 +74,7 @@ def test_sets_that_are_left_out_keep_their_probability() -> None:
     assert sum(belief.values()) == pytest.approx(
         sum(n * 0.1**k * 0.9 ** (8 - k) for k, n in enumerate(ways))
     )
-    assert pooled({frozenset("a"): 1.0}, {frozenset("a"): 0.5}, (1, 1)) == pytest.approx(
+    assert pool_beliefs({frozenset("a"): 1.0}, {frozenset("a"): 0.5}, (1, 1)) == pytest.approx(
         {frozenset("a"): 0.95 * 0.5 / (0.95 * 0.5 + 0.05 * 0.5)}
     )
 
@@ -81,16 +85,24 @@ label_sets = st.frozensets(st.sampled_from("abcxyz"), min_size=1, max_size=5)
 beliefs = st.dictionaries(label_sets, probabilities, min_size=1, max_size=5).map(
     lambda masses: {s: m / sum(masses.values()) for s, m in masses.items()}
 )
-exponents = st.floats(0.25, 1)
+powers = st.floats(0.25, 1)
 
 
-@given(beliefs, opinions, exponents, exponents)
+@given(beliefs, opinions, powers, powers)
 def test_a_pool_is_a_belief(
     belief: Belief, opinion: dict[str, float], one: float, two: float
 ) -> None:
-    result = pooled(belief, belief_of(field(is_set=True), opinion, belief), (one, two))
+    result = pool_beliefs(belief, belief_of(field(is_set=True), opinion, belief), (one, two))
     assert 0 < sum(result.values()) <= 1 + 1e-9
     assert all(0 < mass <= 1 for mass in result.values())
+
+
+def test_a_reply_that_nobody_believes_is_still_a_value() -> None:
+    opinion = {**{f"other {i}": 0.015 for i in range(300)}, "a": 1e-5}
+    belief = {frozenset("a"): 1.0}
+    second = belief_of(field(is_set=True), opinion, belief)
+    assert max(pool_beliefs(belief, second, (1, 1)).values()) < 1e-3
+    assert pool_beliefs({"a": 1.0}, {"a": 1e-9, "b": 0.0}, (1, 1))
 
 
 def classifier(likely: str) -> Classifier:
@@ -118,6 +130,18 @@ def test_one_reply_and_the_classifier_are_decided_together() -> None:
     assert decided.confidence[0]["label"] == pytest.approx(other / (one + other))
 
 
+def test_a_server_decides_one_reply_and_the_classifier_together() -> None:
+    pool = Pool(classifier("十年以上"), {"label": (1.0, 1.0)})
+    asker: Any = SimpleNamespace(task=SEVERITY, labels=LABELS)
+    completion = {"texts": [reply("一年以下")], "alternatives": []}  # as from an endpoint
+    for decider, label in (
+        (Decider(SEVERITY, LABELS), 1),
+        (Decider(SEVERITY, LABELS, pool=pool), 5),
+    ):
+        judge = Judge(asker, decider, cast(Any, None))
+        assert judge._decide(CASE, completion)["label"] == label
+
+
 def test_without_a_readable_reply_the_classifier_decides_alone() -> None:
     pool = Pool(classifier("十年以上"), {"label": (1.0, 0.25)})
     decider = Decider(SEVERITY, LABELS, pool=pool)
@@ -129,6 +153,6 @@ def test_without_a_readable_reply_the_classifier_decides_alone() -> None:
 def test_without_weights_every_decision_is_that_of_the_model(texts: list[str]) -> None:
     row = {"texts": [reply(WORDS[0]), *texts]}
     plain = Decider(SEVERITY, LABELS).decide(CASE, row)
-    for weights in ({}, {"label": ALONE}):
+    for weights in ({}, {"label": MODEL_ALONE}):
         pool = Pool(classifier("十年以上"), weights)
         assert Decider(SEVERITY, LABELS, pool=pool).decide(CASE, row) == plain

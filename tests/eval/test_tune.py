@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from panjue.eval.answers import decode_run, open_run
 from panjue.eval.classifier import Classifier, FieldWeights, View
 from panjue.eval.decide import is_fitted_on
-from panjue.eval.score import score
+from panjue.eval.score import remarks, score
 from panjue.eval.tune import _ratios, class_ratios, main
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
@@ -111,11 +111,11 @@ def test_the_classifier_counts_in_the_fields_in_which_it_gains(
     # Charges and penalty are right already; the articles become so: 0.3 + 0.3 * 0 + 0.4, then 1.
     assert printed[:3] == [
         "text classifier, charges: not used; in cross-validation final 0.7000 -> 0.7000",
-        "text classifier, articles: weights 1, 1; in cross-validation final 0.7000 -> 1.0000",
+        "text classifier, articles: exponents 1, 1; in cross-validation final 0.7000 -> 1.0000",
         "text classifier, penalty: not used; in cross-validation final 0.7000 -> 0.7000",
     ]
     fitted = read_json(tmp_path / "adapter/decision.json")
-    assert fitted["weights"] == {"articles": [1.0, 1.0]}
+    assert fitted["exponents"] == {"articles": [1.0, 1.0]}
     assert fitted["pair_price"] == 0, "the articles go with their charges already"
     assert decode_run(run).classifier == {"articles": (1.0, 1.0)}
     assert read_json(run / "decode.json")["classifier"] == {"articles": [1.0, 1.0]}
@@ -165,6 +165,36 @@ def test_one_reply_is_enough_beside_a_classifier_and_none_too(
     ]
     assert [j["articles"] for answer in answers for j in answer["judgments"]] == [["264"]] * 6
     assert len((run / "confidence.jsonl").read_text("utf-8").splitlines()) == 3
+
+
+def test_cases_that_could_not_be_asked_fit_nothing(case: Row, write: Write, tmp_path: Path) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    write("run/completions.jsonl", [{"id": i, "refused": "too long"} for i in range(3)])
+    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
+    main(run)
+    assert "exponents" not in read_json(tmp_path / "adapter/decision.json")
+
+
+def test_a_baseline_that_is_broken_or_was_fitted_on_the_gold_file_has_no_score(
+    case: Row, write: Write, tmp_path: Path
+) -> None:
+    run, gold = make_run(case, write, tmp_path, gold=True), tmp_path / "cases.jsonl"
+    reader, adapter = Reader(load_task("judgment")), tmp_path / "adapter"
+    add_classifier(adapter, {"264": 4.0, "266": -4.0})
+    decode_run(run)
+    assert score(reader, gold, run).baselines["text classifier"]
+    manifest = read_json(adapter / "manifest.json")
+    write_json(adapter / "manifest.json", {**manifest, "train_sha256": sha256(gold)})
+    assert "text classifier" not in score(reader, gold, run).baselines
+    write_json(adapter / "manifest.json", manifest)
+    (adapter / CLASSIFIER).unlink()
+    scores = score(reader, gold, run)
+    assert scores.baselines["text classifier"] is None
+    assert any(
+        line == f"text classifier: unknown, {adapter}/classifier.npz: is missing; restore it, or "
+        "train again"
+        for line in remarks(scores)
+    )
 
 
 def test_a_classifier_that_is_gone_is_one_line(case: Row, write: Write, tmp_path: Path) -> None:

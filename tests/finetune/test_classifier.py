@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from panjue.eval.classifier import Classifier
-from panjue.finetune.classifier import CALIBRATION, MIN_ITEMS, _calibration, fit
+from panjue.finetune.classifier import CALIBRATION_TENTH, MIN_ITEMS, _calibration, fit
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import fit_classifier
 from panjue.prompts.example import Example
@@ -113,13 +113,37 @@ def test_scores_that_are_too_large_are_scaled_back(is_set: bool) -> None:
 
 
 def test_mixed_in_cases_are_learnt_from_and_not_calibrated_on() -> None:
-    cases = list(examples(300))
-    aside = [e for e in cases if int(text_hash(e), 16) % 10 == CALIBRATION]
+    cases = list(examples(800))
+    aside = [e for e in cases if int(text_hash(e), 16) % 10 == CALIBRATION_TENTH]
     rest = [e for e in cases if e not in aside]
     assert fit(SEVERITY, cases, (), 0).fields["label"].scale != 1
     mixed = fit(SEVERITY, rest, aside, 0).fields["label"]
     assert mixed.scale == 1  # no case of its own was set aside
     assert mixed.weights.nnz
+
+
+def test_copies_of_what_calibrates_are_not_learnt_from_before() -> None:
+    draw = random.Random(0)
+    noise = [
+        Example(id=i, text=f"某日{i}", answer={"label": draw.choice(list(WORDS.values()))})
+        for i in range(800)
+    ]
+    alone, doubled = (fit(SEVERITY, noise, mix, 0).fields["label"].scale for mix in ((), noise))
+    assert 0 < doubled < 1, "as if it had learnt something"
+    assert 0 < alone < 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_cases_without_a_common_n_gram_are_fitted(count: int) -> None:
+    cases = [Example(id=i, text="甲乙"[i], answer={"label": "十年以上"}) for i in range(count)]
+    [item] = fit(SEVERITY, cases, (), 0).opinions(cases[0])
+    assert item == {"label": {"十年以上": 1.0}}
+
+
+def test_sets_that_are_all_empty_are_fitted() -> None:
+    cases = [Example(id=i, text=f"Text {i}", answer={"labels": []}) for i in range(3)]
+    [item] = fit(load_task("ecthr"), cases, (), 0).opinions(cases[0])
+    assert item == {"labels": {}}
 
 
 def test_nothing_held_out_is_seen_and_everything_else_is(tmp_path: Path) -> None:

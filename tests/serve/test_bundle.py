@@ -163,7 +163,7 @@ def test_a_file_over_the_limit_of_a_plain_zip(
 
 
 def test_what_was_not_answered_here_or_is_another_now_is_no_bundle(
-    run: Path, tmp_path: Path
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = shutil.copytree(run, tmp_path / "run") / "answers/test"
     made = read_json(copied / "manifest.json")
@@ -179,6 +179,10 @@ def test_what_was_not_answered_here_or_is_another_now_is_no_bundle(
         with pytest.raises(UserError, match=told):
             bundle(copied, tmp_path / "out.zip")
     write_json(copied / "manifest.json", made)
+    with monkeypatch.context() as patch:
+        patch.setattr(bundling, "uses_classifier", lambda folder: folder == run / "adapter")
+        with pytest.raises(UserError, match=r"with --greedy, or before `panjue tune`; `panjue dec"):
+            bundle(copied, tmp_path / "out.zip")
     decoded = read_json(copied / "decode.json")
     write_json(copied / "decode.json", {**decoded, "decided": 3, "decision_sha256": "0"})
     with pytest.raises(UserError, match="another fit of `panjue tune`"):
@@ -199,6 +203,7 @@ def test_a_merged_model_decides_as_was_fitted_to_its_adapter(run: Path, tmp_path
     out.mkdir()
     bundling._pack_models(out, adapter, "merged", None)
     assert read_json(out / "merged/decision.json") == {"pair_price": 0.2}
+    assert (out / "merged" / CLASSIFIER).read_bytes() == (adapter / CLASSIFIER).read_bytes()
     assert not (adapter.parent / "merged/decision.json").exists(), "a later fit is not missed"
 
 
