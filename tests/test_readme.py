@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -42,6 +43,33 @@ def test_the_compose_file() -> None:
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     named = {volume.split(":")[0] for volume in service["volumes"] if volume[0] != "/"}
     assert named == compose["volumes"].keys()
+
+
+def test_the_slurm_script(tmp_path: Path) -> None:
+    text = (ROOT / "finetune/README.md").read_text("utf-8")
+    [script] = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert script in (ROOT / "finetune/README.zh.md").read_text("utf-8")
+    for name, body in (
+        ("scontrol", "echo first; echo second"),
+        ("srun", 'for i in 0 1; do SLURM_NODEID=$i "$@"; done'),
+        (".venv/bin/accelerate", 'echo "$@"'),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "x[1-2]"}
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    launched = [line.split() for line in done.stdout.splitlines()]
+    assert [words[words.index("--machine_rank") + 1] for words in launched] == ["0", "1"]
+    for words in launched:
+        assert words[:3] == ["launch", "--config_file", "finetune/configs/fsdp2.yaml"]
+        assert (ROOT / words[2]).exists()
+        options = dict(zip(words[1:-5:2], words[2:-5:2], strict=True))
+        assert (options["--num_machines"], options["--num_processes"]) == ("2", "16")
+        assert options["--main_process_ip"] == "first"
+        assert words[-5:-2] == [".venv/bin/panjue", "sft", "finetune/configs/qwen3-32b-lora.yaml"]
 
 
 READMES = [
