@@ -136,9 +136,7 @@ def run_training(
     result = trained_folder(config)
     classifier = None
     if fits_classifier(config):
-        console.print(
-            f"{'classifier':12s} being fitted on all cases of these files", highlight=False
-        )
+        console.print("fitting the text classifier on all cases that are not held out")
         classifier = fitted_classifier(config, reader, manifest)
     print_stage(config, console, 3, f"training the {result.name}")
     train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)

@@ -124,6 +124,7 @@ def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
         "3/4 training the adapter",
         "4/4 saving",
     ]
+    assert "fitting the text classifier on all cases that are not held out" in lines
     checkpoint = newest_complete(run / "checkpoints")
     assert checkpoint
     best = read_json(checkpoint / "trainer_state.json")["best_metric"]
