@@ -711,9 +711,10 @@ def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) ->
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", f"train={tmp_path}/test.jsonl"])
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "finetune/configs").glob("*.yaml"))
-)
+CONFIGS = (Path(__file__).parents[2] / "finetune/configs").glob("*.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(path for path in CONFIGS if path.name != "fsdp2.yaml"))
 def test_every_shipped_config_loads(path: Path) -> None:
     from panjue.finetune.libraries import check_library_settings
     from panjue.finetune.settings import BaseConfig

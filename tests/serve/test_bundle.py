@@ -180,7 +180,7 @@ def test_what_was_not_answered_here_or_is_another_now_is_no_bundle(
             bundle(copied, tmp_path / "out.zip")
     write_json(copied / "manifest.json", made)
     with monkeypatch.context() as patch:
-        patch.setattr(bundling, "uses_classifier", lambda folder: folder == run / "adapter")
+        patch.setattr(bundling, "uses_classifier", lambda folder: folder is not None)
         with pytest.raises(UserError, match=r"with --greedy, or before `panjue tune`; `panjue dec"):
             bundle(copied, tmp_path / "out.zip")
     decoded = read_json(copied / "decode.json")
