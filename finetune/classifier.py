@@ -15,6 +15,7 @@ from sklearn.linear_model import SGDClassifier
 
 from panjue.eval.classifier import Classifier, FieldWeights, Hashes, View, views
 from panjue.prompts.example import Decide, Example
+from panjue.prompts.labels import Labels
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
@@ -43,7 +44,9 @@ MIN_CALIBRATION = 50
 """Items that this tenth needs; with fewer, the regressions' own probabilities stay."""
 
 
-def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int) -> Classifier:
+def fit(
+    task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels, seed: int
+) -> Classifier:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
     The scores are calibrated on a tenth of `train`, with weights that were fitted on all other
@@ -54,6 +57,8 @@ def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int)
         task: A task whose answers are decided.
         train: Examples like those to be answered.
         mix: Further examples, which may be of another kind.
+        known: The label sets of the adapter's training; other labels, of mixed-in cases that it did
+            not take, are no answers.
         seed: Of the order in which a regression sees the items.
     """
     decides = task.answer
@@ -78,8 +83,10 @@ def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int)
     calibrates = is_aside & (np.arange(len(keys)) < own)
     fields = {}
     for name in decides.fields:
-        values, is_set = [item[name] for item in gold], name in decides.sets
-        fields[name] = _field(values, rows, (is_aside, calibrates), is_set, seed)
+        values = [set(i[name]) if name in decides.sets else {i[name]} for i in gold]
+        labels = tuple(sorted(decides.counts(name, known.counts)))
+        is_set = name in decides.sets
+        fields[name] = _field(values, labels, rows, (is_aside, calibrates), is_set, seed)
     return Classifier(decides, used, fields)
 
 
@@ -92,26 +99,27 @@ def _view(texts: Sequence[Hashes]) -> View:
     return View(distinct[kept], idf.astype(np.float32))
 
 
-def _field(
-    values: Sequence[Any],
+def _field(  # no two belong together
+    values: Sequence[set[str]],
+    labels: tuple[str, ...],
     rows: csr_array,
     masks: tuple[NDArray[np.bool_], NDArray[np.bool_]],
     is_set: bool,
     seed: int,
 ) -> FieldWeights:
     """Return the fitted field; `masks` say which items are set aside, and which calibrate."""
-    sets = [set(value) if is_set else {value} for value in values]
-    labels = tuple(sorted(set().union(*sets)))
-    gold = np.array([[label in one for label in labels] for one in sets])
-    aside, calibrates = masks
+    gold = np.array([[label in value for label in labels] for value in values])
+    taken = np.ones(len(values), bool) if is_set else gold.any(axis=1)
+    aside, calibrates = (mask & taken for mask in masks)
     scale, shift = 1.0, 0.0
-    if calibrates.sum() >= MIN_CALIBRATION and not aside.all():
-        weights, bias = _regressions(rows[~aside], gold[~aside], is_set, seed)
+    if calibrates.sum() >= MIN_CALIBRATION and not masks[0].all():
+        before = taken & ~aside
+        weights, bias = _regressions(rows[before], gold[before], is_set, seed)
         scale, shift = _calibration(rows[calibrates] @ weights + bias, gold[calibrates], is_set)
-    weights, bias = _regressions(rows, gold, is_set, seed)
+    weights, bias = _regressions(rows[taken], gold[taken], is_set, seed)
     weights[np.abs(weights) < MIN_WEIGHT] = 0
     stored = csr_array(weights.astype(np.float32))
-    may_be_empty = not all(sets)
+    may_be_empty = not all(values)
     return FieldWeights(labels, stored, bias.astype(np.float32), scale, shift, is_set, may_be_empty)
 
 

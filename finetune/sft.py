@@ -137,7 +137,7 @@ def run_training(
     classifier = None
     if fits_classifier(config):
         console.print("fitting the text classifier on all cases that are not held out")
-        classifier = fitted_classifier(config, reader, manifest)
+        classifier = fitted_classifier(config, reader, labels, manifest)
     print_stage(config, console, 3, f"training the {result.name}")
     train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)
     trainer.accelerator.wait_for_everyone()
@@ -196,9 +196,11 @@ def token_rows(
     )
 
 
-def fitted_classifier(config: SftConfig, reader: Reader, manifest: Mapping[str, Any]) -> Path:
+def fitted_classifier(
+    config: SftConfig, reader: Reader, labels: Labels, manifest: Mapping[str, Any]
+) -> Path:
     """Return the file with the text classifier of this training; one process fits it, once."""
-    names = ("task", "train_sha256", "dev_sha256", "mix_sha256", "on_bad_row", "seed")
+    names = ("task", "train_sha256", "dev_sha256", "mix_sha256", "mix_ratio", "on_bad_row", "seed")
     key = {"file": FILE_VERSION, **{name: manifest.get(name) for name in names}}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     path = config.run / "rows" / f"{digest[:16]}-{CLASSIFIER}"
@@ -207,16 +209,16 @@ def fitted_classifier(config: SftConfig, reader: Reader, manifest: Mapping[str, 
     if not path.exists():
         unfinished = path.with_name(f".{path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        fit_classifier(config, reader).save(unfinished)
+        fit_classifier(config, reader, labels).save(unfinished)
         unfinished.rename(path)
     return path
 
 
-def fit_classifier(config: SftConfig, reader: Reader) -> Classifier:
+def fit_classifier(config: SftConfig, reader: Reader, labels: Labels) -> Classifier:
     """Return the text classifier of all examples that are not held out, those of `mix` included."""
     train = train_examples(reader, config.train, config.dev)
     mix = mixable_examples(reader, config.dev, config.mix) if config.mix else ()
-    return fit(reader.task, train, mix, config.seed)
+    return fit(reader.task, train, mix, labels, config.seed)
 
 
 def training_set(config: SftConfig, reader: Reader) -> Iterator[Example]:

@@ -17,7 +17,7 @@ from panjue.eval.decide import Decider
 from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Pool
 from panjue.finetune.settings import SftConfig
-from panjue.finetune.sft import fit_classifier
+from panjue.finetune.sft import fit_classifier, training_set
 from panjue.prompts.example import Decide
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -31,10 +31,10 @@ def main(name: str, train: Path, test: Path, mix: Path | None = None) -> None:
     files = {"train": train, "mix": mix}
     config = SftConfig.model_validate({"task": name, "run": "none", "model": "none", **files})
     began = time.monotonic()
-    classifier = fit_classifier(config, reader)
+    labels = task.ask.labels(training_set(config, reader))
+    classifier = fit_classifier(config, reader, labels)
     seconds, memory = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     console.print(f"fitted in {seconds:.0f} s, {memory / 2**20:.2f} GiB at the most")
-    labels = task.ask.labels(reader.read(train))
     decider, table = Decider(task, labels, pool=Pool(classifier, {})), ScoreTable(task)
     confidences: dict[str, list[tuple[float, bool]]] = {f: [] for f in task.answer.fields}
     began = time.monotonic()

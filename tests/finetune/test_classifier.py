@@ -1,7 +1,7 @@
 """What the text classifier is fitted on, and what it learns."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from panjue.eval.classifier import Classifier
-from panjue.finetune.classifier import CALIBRATION_TENTH, MIN_ITEMS, _calibration, fit
+from panjue.finetune.classifier import CALIBRATION_TENTH, MIN_ITEMS, _calibration
+from panjue.finetune.classifier import fit as fit_known
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import fit_classifier
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader, is_held_out, text_hash
-from panjue.prompts.task import load_task
+from panjue.prompts.task import Task, load_task
 
 SEVERITY = load_task("severity")
 WORDS = {"偷": "一年以下", "抢": "三年以上五年以下", "杀": "十年以上"}
@@ -28,6 +29,20 @@ def examples(count: int, seed: int = 0) -> Iterator[Example]:
         deed = draw.choice(list(WORDS))
         text = "".join(draw.choices("某日在村口与人", k=12)) + deed + str(i)
         yield Example(id=i, text=text, answer={"label": WORDS[deed]})
+
+
+def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int) -> Classifier:
+    """Fit with the labels of all these cases."""
+    first, second = list(train), list(mix)
+    return fit_known(task, first, second, task.ask.labels([*first, *second]), seed)
+
+
+def test_labels_that_the_adapter_does_not_know_are_no_answers() -> None:
+    train, labels = list(examples(100)), SEVERITY.ask.labels(examples(100))
+    mix = [Example(id=f"m{i}", text=f"杀{i}", answer={"label": "没有刑期"}) for i in range(50)]
+    [item] = fit_known(SEVERITY, train, mix, labels, 0).opinions(mix[0])
+    assert set(item["label"]) == set(WORDS.values())
+    assert sum(item["label"].values()) == pytest.approx(1)
 
 
 def test_what_the_text_tells_is_learnt() -> None:
@@ -154,10 +169,14 @@ def test_nothing_held_out_is_seen_and_everything_else_is(tmp_path: Path) -> None
 
     def fitted(train: list[Example], mix: list[Example]) -> bytes:
         files = {"train": written("train.jsonl", train), "mix": written("mix.jsonl", mix)}
+        reader = Reader(SEVERITY)
         config = SftConfig.model_validate(
             {"task": "severity", "run": tmp_path, "model": "x", "mix_ratio": 0.1, **files}
         )
-        return saved(fit_classifier(config, Reader(SEVERITY)), tmp_path / "classifier.npz")
+        return saved(
+            fit_classifier(config, reader, SEVERITY.ask.labels([*train, *mix])),
+            tmp_path / "classifier.npz",
+        )
 
     train, mix = list(examples(100)), list(examples(100, seed=1))
     held = [e for e in [*train, *mix] if is_held_out(e)]
