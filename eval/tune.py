@@ -125,8 +125,7 @@ def check(run: Run) -> None:
 
     Raises:
         UserError: The answers are not decided or not from the fine-tuned model, there are neither
-            samples nor a classifier, or the cases are not those that training held out, or have no
-            answers.
+            samples nor a classifier, or the cases are not those that training held out.
     """
     if not run.task.answer.fields:
         raise UserError(f"{run.folder}: its task {run.provenance['task']!r} has nothing to fit")
