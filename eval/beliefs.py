@@ -78,7 +78,7 @@ class Beliefs:
             for field in task.answer.fields
         }
 
-    def of(self, example: Example, completion: Mapping[str, Any]) -> "Found":
+    def of(self, example: Example, completion: Mapping[str, Any]) -> Found:
         """Return, for every item of the answer, the belief about each field.
 
         Every readable reply has the same weight. A reply's alternative tokens at the end of a

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from datasets.arrow_writer import ArrowWriter
 from torch import Tensor
 from trl import pack_dataset
 
+from panjue.finetune.processes import wait_for
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
@@ -38,9 +38,6 @@ FEATURES = Features(
 
 Row = dict[str, Any]
 """`input_ids`, `labels` and `parts`, one number per token, their `length`, and the `group`."""
-
-
-POLL_S = 0.2
 
 
 @dataclass
@@ -134,13 +131,12 @@ def cached(
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
     New parts and groups are appended to `parts` and `groups`, so that their indices stay the same.
-    With `waits` another process makes them, and this one waits as long as that takes: a collective
-    would end at NCCL's time limit.
+    With `waits` another process makes them, and this one waits for it.
     """
     key = {**key, "parts": list(parts), "groups": list(groups)}
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
-    while waits and not (entry / "report.json").exists():
-        time.sleep(POLL_S)
+    if waits:
+        wait_for(entry / "report.json")
     if not (entry / "report.json").exists():
         shutil.rmtree(entry, ignore_errors=True)
         entry.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Several processes of one training: how they join, wait for each other, and end."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,8 @@ from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import end_with_parent
+
+POLL_S = 0.2
 
 
 def join_processes(config: SftConfig) -> PartialState:
@@ -45,6 +48,15 @@ def on_main_process(processes: PartialState, work: Callable[[], Any]) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def wait_for(path: Path) -> None:
+    """Wait until another process has written a file, however long that takes.
+
+    A collective would end at NCCL's time limit.
+    """
+    while not path.exists():
+        time.sleep(POLL_S)
 
 
 def end_with_launcher() -> None:

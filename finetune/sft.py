@@ -1,7 +1,6 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
 import hashlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from panjue.eval.classifier import FILE_VERSION, Classifier
 from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
 from panjue.finetune.classifier import fit
-from panjue.finetune.data import POLL_S, Report, cached, pack, questions, rows
+from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import (
     check_side,
     held_out_examples,
@@ -41,7 +40,7 @@ from panjue.finetune.model import (
     with_lora,
 )
 from panjue.finetune.plan import evaluations, print_example, print_plan
-from panjue.finetune.processes import check_number, join_processes, on_main_process
+from panjue.finetune.processes import check_number, join_processes, on_main_process, wait_for
 from panjue.finetune.result import claim, is_finished, provenance, save, trained_folder
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore, held_out_questions, kept_score
@@ -204,8 +203,8 @@ def fitted_classifier(
     key = {"file": FILE_VERSION, **{name: manifest.get(name) for name in names}}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     path = config.run / "rows" / f"{digest[:16]}-{CLASSIFIER}"
-    while not PartialState().is_main_process and not path.exists():
-        time.sleep(POLL_S)  # a collective would end at NCCL's time limit
+    if not PartialState().is_main_process:
+        wait_for(path)
     if not path.exists():
         unfinished = path.with_name(f".{path.name}")
         path.parent.mkdir(parents=True, exist_ok=True)
