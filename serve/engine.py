@@ -75,6 +75,10 @@ ENGINE_ENDED = (
 )
 
 
+class EngineEnded(UserError):
+    """The engine has died, refuses calls or hangs."""
+
+
 class StrictLLM(AsyncLLM):  # type: ignore[misc]  # to mypy vLLM is Any here
     """vLLM's engine, with an error for each reply that it aborts.
 
@@ -173,7 +177,7 @@ async def call_engine(
                     raise EngineDeadError
         task.result()
     except Exception:  # any error of vLLM means that the engine no longer answers
-        raise UserError(ENGINE_ENDED) from None
+        raise EngineEnded(ENGINE_ENDED) from None
     finally:
         task.cancel()
 
@@ -225,7 +229,7 @@ def startup_errors() -> Iterator[None]:
     try:
         yield
     except EngineDeadError:
-        raise UserError(ENGINE_ENDED) from None
+        raise EngineEnded(ENGINE_ENDED) from None
     except ValidationError as error:  # pydantic's, about vLLM's settings
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -17,24 +16,20 @@ from panjue.prompts.plumbing.files import (
     stream,
 )
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.model import has_classifier
 from panjue.prompts.plumbing.progress import meter, waiting
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker
-from panjue.serve.endpoint import Endpoint, PlainAsker
-from panjue.serve.engine import Engine, check_engine, check_sampling, engine
+from panjue.serve.engine import check_engine, check_sampling
+from panjue.serve.job import Job, make_job, start
 from panjue.serve.record import Training, check_held_out, claim, find_training, provenance
 from panjue.serve.rows import Calls, rows
 from panjue.serve.settings import (
     GenerateConfig,
     generate_settings,
 )
-from panjue.serve.source import Sampling
 from panjue.serve.stop import StopSignals
-from panjue.serve.trained import served_model
+from panjue.serve.work import Step, Work, batches
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> Path:
@@ -103,65 +98,52 @@ def answer(
         console.print(f"continuing: {len(done)} of {examples} are answered already")
     console.print(f"2/3 answering {examples - len(done)} cases", highlight=False)
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
-    find_row = old_rows.get if old_rows else lambda _: None
-    with (
-        StopSignals(config.folder) as stop,
-        start(config, reader.task, training, console) as (source, asker),
-    ):
-        stop.at_once = False
-        calls = Calls(
-            asker,
-            todo,
-            sampling_passes(config, decides=decides(config, training, reader.task)),
-            find_row,
-        )
-        with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
-            append(path, finished, calls, len(done), examples)
+    work = Work(todo, examples - len(done), old_rows)
+    answering = answering_in_cluster if config.ray else answering_here
+    with answering(make_job(config, training), work, console) as steps:
+        append(path, steps, len(done), examples)
 
 
 @contextmanager
-def start(
-    config: GenerateConfig, task: Task, training: Training, console: Console
-) -> Iterator[tuple[Engine | Endpoint, Asker | PlainAsker]]:
-    """Start the engine or a client of the endpoint, and what makes its questions."""
-    constrained, max_tokens = config.constrained, training.max_tokens
-    asker: Asker | PlainAsker
-    if training.folder is None:
-        served, asker = None, PlainAsker(task, training.labels, max_tokens, constrained=constrained)
-    else:
-        adapter = "none" if config.endpoint else config.adapter
-        served = served_model(training.folder, adapter, config.base)
-        asker = Asker(task, training.labels, served.model, max_tokens, constrained=constrained)
-    if config.endpoint:
-        with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
-            yield endpoint, asker
-        return
-    assert served, "without an endpoint, `find_training` returns a folder"
+def answering_here(job: Job, work: Work, console: Console) -> Iterator[Iterator[Step]]:
+    """Start one engine, or a client of an endpoint, in this process; yield what it finishes."""
+    task, config = job.task, job.config
+    with StopSignals(config.folder) as stop, ExitStack() as stack:
+        with nullcontext() if config.endpoint else starting(console, "the engine"):
+            source, asker = stack.enter_context(start(job, task))
+        stop.at_once = False
+        calls = Calls(asker, work.examples, job.passes, work.find_row)
+        with closing(rows(source, calls, config.in_flight, stop.check)) as finished:
+            yield (calls.step([row]) for row in finished)
+
+
+@contextmanager
+def answering_in_cluster(job: Job, work: Work, console: Console) -> Iterator[Iterator[Step]]:
+    """Start replicas of the engine in a Ray cluster; yield what they finish."""
+    from panjue.serve.fleet import Fleet, cluster
+    from panjue.serve.replicas import replicas
+
+    assert job.config.ray
+    with cluster(job.config.ray), StopSignals(job.config.folder) as stop:
+        stop.at_once = False  # Ray would take the exception for its own
+        count = job.config.replicas
+        fleet = Fleet(replicas(job), batches(work, count, job.config.in_flight), stop.check)
+        with starting(console, f"the first of {count} replicas"):
+            fleet.wait_for_first()
+        yield fleet.steps()
+
+
+@contextmanager
+def starting(console: Console, what: str) -> Iterator[None]:
+    """Say that `what` is starting while the block runs, and how long it took."""
     began = time.monotonic()
-    with ExitStack() as stack:
-        with waiting(console, "starting the engine"):
-            starting = engine(served, config.engine, max_tokens, config.seed)
-            running = stack.enter_context(starting)
-        console.print(f"the engine is ready after {time.monotonic() - began:.0f} s")
-        yield running, asker
+    with waiting(console, f"starting {what}"):
+        yield
+    console.print(f"{what} is ready after {time.monotonic() - began:.0f} s", highlight=False)
 
 
 class MissingRow(Exception):
     """A call has no row yet."""
-
-
-def decides(config: GenerateConfig, training: Training, task: Task) -> bool:
-    """Say whether decoding will read alternative tokens: beside samples or a classifier."""
-    answers = training.folder if config.adapter != "none" else None
-    pools = answers is not None and not config.endpoint and has_classifier(answers)
-    return bool(config.samples or (pools and task.answer.fields))
-
-
-def sampling_passes(config: GenerateConfig, *, decides: bool) -> list[Sampling]:
-    """Return the sampling settings of each request of one call; near ties need two tokens."""
-    first = {"logprobs": ALTERNATIVES if decides else 2, **config.sampling}
-    further = {**first, "n": config.samples, "temperature": 1.0}
-    return [first, further] if config.samples else [first]
 
 
 def load_rows(path: Path) -> Rows | None:
@@ -199,24 +181,30 @@ def is_answered(task: Task, example: Example, labels: Labels, old_rows: Rows) ->
     return True
 
 
-def append(
-    path: Path, finished: Iterator[dict[str, Any]], calls: Calls, done: int, total: int
-) -> None:
-    """Append each row as soon as it is finished, and show how many of `total` examples are done."""
+def append(path: Path, steps: Iterator[Step], done: int, total: int) -> None:
+    """Append rows as soon as they are finished, and show how many of `total` examples are done."""
     console = Console(soft_wrap=True)
-    in_flight = 0
+    step, in_flight, speed = Step([]), 0, ""
     with stream(path) as out, meter(console, total, done) as progress:
-        for row in finished:
-            out.write(dump(row) + "\n")
+        for step in steps:
+            out.write("".join(dump(row) + "\n" for row in step.rows))
             out.flush()
-            in_flight += calls.in_flight
-            speed = f"{calls.tokens / progress.seconds:,.0f} tokens/s"
-            details = (
-                f", {calls.finished} calls, {calls.in_flight} in flight" if "call" in row else ""
-            )
-            progress.to(done + calls.solved, f"{progress.rate:.2f} cases/s, {speed}{details}")
-    if calls.finished > calls.solved:
-        mean = in_flight / calls.finished
+            in_flight += step.in_flight * len(step.rows)
+            speed = f"{step.tokens / progress.seconds:,.0f} tokens/s"
+            calls = f"{step.calls} calls, {step.in_flight} in flight"
+            by_call = any("call" in row for row in step.rows)
+            details = [
+                f"{progress.rate:.2f} cases/s",
+                speed,
+                calls if by_call else "",
+                step.replicas,
+            ]
+            if step.rows or done + step.solved < total:
+                progress.to(done + step.solved, ", ".join(filter(None, details)))
+    if step.calls > step.solved:
+        mean = in_flight / step.calls
         console.print(
-            f"{calls.finished} calls, {mean:.1f} in flight on average, {speed}", highlight=False
+            f"{step.calls} calls, {mean:.1f} in flight on average, {speed}", highlight=False
         )
+    if step.replicas:
+        console.print(step.replicas, highlight=False)

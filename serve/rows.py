@@ -13,11 +13,11 @@ from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, EndpointOutput, PlainAsker
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput
 from panjue.serve.source import Refusal, Request, Sampling, complete, requests
+from panjue.serve.work import Row, Step
 
 NEAR_TIE = 1e-4
 """Two tokens whose log-probabilities differ by less count as equally likely (float32)."""
 
-Row = dict[str, Any]
 Output: TypeAlias = RequestOutput | EndpointOutput
 FindRow = Callable[[str], Row | None]
 """Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
@@ -106,6 +106,10 @@ class Calls:
         """Yield the rows that are new since the last call."""
         while self._rows:
             yield self._rows.popleft()
+
+    def step(self, rows: list[Row]) -> Step:
+        """Return these new rows with the counts so far."""
+        return Step(rows, self.solved, self.finished, self.tokens, self.in_flight)
 
     def _advance(self, run: ExampleRun) -> None:
         """Pass on the replies and ask the next questions, until a reply is missing."""

@@ -1,7 +1,9 @@
 """Settings of generation and of the server, and what is checked before vLLM is imported."""
 
 import os
+import secrets
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,6 +146,11 @@ class GenerateConfig(EngineConfig):
     """What to do with an invalid row of `test`: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of examples with several calls; by default those of training."""
+    ray: Literal["auto", "local"] | None = None
+    """Generate on a Ray cluster: the one that this machine belongs to, or one that is started on
+    this machine. By default one engine in this process."""
+    replicas: int = Field(1, ge=1)
+    """Engines in the cluster, each with `in_flight` replies at once."""
     held_out: bool = False
     """Answer only the tenth of `test` that training held out; `panjue tune` needs these answers."""
 
@@ -234,9 +241,42 @@ def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConf
     if not config.test.exists():
         raise UserError(f"test: no file {config.test}")
     next(Reader(task, on_bad_row=config.on_bad_row).read(config.test), None)  # of another format?
+    check_ray(config)
+    set_ray_environment(config.ray)
     if config.trained or not config.endpoint:
         trained_folder(config)
     return config
+
+
+def set_ray_environment(cluster: str | None) -> None:
+    """Set what Ray reads when it is imported, which vLLM does, unless the user has.
+
+    It would report its use to its makers, and let every user of this machine run code in a cluster
+    that it starts.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if cluster == "local" and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
+
+
+def check_ray(config: GenerateConfig) -> None:
+    """Refuse settings of a cluster that would be ignored, or that need a missing package.
+
+    Raises:
+        UserError: Names the setting.
+    """
+    if config.replicas > 1 and not config.ray:
+        raise UserError(
+            "replicas: several need ray=auto or ray=local; without Ray, "
+            "engine.data_parallel_size starts several engines on this machine"
+        )
+    if config.ray and config.endpoint:
+        raise UserError("ray: an endpoint answers already; leave out `ray` or `endpoint`")
+    if config.ray and not find_spec("ray"):
+        raise UserError(
+            "ray: is not installed; .ci/install python3 ray, or pip install 'panjue[ray]'"
+        )
 
 
 def serve_settings(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:

@@ -1,9 +1,11 @@
 """Promises and how often they were put to the test: a table at the end of the run."""
 
+import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -13,6 +15,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rich.table import Table
+
+from panjue.eval.answers import decode_run
+from panjue.finetune.sft import main as sft
+from panjue.prompts.plumbing.files import read_lines
+from panjue.prompts.tasks.judgment.demo import write_demo
+from panjue.serve.generate import main
+
+YAML = """
+run: {run}
+trained: {trained}
+test: {test}
+answers: test
+max_tokens: 1024
+engine: {{dtype: float32, max_num_seqs: 16, enforce_eager: true}}
+"""
+"""A run of generation that is disturbed, and of the same without a disturbance."""
 
 TRIED: dict[str, "Promise"] = {}
 
@@ -142,3 +160,70 @@ def record(reporter: pytest.TerminalReporter) -> str:
 def git(*words: str) -> str:
     done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
     return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def adapter(
+    workshop: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Path:
+    """Return a tiny adapter; for all tries one that has learnt something, so that ties are few."""
+    if not request.config.getoption("--torture"):
+        return trained / "adapter"
+    run = tmp_path_factory.mktemp("longer") / "run"
+    steps = ["trainer.max_steps=150", "trainer.eval_steps=150", "trainer.save_steps=150"]
+    sft(workshop / "sft.yaml", [f"run={run}", *steps])
+    return run / "adapter"
+
+
+@pytest.fixture(scope="session")
+def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Any:
+    """Return what writes the config of a run in a new folder, and says where it is."""
+    folder = tmp_path_factory.mktemp("kills")
+    cases = 400 if request.config.getoption("--torture") else 40
+    write_demo(folder / "demo", {"train": 4000, "test": cases, "base": 1})
+
+    def config(name: str, test: str = "test") -> Path:
+        place = folder / f"{name}.yaml"
+        words = {"run": folder / name, "trained": adapter, "test": folder / f"demo/{test}.jsonl"}
+        place.write_text(YAML.format(**words), "utf-8")
+        return place
+
+    return config
+
+
+@pytest.fixture(scope="session")
+def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    """Return the folder of a run that nobody disturbed."""
+    config = make("once")
+    if request.config.getoption("--torture"):
+        words = [str(Path(sys.executable).with_name("panjue")), "generate", str(config)]
+        subprocess.run(words, check=True, timeout=600)
+    else:
+        with request.getfixturevalue("answering")():
+            decode_run(main(config))
+    return config.with_suffix("") / "answers/test"
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Path, Path], int]:
+    """Return what holds a run that was disturbed to one that was not."""
+    return check_same
+
+
+def check_same(again: Path, once: Path) -> int:
+    """Hold a run that was disturbed to one that was not; return how many rows passed a near tie."""
+    one, other = (
+        {row["id"]: row for _, row in read_lines(run / "completions.jsonl")}
+        for run in (once, again)
+    )
+    assert len(one) == len(other) == (again / "completions.jsonl").read_bytes().count(b"\n"), (
+        "none twice, none lost"
+    )
+    differ = {key for key in one if one[key]["texts"] != other[key]["texts"]}
+    ties = {key for key in one if one[key]["near_ties"] or other[key]["near_ties"]}
+    assert differ <= ties, f"{differ - ties} differ without a near tie"
+    assert len(ties) < len(one) / 5, "so many ties that nothing is shown"
+    handed_in = [(run / "submission.jsonl").read_bytes().splitlines() for run in (once, again)]
+    pairs = zip(*handed_in, strict=True)
+    assert {json.loads(a)["id"] for a, b in pairs if a != b} <= differ
+    return len(ties)

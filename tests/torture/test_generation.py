@@ -16,66 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from panjue.eval.answers import decode_run
-from panjue.finetune.sft import main as sft
 from panjue.prompts import tasks
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
-from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.generate import main
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 LONGEST_S = 600
-YAML = """
-run: {run}
-trained: {trained}
-test: {test}
-answers: test
-max_tokens: 1024
-engine: {{dtype: float32, max_num_seqs: 16, enforce_eager: true}}
-"""
-
-
-@pytest.fixture(scope="module")
-def adapter(
-    workshop: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
-) -> Path:
-    """Return a tiny adapter; for all tries one that has learnt something, so that ties are few."""
-    if not request.config.getoption("--torture"):
-        return trained / "adapter"
-    run = tmp_path_factory.mktemp("longer") / "run"
-    steps = ["trainer.max_steps=150", "trainer.eval_steps=150", "trainer.save_steps=150"]
-    sft(workshop / "sft.yaml", [f"run={run}", *steps])
-    return run / "adapter"
-
-
-@pytest.fixture(scope="module")
-def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Any:
-    """Return what writes the config of a run in a new folder, and says where it is."""
-    folder = tmp_path_factory.mktemp("kills")
-    cases = 400 if request.config.getoption("--torture") else 40
-    write_demo(folder / "demo", {"train": 4000, "test": cases, "base": 1})
-
-    def config(name: str, test: str = "test") -> Path:
-        place = folder / f"{name}.yaml"
-        words = {"run": folder / name, "trained": adapter, "test": folder / f"demo/{test}.jsonl"}
-        place.write_text(YAML.format(**words), "utf-8")
-        return place
-
-    return config
-
-
-@pytest.fixture(scope="module")
-def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
-    """Return the folder of a run that nobody disturbed."""
-    config = make("once")
-    if request.config.getoption("--torture"):
-        done = in_a_process(config)
-        assert done.returncode == 0, done.stderr
-    else:
-        with request.getfixturevalue("answering")():
-            decode_run(main(config))
-    return answers_of(config)
 
 
 def answers_of(config: Path) -> Path:
@@ -146,26 +93,9 @@ def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def check_same(again: Path, once: Path) -> int:
-    """Hold a run that was disturbed to one that was not; return how many rows passed a near tie."""
-    one, other = (
-        {row["id"]: row for _, row in read_lines(run / "completions.jsonl")}
-        for run in (once, again)
-    )
-    assert len(one) == len(other) == lines_of(again / "completions.jsonl"), "none twice, none lost"
-    differ = {key for key in one if one[key]["texts"] != other[key]["texts"]}
-    ties = {key for key in one if one[key]["near_ties"] or other[key]["near_ties"]}
-    assert differ <= ties, f"{differ - ties} differ without a near tie"
-    assert len(ties) < len(one) / 5, "so many ties that nothing is shown"
-    handed_in = [(run / "submission.jsonl").read_bytes().splitlines() for run in (once, again)]
-    pairs = zip(*handed_in, strict=True)
-    assert {json.loads(a)["id"] for a, b in pairs if a != b} <= differ
-    return len(ties)
-
-
 @pytest.mark.promise("generation survives kill -9")
 def test_kills(
-    make: Callable[[str], Path], once: Path, finish: Finish, promise: Any, full: bool
+    make: Callable[[str], Path], once: Path, finish: Finish, promise: Any, full: bool, same: Any
 ) -> None:
     config, draw = make("killed"), random.Random(0)
     completions = answers_of(config) / "completions.jsonl"
@@ -181,13 +111,13 @@ def test_kills(
     with promise.attempt():
         done = finish(config)
         assert done.returncode == 0, done.stderr
-        ties = check_same(answers_of(config), once)
+        ties = same(answers_of(config), once)
         promise.tell(f"{lines_of(completions)} cases, {ties} with a near tie")
 
 
 @pytest.mark.promise("SIGTERM and Ctrl-C say how to go on")
 def test_signals(
-    make: Callable[..., Path], once: Path, finish: Finish, promise: Any, full: bool
+    make: Callable[..., Path], once: Path, finish: Finish, promise: Any, full: bool, same: Any
 ) -> None:
     # So many that a signal after three cannot come too late.
     config = make("told", "test" if full else "train")
@@ -204,12 +134,12 @@ def test_signals(
     if full:
         with promise.attempt():
             assert finish(config).returncode == 0
-            check_same(answers_of(config), once)
+            same(answers_of(config), once)
 
 
 @pytest.mark.promise("an engine that ends is no reply")
 def test_engine_ends(
-    make: Callable[..., Path], once: Path, finish: Finish, promise: Any, full: bool
+    make: Callable[..., Path], once: Path, finish: Finish, promise: Any, full: bool, same: Any
 ) -> None:
     """Told to end, vLLM's engine calls every request finished; killed, it leaves us waiting."""
     config = make("ended", "test" if full else "train")
@@ -223,7 +153,7 @@ def test_engine_ends(
     if full:
         with promise.attempt():
             assert finish(config).returncode == 0
-            check_same(answers_of(config), once)
+            same(answers_of(config), once)
 
 
 @contextmanager
@@ -240,7 +170,9 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 
 @pytest.mark.promise("a full disk loses nothing")
-def test_full_disk(make: Callable[[str], Path], once: Path, finish: Finish, promise: Any) -> None:
+def test_full_disk(
+    make: Callable[[str], Path], once: Path, finish: Finish, promise: Any, same: Any
+) -> None:
     config = make("full")
     run, disk = answers_of(config), config.with_suffix("")
     half = (once / "completions.jsonl").stat().st_size // 2 + (once / "labels.json").stat().st_size
@@ -253,7 +185,7 @@ def test_full_disk(make: Callable[[str], Path], once: Path, finish: Finish, prom
         assert 0 < lines_of(run / "completions.jsonl") < lines_of(once / "completions.jsonl")
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         assert finish(config).returncode == 0
-        check_same(run, once)
+        same(run, once)
 
 
 def other_bytes(path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Replicas of the engine in a Ray cluster: what runs on its machines."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.metadata import version
+from math import ceil, prod
+from typing import Any
+
+import ray
+
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.debug import debug_log
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.model import prompt_sha256
+from panjue.serve.engine import EngineEnded, on_cpu
+from panjue.serve.fleet import RESTARTS
+from panjue.serve.job import Job, start
+from panjue.serve.rows import Calls, rows
+from panjue.serve.settings import GenerateConfig
+from panjue.serve.trained import Served
+from panjue.serve.work import Row, Step
+
+STEP_S = 1.0
+"""How often a replica hands over its rows; those of the last second are lost if it dies."""
+
+SAME_VERSIONS = ("panjue", "transformers", "llguidance")
+"""Packages that must have one version in the whole cluster: prompts and schemas depend on them."""
+
+
+def versions(task: str) -> dict[str, str]:
+    """Return the versions that prompts and schemas depend on."""
+    return {"prompt": prompt_sha256(task), **{name: version(name) for name in SAME_VERSIONS}}
+
+
+def resources(config: GenerateConfig) -> dict[str, float]:
+    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
+    if on_cpu():
+        cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        machines = [count for count in cores if count] or [1]
+        on_each = ceil(config.replicas / len(machines))
+        return {"num_cpus": max(1, min(machines) // on_each)}
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return {"num_cpus": 1, "num_gpus": prod(config.engine.get(name, 1) for name in sizes)}
+
+
+class Replica:
+    """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
+
+    def __init__(self, job: Job, versions: dict[str, str]) -> None:
+        """Take the job, and the versions of the driver."""
+        self._job, self._task, self._versions = job, job.task, versions
+        self._running = ExitStack()
+        self._started: tuple[Any, Any] | None = None
+
+    def start(self) -> None:
+        """Start the engine if it is not running.
+
+        Raises:
+            UserError: This machine lacks the model or has other versions, or the engine cannot
+                start.
+        """
+        if self._started:
+            return
+        config, host = self._job.config, socket.gethostname()
+        for name, wanted in self._versions.items():
+            if (found := versions(config.task)[name]) != wanted:
+                raise UserError(
+                    f"ray: {host} has another {name} than the driver: {found}, not {wanted}"
+                )
+        for folder in filter(None, self._job.served or ()):
+            if not folder.is_dir():
+                raise UserError(
+                    f"ray: {host} has no {folder}; put it on a disk that all machines share"
+                )
+        if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        self._running.enter_context(debug_log(config.run))
+        self._started = self._running.enter_context(start(self._job, self._task))
+
+    def answer(self, examples: list[Example], old_rows: dict[str, Row]) -> Iterator[Step]:
+        """Yield the new rows of a batch, about once a second, with counts for this batch.
+
+        Raises:
+            UserError: An old row is of another call.
+        """
+        assert self._started, "the driver sends no batch before `start` has returned"
+        source, asker = self._started
+        calls = Calls(asker, iter(examples), self._job.passes, old_rows.get)
+        new: list[Row] = []
+        due = time.monotonic() + STEP_S
+        try:
+            for row in rows(source, calls, self._job.config.in_flight):
+                new.append(row)
+                if time.monotonic() > due:
+                    yield calls.step(new)
+                    new, due = [], time.monotonic() + STEP_S
+        except EngineEnded:
+            os._exit(1)  # Ray starts another process, on this machine or another
+        yield calls.step(new)
+
+
+def replicas(job: Job) -> list[Any]:
+    """Return the replicas of a run, as actors; Ray starts their processes where it has room."""
+    actor = ray.remote(Replica).options(max_restarts=RESTARTS, **resources(job.config))
+    count, words = job.config.replicas, (everywhere(job), versions(job.config.task))
+    return [actor.remote(*words) for _ in range(count)]
+
+
+def everywhere(job: Job) -> Job:
+    """Return the job with whole paths: replicas have working folders of their own."""
+    config = job.config.model_copy(update={"run": job.config.run.resolve()})
+    served = job.served
+    if served:
+        served = Served(served.model.resolve(), served.adapter and served.adapter.resolve())
+    training = replace(job.training, folder=job.training.folder and job.training.folder.resolve())
+    return Job(config, training, served)
