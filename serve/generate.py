@@ -100,7 +100,7 @@ def answer(
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
     work = Work(todo, examples - len(done), old_rows)
     answering = answering_in_cluster if config.ray else answering_here
-    with answering(make_job(config, training), work, console) as steps:
+    with answering(make_job(config, reader.task, training), work, console) as steps:
         append(path, steps, len(done), examples)
 
 

@@ -24,42 +24,41 @@ class Job:
         config: The settings of the run.
         training: What it takes from the training result.
         served: The model to load; None for an endpoint without a training result.
+        passes: The sampling settings of each request of one call.
     """
 
     config: GenerateConfig
     training: Training
     served: Served | None
+    passes: list[Sampling]
 
     @property
     def task(self) -> Task:
         """Return the task with the settings of this run."""
         return configured(load_task(self.config.task), self.training.solve, self.config.folder)
 
-    @property
-    def passes(self) -> list[Sampling]:
-        """Return the sampling settings of each request of one call; near ties need two tokens."""
-        logprobs = ALTERNATIVES if self._decides else 2
-        first = {"logprobs": logprobs, **self.config.sampling}
-        further = {**first, "n": self.config.samples, "temperature": 1.0}
-        return [first, further] if self.config.samples else [first]
 
-    @property
-    def _decides(self) -> bool:
-        """Say whether decoding will read alternative tokens: beside samples or a classifier."""
-        if self.config.samples:
-            return True
-        trained = self.training.folder
-        if trained is None or self.config.adapter == "none" or self.config.endpoint:
-            return False
-        return bool(self.task.answer.fields) and has_classifier(trained)
-
-
-def make_job(config: GenerateConfig, training: Training) -> Job:
+def make_job(config: GenerateConfig, task: Task, training: Training) -> Job:
     """Return the job of a run, with the adapter merged into its base if that is asked for."""
+    passes = sampling_passes(config, decides=decides(config, task, training))
     if training.folder is None:
-        return Job(config, training, None)
+        return Job(config, training, None, passes)
     adapter = "none" if config.endpoint else config.adapter
-    return Job(config, training, served_model(training.folder, adapter, config.base))
+    return Job(config, training, served_model(training.folder, adapter, config.base), passes)
+
+
+def decides(config: GenerateConfig, task: Task, training: Training) -> bool:
+    """Say whether decoding will read alternative tokens: beside samples or a classifier."""
+    answers = training.folder if config.adapter != "none" else None
+    pools = answers is not None and not config.endpoint and has_classifier(answers)
+    return bool(config.samples or (pools and task.answer.fields))
+
+
+def sampling_passes(config: GenerateConfig, *, decides: bool) -> list[Sampling]:
+    """Return the sampling settings of each request of one call; near ties need two tokens."""
+    first = {"logprobs": ALTERNATIVES if decides else 2, **config.sampling}
+    further = {**first, "n": config.samples, "temperature": 1.0}
+    return [first, further] if config.samples else [first]
 
 
 @contextmanager

@@ -117,4 +117,4 @@ def everywhere(job: Job) -> Job:
     if served:
         served = Served(served.model.resolve(), served.adapter and served.adapter.resolve())
     training = replace(job.training, folder=job.training.folder and job.training.folder.resolve())
-    return Job(config, training, served)
+    return replace(job, config=config, training=training, served=served)

@@ -1,0 +1,92 @@
+"""Two servers behind nginx and behind HAProxy, as serve/README.md has them, while one is killed."""
+
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+README = Path(__file__).parents[2] / "serve/README.md"
+NGINX = (
+    "error_log stderr; pid {folder}/pid; daemon off; events {{}} http {{ access_log off; {text} }}"
+)
+WORDS = {
+    "nginx": ["nginx", "-p", "{folder}", "-c", "{config}"],
+    "haproxy": ["haproxy", "-db", "-f", "{config}"],
+}
+FACT = "经审理查明：2022年2月25日，被告人唐某甲、徐某A共同在西坪镇某商铺因口角持木棍殴打他人。"
+LONGEST_S = 120
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def proxy(name: str, servers: list[str], folder: Path) -> Iterator[str]:
+    """Start the README's proxy before these servers; yield its address."""
+    found = re.search(rf"```{name}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    assert found, f"no example of {name}"
+    port, addresses = free_port(), cycle(server.removeprefix("http://") for server in servers)
+    text = re.sub(r"10\.0\.0\.\d:8000", lambda _: next(addresses), found[1])
+    text = re.sub(r"(listen |bind :)80\b", rf"\g<1>{port}", text)
+    config = folder / f"{name}.conf"
+    config.write_text(NGINX.format(folder=folder, text=text) if name == "nginx" else text, "utf-8")
+    words = [word.format(folder=folder, config=config) for word in WORDS[name]]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+        url = f"http://127.0.0.1:{port}"
+        began = time.monotonic()
+        while not is_ready(url):
+            assert process.poll() is None
+            assert time.monotonic() - began < LONGEST_S
+            time.sleep(0.1)
+        yield url
+        process.terminate()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def ask(url: str) -> tuple[int, Any]:
+    reply = httpx.post(f"{url}/v1/judgments", json={"fact": FACT}, timeout=LONGEST_S)
+    return reply.status_code, reply.json().get("judgments")
+
+
+@pytest.mark.endurance
+@pytest.mark.promise("behind a proxy a server may die")
+def test_a_server_behind_a_proxy_is_killed(
+    panjue_serve: Callable[..., Any], tmp_path: Path, promise: Any
+) -> None:
+    if missing := [name for name in WORDS if not shutil.which(name)]:
+        pytest.skip(f"{missing[0]} is not installed")
+    for name in WORDS:
+        folders = [tmp_path / name / server for server in "ab"]
+        servers, urls = [], []
+        for folder in folders:  # one after the other: they are started from the same file
+            servers.append(panjue_serve(run=str(folder)))
+            urls.append(servers[-1].ready())
+        with promise.attempt(), proxy(name, urls, tmp_path) as url, ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(ask, url) for _ in range(40)]
+            while sum(each.done() for each in asked) < 10:
+                time.sleep(0.05)
+            servers[0].process.kill()
+            replies = [each.result() for each in asked]
+            assert {status for status, _ in replies} == {200}
+            assert all(judgments == replies[0][1] for _, judgments in replies)
+            promise.tell(f"{name}: {len(replies)} of {len(replies)} answered")
+        servers[1].process.kill()
