@@ -1,11 +1,14 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from panjue.eval.classifier import CLASSIFIER_NAME
+from panjue.eval.cores import on_all_cores, told
 from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.eval.rank import ranked
 from panjue.eval.tally import Tally
@@ -33,7 +36,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Reader
+from panjue.prompts.reader import Reader, Share
 from panjue.prompts.task import Task, configured, load_task
 
 
@@ -114,6 +117,12 @@ class Run:
                 f"{error}; `panjue generate` again drops it if it is the last line, cut by a "
                 "kill; delete any other broken line by hand: generate asks that example again"
             ) from None
+
+    def answered(self, rows: Rows) -> int:
+        """Return the number of examples that have rows."""
+        if not isinstance(self.task.answer, Solve):
+            return len(rows)
+        return len({key.rpartition(" ")[0] for key in rows.ids()})
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of one call.
@@ -203,12 +212,16 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
         atomic_write(folder / "confidence.jsonl") as confidences,
     ):
         rows = run.rows()
-        for example in run.examples():
-            tally.examples += 1
-            answer, confidence = _answer(run, rows, example, decider, tally, greedy=greedy)
-            write(task.data.write(example, answer))
-            if confidence is not None:
-                confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
+        parts = on_all_cores(partial(_parts, run, rows, decider, greedy), run.test)
+        with closing(parts), told(run.test, run.answered(rows)) as progress:
+            for part in parts:
+                for row, confidence in part.answers:
+                    write(row)
+                    if confidence:
+                        confidences.write(dump(confidence) + "\n")
+                tally.add(part.tally)
+                run.reader.skipped.rows.update(part.skipped)
+                progress(tally.examples)
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
         tally.classifier = decider.pool.exponents if decider.pool else None
@@ -224,6 +237,27 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
     report["submission_sha256"] = sha256(submission)
     write_json(folder / "decode.json", report)
     return tally
+
+
+class _Part(NamedTuple):
+    """What came of one block: rows of the submission, each with its row of confidences, if any."""
+
+    answers: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]]
+    tally: Tally
+    skipped: dict[tuple[Path, int | str], str]
+
+
+def _parts(
+    run: Run, rows: Rows, decider: Decider | None, greedy: bool, share: Share
+) -> Iterator[_Part]:
+    """Decode the blocks of a share of the test file."""
+    for block in run.reader.blocks(run.test, share):
+        part = _Part([], Tally(examples=len(block.examples)), block.skipped)
+        for example in block.examples:
+            answer, confidence = _answer(run, rows, example, decider, part.tally, greedy=greedy)
+            row = None if confidence is None else {"id": example.id, "confidence": confidence}
+            part.answers.append((run.task.data.write(example, answer), row))
+        yield part
 
 
 def _answer(

@@ -1,6 +1,7 @@
 """The scores that a submission is compared with: trivial or human answers, and the classifier."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.plumbing.model import has_classifier
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Row
+from panjue.prompts.tasks.metrics import Numbers, Row
 
 NO_LABELS = "there is no labels.json beside the submission"
 
@@ -38,8 +39,8 @@ class Baselines:
             self.unknown[CLASSIFIER_NAME] = str(error)
         self._tables: dict[str, ScoreTable] = defaultdict(lambda: ScoreTable(task))
 
-    def add(self, example: Example) -> None:
-        """Score every baseline on one example: the mean if it gives several answers."""
+    def values(self, example: Example) -> dict[str, Numbers]:
+        """Return the metric values of every baseline: the mean if it gives several answers."""
         task, values_by_name = self._task, defaultdict(list)
         if self._labels:
             answer = task.ask.decode("", example, self._labels).answer
@@ -54,8 +55,12 @@ class Baselines:
             )
         for name, gold_row, row in task.score.baselines(example):
             values_by_name[name].append(metric_values(task, gold_row, row, name))
-        for name, values in values_by_name.items():
-            self._tables[name].add(example, task.score.weight(example), np.mean(values, axis=0))
+        return {name: np.mean(values, axis=0) for name, values in values_by_name.items()}
+
+    def add(self, groups: Mapping[str, str], weight: float, values: Mapping[str, Numbers]) -> None:
+        """Count one example."""
+        for name, numbers in values.items():
+            self._tables[name].add(groups, weight, numbers)
 
     def means(self) -> dict[str, dict[str, float] | None]:
         """Return every baseline's metrics, over the examples that it answers."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -67,6 +67,18 @@ def mean_confidence(row: Mapping[str, Any]) -> float:
     return float(sum(values) / len(values))
 
 
+class Judged(NamedTuple):
+    """The confidences of one example.
+
+    Attributes:
+        confidence: Their mean.
+        judgments: (field, confidence, whether it is correct) of each of its judgments.
+    """
+
+    confidence: float
+    judgments: list[tuple[str, float, bool]]
+
+
 class Certainty:
     """Collects confidences, and whether the judgments are correct, example by example."""
 
@@ -78,15 +90,17 @@ class Certainty:
         self._correct: dict[str, list[bool]] = {field: [] for field in task.answer.fields}
         self._means: list[float] = []
 
-    def add(self, example: Example, gold: Row, row: Row | None) -> list[tuple[str, float, bool]]:
-        """Add one example; without a confidence (if it was not asked) it counts as least certain.
+    def judge(self, example: Example, gold: Row, row: Row | None) -> Judged:
+        """Compare the confidences of one example with its gold answer.
 
-        Return (field, confidence, whether it is correct) of each of its judgments.
+        Without a confidence (if it was not asked) it counts as least certain.
+
+        Raises:
+            UserError: The confidence is of another submission.
         """
         confidence_row = self._rows.get(example.id)
         if confidence_row is None or row is None:
-            self._means.append(0.0)
-            return []
+            return Judged(0.0, [])
         predicted = self._decides.items_of(row)
         items = (confidence_row["confidence"], _align(self._decides.items_of(gold), predicted))
         if any(len(part) != len(predicted) for part in items):
@@ -96,11 +110,14 @@ class Certainty:
             for confidence, gold_item, item in zip(*items, predicted, strict=True)
             for field in self._decides.fields
         ]
-        for field, confidence, correct in judgments:
+        return Judged(mean_confidence(confidence_row), judgments)
+
+    def add(self, judged: Judged) -> None:
+        """Count one example."""
+        for field, confidence, correct in judged.judgments:
             self._confidences[field].append(confidence)
             self._correct[field].append(correct)
-        self._means.append(mean_confidence(confidence_row))
-        return judgments
+        self._means.append(judged.confidence)
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""

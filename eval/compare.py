@@ -226,7 +226,7 @@ def _score_table(reader: Reader, gold: Path, rows: Rows) -> ScoreTable:
     for example, gold_row in gold_rows(reader, gold):
         row = rows.get(example.id)
         values = metric_values(task, gold_row, row, f"{rows.path}: id {example.id}")
-        table.add(example, task.score.weight(example), values)
+        table.add(example.groups, task.score.weight(example), values)
     return table
 
 

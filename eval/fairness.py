@@ -170,10 +170,11 @@ class _Table:
             values = metric_values(task, gold_row, row, f"{submission}: id {example.id}")
             classes = _classes(task, gold_row)
             groups = _groups(example, classes, labels)
-            self.scores.add(replace(example, groups=groups), task.score.weight(example), values)
+            self.scores.add(groups, task.score.weight(example), values)
             self.gold.append(classes)
             self.predicted.append(_classes(task, row) if row is not None else frozenset())
-            self.confidences.append(certainty.add(example, gold_row, row) if certainty else [])
+            judgments = certainty.judge(example, gold_row, row).judgments if certainty else []
+            self.confidences.append(judgments)
         self.extra_rows = len(rows) - len(self.gold) + self.missing
 
     def groups(self, attribute: str) -> NDArray[np.str_]:

@@ -113,5 +113,5 @@ def _headline(run: Run, cases: Sequence[Case], pools: Sequence[Pool]) -> float:
             items = pool.with_opinions(case.opinions, case.items)
         row = task.data.write(case.example, decider.decide_from(case.first, items).answer)
         values = metric_values(task, task.gold(case.example), row, str(run.folder))
-        table.add(case.example, task.score.weight(case.example), values)
+        table.add(case.example.groups, task.score.weight(case.example), values)
     return summarize(table, resamples=0).mean[task.score.names[-1]]

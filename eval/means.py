@@ -1,6 +1,6 @@
 """Metric values per example, and the metrics over all examples with intervals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +29,14 @@ class ScoreTable:
     values: list[Numbers] = field(default_factory=list)
     groups: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, example: Example, weight: float, values: Numbers) -> None:
-        """Append one example."""
+    def add(self, example_groups: Mapping[str, str], weight: float, values: Numbers) -> None:
+        """Append one example, by its groups."""
         self.weights.append(weight)
         self.values.append(values)
         before = len(self.weights) - 1
-        for attribute in {**self.groups, **example.groups}:
+        for attribute in {**self.groups, **example_groups}:
             groups = self.groups.setdefault(attribute, [UNKNOWN] * before)
-            groups.append(example.groups.get(attribute, UNKNOWN))
+            groups.append(example_groups.get(attribute, UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,21 @@ def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
         UserError: An example has no answer.
     """
     for example in reader.read(gold):
-        if example.answer is None:
-            raise UserError(
-                f"{gold}: id {example.id} has no gold answer; give the labelled file "
-                "(with `report` and `compare`: --gold FILE)"
-            )
-        yield example, reader.task.gold(example)
+        yield example, gold_row(reader.task, gold, example)
+
+
+def gold_row(task: Task, gold: Path, example: Example) -> Row:
+    """Return the gold answer of an example of the file `gold` as a row of a submission.
+
+    Raises:
+        UserError: It has none.
+    """
+    if example.answer is None:
+        raise UserError(
+            f"{gold}: id {example.id} has no gold answer; give the labelled file "
+            "(with `report` and `compare`: --gold FILE)"
+        )
+    return task.gold(example)
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:

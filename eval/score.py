@@ -1,6 +1,7 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,18 @@ from rich.table import Table
 from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
+from panjue.eval.cores import on_all_cores, told
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.means import (
     ScoreTable,
     Summary,
     check_answered,
-    gold_rows,
-    metric_values,
     summarize,
     without_nan,
 )
+from panjue.eval.scored import Scoring
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.reader import Reader
@@ -123,17 +125,25 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     labels = _labels(task, run)
     table, baselines = ScoreTable(task), Baselines(task, labels, run, gold)
     certainty = certainty_of(task, run) if decoding else None
-    missing, faulty, notes = 0, 0, list[str]()
-    for example, gold_row in gold_rows(reader, gold):
-        notes += [f"{example.id}: {note}" for note in example.notes]
-        row = rows.get(example.id)
-        missing += row is None
-        faulty += row is not None and any(task.data.check(example, row, None))
-        values = metric_values(task, gold_row, row, f"{submission}: id {example.id}")
-        table.add(example, task.score.weight(example), values)
-        baselines.add(example)
-        if certainty:
-            certainty.add(example, gold_row, row)
+    missing, faulty, unknown, notes = 0, 0, 0, list[str]()
+    seen: set[str] = set()
+    one_by_one = Scoring(reader, gold, submission, rows, labels, baselines, certainty)
+    with closing(on_all_cores(one_by_one.parts, gold)) as parts, told(gold, len(rows)) as progress:
+        for part in parts:
+            for scored in part.examples:
+                if scored.id in seen:
+                    raise UserError(f"{gold}: id {scored.id} is used twice; see `panjue check`")
+                seen.add(scored.id)
+                table.add(scored.groups, scored.weight, scored.values)
+                baselines.add(scored.groups, scored.weight, scored.baselines)
+                if certainty and scored.judged:
+                    certainty.add(scored.judged)
+                missing += scored.missing
+                faulty += scored.faulty
+                notes += scored.notes
+            unknown += part.unknown_labels
+            reader.skipped.rows.update(part.skipped)
+            progress(len(seen))
     examples = len(table.weights)
     groups = {attribute: _by_group(table, attribute) for attribute in table.groups}
     means = baselines.means()
@@ -149,9 +159,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         extra_rows=len(rows) - examples + missing,
         doubled=len(rows.duplicates),
         faulty=faulty,
-        unknown_labels=_count_unknown(reader, gold, labels)
-        if labels and task.answer.fields
-        else None,
+        unknown_labels=unknown if labels and task.answer.fields else None,
         calibration=certainty.fields() if certainty else None,
         abstention=certainty.abstention(table) if certainty else None,
         compared_by=task.score.compared_by,
@@ -213,17 +221,6 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
     path = submission.parent / "decode.json"
     report: dict[str, Any] = read_json(path) if path.exists() else {}
     return report if report.get("submission_sha256") == sha256(submission) else None
-
-
-def _count_unknown(reader: Reader, gold: Path, labels: Labels) -> int:
-    """Count the gold labels that training never saw; they are scored as missed."""
-    counts = reader.task.ask.labels(reader.read(gold)).counts
-    return sum(
-        n
-        for field in counts
-        for label, n in counts[field].items()
-        if label not in labels.counts.get(field, ())
-    )
 
 
 def _by_group(table: ScoreTable, attribute: str) -> dict[str, Summary]:

@@ -167,5 +167,5 @@ def means(
             answer = decider.decide_from(first, items).answer if decider and asked else first
             place = f"{run.folder}: id {example.id}"
             values = metric_values(task, gold, task.data.write(example, answer), place)
-            tables[setting].add(example, task.score.weight(example), values)
+            tables[setting].add(example.groups, task.score.weight(example), values)
     return {setting: summarize(table, resamples=0).mean for setting, table in tables.items()}

@@ -1,10 +1,11 @@
 """Read a file of examples: choose the rows, add the groups, handle bad rows."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from panjue.prompts.example import Example, groups_of
 from panjue.prompts.plumbing.errors import UserError
@@ -14,6 +15,28 @@ from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]
 """What to do with a bad row."""
+
+
+BLOCK = 256
+"""Rows of a block: what one process reads at a time where several share a file."""
+
+
+class Share(NamedTuple):
+    """Every `of`-th block of a file, from block `number` on."""
+
+    number: int
+    of: int
+
+
+ALONE = Share(0, 1)
+"""The whole file."""
+
+
+class Block(NamedTuple):
+    """The examples of a block, and the rows of it that were skipped."""
+
+    examples: list[Example]
+    skipped: dict[tuple[Path, int | str], str]
 
 
 class Skipped:
@@ -71,22 +94,54 @@ class Reader:
         """
         first: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
-            try:
-                row = load()
-                example = self.task.data.read(row)
-                groups = {**example.groups, **self._further_groups(example, row)}
-                before = first.setdefault(str(example.id), place)
-                if before != place:
-                    raise UserError(f"id {example.id} is already used at {before}")
-            except (UserError, KeyError) as error:
-                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
-                if self.on_bad_row == "stop":
-                    hint = "" if first else format_hint(self.task.data, path)
-                    raise UserError(f"{path}:{place}: {reason}{hint}") from None
-                self.skipped.add(path, place, reason)
-                continue
-            if not self.held_out or is_held_out(example):
-                yield replace(example, groups=groups)
+            yield from self._example(path, place, load, first)
+
+    def blocks(self, path: Path, share: Share = ALONE) -> Iterator[Block]:
+        """Yield the blocks of a share of a file; an id that is used twice is seen within a share.
+
+        Raises:
+            UserError: As for `read`.
+        """
+        first: dict[str, int | str] = {}
+        rows = self.task.data.rows(path)
+        for number in count():
+            records = list(islice(rows, BLOCK))
+            if not records:
+                return
+            if number % share.of == share.number:
+                before = dict(self.skipped.rows)
+                examples = [
+                    example
+                    for place, load in records
+                    for example in self._example(path, place, load, first)
+                ]
+                skipped = {k: v for k, v in self.skipped.rows.items() if k not in before}
+                yield Block(examples, skipped)
+
+    def _example(
+        self,
+        path: Path,
+        place: int | str,
+        load: Callable[[], dict[str, Any]],
+        first: dict[str, int | str],
+    ) -> Iterator[Example]:
+        """Yield the example of a row, unless it is skipped; `first` has the place of each id."""
+        try:
+            row = load()
+            example = self.task.data.read(row)
+            groups = {**example.groups, **self._further_groups(example, row)}
+            before = first.setdefault(str(example.id), place)
+            if before != place:
+                raise UserError(f"id {example.id} is already used at {before}")
+        except (UserError, KeyError) as error:
+            reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+            if self.on_bad_row == "stop":
+                hint = "" if first else format_hint(self.task.data, path)
+                raise UserError(f"{path}:{place}: {reason}{hint}") from None
+            self.skipped.add(path, place, reason)
+            return
+        if not self.held_out or is_held_out(example):
+            yield replace(example, groups=groups)
 
     def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the groups from the row's `groups` and from the side file; the latter win."""

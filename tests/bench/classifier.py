@@ -43,7 +43,7 @@ def main(name: str, train: Path, test: Path, mix: Path | None = None) -> None:
         decision, gold = decider.decide_alone(example), task.answer.items_of(example.answer)
         row = task.data.write(example, decision.answer)
         values = metric_values(task, task.gold(example), row, str(test))
-        table.add(example, task.score.weight(example), values)
+        table.add(example.groups, task.score.weight(example), values)
         chosen = task.answer.items_of(decision.answer)
         for item, right, sure in zip(chosen, gold, decision.confidence, strict=True):
             for field, confidence in sure.items():

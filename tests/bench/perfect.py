@@ -55,7 +55,9 @@ def main() -> None:
         columns = ScoreTable(task)
         for example in examples:
             row = perfect_row(task, example)
-            columns.add(example, 1.0, metric_values(task, task.gold(example), row, example.text))
+            columns.add(
+                example.groups, 1.0, metric_values(task, task.gold(example), row, example.text)
+            )
         mean = summarize(columns, resamples=0).mean
         told = ", ".join(f"{key}={value}" for key, value in way.items())
         table.add_row(told, f"{mean['sextuple']:.4f}", f"{mean['event']:.4f}")

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from panjue.eval.means import ScoreTable, summarize
 from panjue.eval.score import Scores, score, show
-from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
@@ -255,7 +254,7 @@ def columns(
     found = ScoreTable(replace(TASK, score=replace(TASK.score, metrics=(final,))))
     for i, (weight, value) in enumerate(zip(weights, values, strict=True)):
         of: Mapping[str, str] = {"kind": groups[i]} if groups and groups[i] else {}
-        found.add(Example(i, "", groups=of), weight, np.array([value]))
+        found.add(of, weight, np.array([value]))
     return found
 
 

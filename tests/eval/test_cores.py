@@ -1,0 +1,150 @@
+"""A large file is worked on by several processes: nothing changes but the time."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.eval import cores, means
+from panjue.eval.answers import decode_run
+from panjue.eval.cores import on_all_cores
+from panjue.eval.score import score
+from panjue.prompts import reader
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.reader import Reader, Share
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.demo import write_demo
+
+TASK = load_task("judgment")
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have three processes share even a small file, five rows at a time."""
+    monkeypatch.setattr(cores, "LARGE", 1)
+    monkeypatch.setattr(reader, "BLOCK", 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cases")
+    write_demo(folder, {"train": 1, "test": 43, "base": 1})
+    return folder / "test.jsonl"
+
+
+@given(st.integers(1, 9), st.integers(1, 50))
+def test_shares_are_the_file(cases: Path, of: int, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "BLOCK", block)
+        shares = [list(Reader(TASK).blocks(cases, Share(i, of))) for i in range(of)]
+    found = []
+    for turn in range(max(len(share) for share in shares)):
+        found += [e.id for share in shares if turn < len(share) for e in share[turn].examples]
+    assert found == [example.id for example in Reader(TASK).read(cases)]
+
+
+def test_results_come_in_order_from_several_processes(several: None, cases: Path) -> None:
+    def work(share: Share) -> Iterator[tuple[int, int]]:
+        for number in range(share.number, 20, share.of):
+            yield number, os.getpid()
+
+    results = list(on_all_cores(work, cases))
+    assert [number for number, _ in results] == list(range(20))
+    assert len({process for _, process in results} - {os.getpid()}) == 3
+
+
+def test_an_error_of_a_process_is_raised_in_its_turn(several: None, cases: Path) -> None:
+    def work(share: Share) -> Iterator[int]:
+        yield share.number
+        if share.number == 1:
+            raise UserError("line 7: is broken")
+        yield share.number + 3
+
+    found = []
+    with pytest.raises(UserError, match="line 7: is broken"):
+        found += list(on_all_cores(work, cases))
+    assert found == []
+
+
+def test_a_process_that_is_killed_ends_the_work(several: None, cases: Path) -> None:
+    def work(share: Share) -> Iterator[int]:
+        yield share.number
+        if share.number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield share.number + 3
+
+    with pytest.raises(UserError, match="one of 3 processes has ended"):
+        list(on_all_cores(work, cases))
+
+
+def answers(folder: Path) -> dict[str, bytes]:
+    names = ("submission.jsonl", "decode.json", "confidence.jsonl")
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+def test_submission_and_scores_are_those_of_one_process(
+    answered: Path, tmp_path: Path, workshop: Path, request: pytest.FixtureRequest
+) -> None:
+    run = shutil.copytree(answered, tmp_path / "run") / "answers/test"
+    gold = workshop / "demo/test.jsonl"
+    decode_run(run)
+    alone = answers(run)
+    scores = score(Reader(TASK), gold, run).to_json()
+    request.getfixturevalue("several")
+    for name in alone:
+        (run / name).unlink()
+    decode_run(run)
+    assert answers(run) == alone
+    assert score(Reader(TASK), gold, run).to_json() == scores
+
+
+def test_progress_is_told(
+    several: None,
+    answered: Path,
+    workshop: Path,
+    panjue: Callable[..., CompletedProcess[str]],
+) -> None:
+    done = panjue("score", workshop / "demo/test.jsonl", answered / "answers/test")
+    assert done.returncode == 0, done.stderr
+    assert "24/24  " in done.stdout
+
+
+def test_bad_rows_are_found_by_all_processes(
+    several: None,
+    answered: Path,
+    workshop: Path,
+    tmp_path: Path,
+    panjue: Callable[..., CompletedProcess[str]],
+) -> None:
+    gold = tmp_path / "gold.jsonl"
+    lines = (workshop / "demo/test.jsonl").read_text("utf-8").splitlines()
+    gold.write_text("\n".join(["{", *lines[:12], "[]", *lines[12:]]) + "\n", "utf-8")
+    words = ("score", gold, answered / "answers/test")
+    assert f"panjue: {gold}:1: not JSON" in panjue(*words).stderr
+    assert "bad rows skipped: 2" in panjue(*words, "--on-bad-row", "skip").stdout
+
+
+def test_an_id_that_is_used_twice_is_refused(
+    several: None,
+    answered: Path,
+    workshop: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(means, "COMPARED", 3)  # or the comparison would find it
+    gold = tmp_path / "gold.jsonl"
+    lines = (workshop / "demo/test.jsonl").read_text("utf-8").splitlines()
+    rows: list[Any] = [json.loads(line) for line in lines]
+    rows[20]["id"] = rows[1]["id"]
+    gold.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with pytest.raises(UserError, match=f"id {rows[1]['id']} is used twice"):
+        score(Reader(TASK), gold, answered / "answers/test")
