@@ -19,6 +19,8 @@ from panjue.eval.cores import on_all_cores
 from panjue.eval.score import score
 from panjue.prompts import reader
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader, Share
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.demo import write_demo
@@ -84,6 +86,22 @@ def test_a_process_that_is_killed_ends_the_work(several: None, cases: Path) -> N
 
     with pytest.raises(UserError, match="one of 3 processes has ended"):
         list(on_all_cores(work, cases))
+
+
+def test_processes_that_read_the_same_rows_do_not_disturb_each_other(
+    several: None, cases: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    texts = {str(i): f"案{i}" * (1 + 97 * i % 7000) for i in range(400)}
+    path.write_text("".join(dump({"id": k, "text": v}) + "\n" for k, v in texts.items()), "utf-8")
+    rows = Rows(path)
+
+    def work(share: Share) -> Iterator[bool]:
+        for _ in range(5):
+            found = {key: rows.get(key) for key in texts}
+            yield all(row and row["text"] == texts[key] for key, row in found.items())
+
+    assert list(on_all_cores(work, cases)) == [True] * 15
 
 
 def answers(folder: Path) -> dict[str, bytes]:
