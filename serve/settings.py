@@ -1,7 +1,6 @@
 """Settings of generation and of the server, and what is checked before vLLM is imported."""
 
 import os
-import secrets
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,9 +33,10 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     "TOKENIZERS_PARALLELISM": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
 }
-"""Environment variables of all vLLM processes, unless the user has set them."""
+"""Environment variables of vLLM's processes and of Ray, unless the user has set them."""
 
 MANAGED_SETTINGS = {
     "model": "trained",
@@ -242,22 +242,9 @@ def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConf
         raise UserError(f"test: no file {config.test}")
     next(Reader(task, on_bad_row=config.on_bad_row).read(config.test), None)  # of another format?
     check_ray(config)
-    set_ray_environment(config.ray)
     if config.trained or not config.endpoint:
         trained_folder(config)
     return config
-
-
-def set_ray_environment(cluster: str | None) -> None:
-    """Set what Ray reads when it is imported, which vLLM does, unless the user has.
-
-    It would report its use to its makers, and let every user of this machine run code in a cluster
-    that it starts.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if cluster == "local" and "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
 
 
 def check_ray(config: GenerateConfig) -> None:

@@ -19,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from panjue.prompts.cli import main as command_line
-from panjue.serve.settings import set_ray_environment
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -100,7 +99,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would take both cores
     # oneDNN keeps 0.1 MB for each shape of a batch, up to 1,024 of them: a leak looks like that.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
-    set_ray_environment("local")  # vLLM imports Ray, which reads it then
     config.pluginmanager.register(FixtureCosts())
 
 

@@ -21,18 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from panjue.serve.settings import set_ray_environment
+import ray
 
-set_ray_environment("local")
-
-import ray  # noqa: E402
-
-from panjue.prompts.example import Example  # noqa: E402
-from panjue.prompts.reader import Reader  # noqa: E402
-from panjue.prompts.task import load_task  # noqa: E402
-from panjue.serve.fleet import Fleet, cluster  # noqa: E402
-from panjue.serve.generate import append  # noqa: E402
-from panjue.serve.work import Row, Step, Work, batches  # noqa: E402
+from panjue.prompts.example import Example
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
+from panjue.serve.fleet import Fleet, cluster
+from panjue.serve.generate import append
+from panjue.serve.work import Row, Step, Work, batches
 
 CORES = len(os.sched_getaffinity(0))
 IN_FLIGHT = 256

@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from panjue.serve.settings import set_ray_environment
+import ray
 
-set_ray_environment("local")
-
-import ray  # noqa: E402
-
-from panjue.prompts.example import Example, call_key  # noqa: E402
-from panjue.prompts.plumbing.errors import UserError  # noqa: E402
-from panjue.serve.fleet import RESTARTS, Fleet, cluster  # noqa: E402
-from panjue.serve.work import Row, Step, Work, batches  # noqa: E402
+from panjue.prompts.example import Example, call_key
+from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.fleet import RESTARTS, Fleet, cluster
+from panjue.serve.work import Row, Step, Work, batches
 
 EXAMPLES = 60
 REPLICAS = 2

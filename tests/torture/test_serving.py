@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ CASE = {"fact": "被告人张某盗窃。"}
 LONGEST_S = 300
 
 pytestmark = pytest.mark.endurance
+
+
+def ask(url: str) -> httpx.Response:
+    return httpx.post(url, json=CASE, timeout=LONGEST_S)
 
 
 @pytest.mark.promise("a hanging or dead engine of the server is started again")
@@ -43,6 +48,24 @@ def test_a_server_is_killed(panjue_serve: Callable[..., Any], promise: Any) -> N
     server.ready()
     with promise.attempt():
         assert server.left_after_kill(timeout=2) == []
+
+
+@pytest.mark.promise("a server with two engines survives the end of one")
+def test_a_server_with_two_engines(panjue_serve: Callable[..., Any], promise: Any) -> None:
+    engine = {"dtype": "float32", "max_num_seqs": 8, "enforce_eager": True, "data_parallel_size": 2}
+    server = panjue_serve(engine=engine)
+    with promise.attempt():
+        for is_last in (False, True):
+            url = f"{server.ready()}/v1/judgments"
+            with ThreadPoolExecutor(8) as pool:
+                asked = [
+                    pool.submit(httpx.post, url, json=CASE, timeout=LONGEST_S) for _ in range(8)
+                ]
+                assert {each.result().status_code for each in asked} == {200}
+            if not is_last:
+                server.engine.kill()
+    server.process.terminate()
+    assert server.process.wait(60) == 0
 
 
 @pytest.mark.promise("two engines answer as one")
