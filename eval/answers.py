@@ -36,7 +36,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Reader, Share
+from panjue.prompts.reader import Reader, Share, SkippedRows
 from panjue.prompts.task import Task, configured, load_task
 
 
@@ -244,7 +244,7 @@ class _Part(NamedTuple):
 
     answers: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]]
     tally: Tally
-    skipped: dict[tuple[Path, int | str], str]
+    skipped: SkippedRows
 
 
 def _parts(

@@ -4,8 +4,9 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.progress import meter
-from panjue.prompts.reader import ALONE, Share
+from panjue.prompts.reader import ALONE, Reader, Share, SkippedRows
 
 LARGE = 2**26
 """Bytes of a file from which processes are worth their start: about 10,000 real cases."""
@@ -39,6 +40,37 @@ class End:
 def is_large(path: Path) -> bool:
     """Say whether a file is worth several processes, and a progress line."""
     return path.is_file() and path.stat().st_size >= LARGE
+
+
+def count_examples(reader: Reader, path: Path) -> int:
+    """Read a whole file with all cores; return the number of its examples.
+
+    Raises:
+        UserError: As for `Reader.read`.
+    """
+    seen: set[str] = set()
+    with closing(on_all_cores(partial(_ids, reader, path), path)) as blocks:
+        for ids, skipped in blocks:
+            add_unique(seen, ids, path)
+            reader.skipped.rows.update(skipped)
+    return len(seen)
+
+
+def _ids(reader: Reader, path: Path, share: Share) -> Iterator[tuple[list[str], SkippedRows]]:
+    for block in reader.blocks(path, share):
+        yield [str(example.id) for example in block.examples], block.skipped
+
+
+def add_unique(seen: set[str], ids: Iterable[str], path: Path) -> None:
+    """Add ids of a file to those of other blocks.
+
+    Raises:
+        UserError: One is among them.
+    """
+    for key in ids:
+        if key in seen:
+            raise UserError(f"{path}: id {key} is used twice; see `panjue check`")
+        seen.add(key)
 
 
 def on_all_cores(work: Callable[[Share], Iterator[T]], path: Path) -> Generator[T, None, None]:

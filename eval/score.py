@@ -14,7 +14,7 @@ from rich.table import Table
 from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.cores import on_all_cores, told
+from panjue.eval.cores import add_unique, on_all_cores, told
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.means import (
     ScoreTable,
@@ -25,7 +25,6 @@ from panjue.eval.means import (
 )
 from panjue.eval.scored import Scoring
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.reader import Reader
@@ -130,10 +129,8 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     one_by_one = Scoring(reader, gold, submission, rows, labels, baselines, certainty)
     with closing(on_all_cores(one_by_one.parts, gold)) as parts, told(gold, len(rows)) as progress:
         for part in parts:
+            add_unique(seen, (scored.id for scored in part.examples), gold)
             for scored in part.examples:
-                if scored.id in seen:
-                    raise UserError(f"{gold}: id {scored.id} is used twice; see `panjue check`")
-                seen.add(scored.id)
                 table.add(scored.groups, scored.weight, scored.values)
                 baselines.add(scored.groups, scored.weight, scored.baselines)
                 if certainty and scored.judged:

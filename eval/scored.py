@@ -11,7 +11,7 @@ from panjue.eval.means import gold_row, metric_values
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Reader, Share
+from panjue.prompts.reader import Reader, Share, SkippedRows
 from panjue.prompts.tasks.metrics import Numbers
 
 
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
     examples: list[Scored]
     unknown_labels: int
-    skipped: dict[tuple[Path, int | str], str]
+    skipped: SkippedRows
 
 
 @dataclass(frozen=True)

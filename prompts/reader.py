@@ -32,11 +32,15 @@ ALONE = Share(0, 1)
 """The whole file."""
 
 
+SkippedRows = dict[tuple[Path, int | str], str]
+"""(file, place in the file) -> why the row was skipped."""
+
+
 class Block(NamedTuple):
     """The examples of a block, and the rows of it that were skipped."""
 
     examples: list[Example]
-    skipped: dict[tuple[Path, int | str], str]
+    skipped: SkippedRows
 
 
 class Skipped:
@@ -48,7 +52,7 @@ class Skipped:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.rows: dict[tuple[Path, int | str], str] = {}
+        self.rows: SkippedRows = {}
 
     def add(self, path: Path, place: int | str, reason: str) -> None:
         """Add a row."""
