@@ -35,8 +35,9 @@ class ScoreTable:
         self.values.append(values)
         before = len(self.weights) - 1
         for attribute in {**self.groups, **example_groups}:
-            groups = self.groups.setdefault(attribute, [UNKNOWN] * before)
-            groups.append(example_groups.get(attribute, UNKNOWN))
+            if attribute not in self.groups:
+                self.groups[attribute] = [UNKNOWN] * before
+            self.groups[attribute].append(example_groups.get(attribute, UNKNOWN))
 
 
 @dataclass(frozen=True)
