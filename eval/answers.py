@@ -36,7 +36,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Reader, Share, SkippedRows
+from panjue.prompts.reader import Reader, Share
 from panjue.prompts.task import Task, configured, load_task
 
 
@@ -117,12 +117,6 @@ class Run:
                 f"{error}; `panjue generate` again drops it if it is the last line, cut by a "
                 "kill; delete any other broken line by hand: generate asks that example again"
             ) from None
-
-    def answered(self, rows: Rows) -> int:
-        """Return the number of examples that have rows."""
-        if not isinstance(self.task.answer, Solve):
-            return len(rows)
-        return len({key.rpartition(" ")[0] for key in rows.ids()})
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of one call.
@@ -212,15 +206,17 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
         atomic_write(folder / "confidence.jsonl") as confidences,
     ):
         rows = run.rows()
-        parts = on_all_cores(partial(_parts, run, rows, decider, greedy), run.test)
-        with closing(parts), told(run.test, run.answered(rows)) as progress:
+        # Some tasks of several calls cache vectors in a database.
+        alone = run.reader.on_bad_row == "skip" or isinstance(task.answer, Solve)
+        work = partial(_parts, run, rows, decider, greedy)
+        parts = on_all_cores(work, run.test, alone=alone)
+        with closing(parts), told(run.test, len(rows)) as progress:
             for part in parts:
                 for row, confidence in part.answers:
                     write(row)
                     if confidence:
                         confidences.write(dump(confidence) + "\n")
                 tally.add(part.tally)
-                run.reader.skipped.rows.update(part.skipped)
                 progress(tally.examples)
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
@@ -244,16 +240,15 @@ class _Part(NamedTuple):
 
     answers: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]]
     tally: Tally
-    skipped: SkippedRows
 
 
 def _parts(
     run: Run, rows: Rows, decider: Decider | None, greedy: bool, share: Share
 ) -> Iterator[_Part]:
     """Decode the blocks of a share of the test file."""
-    for block in run.reader.blocks(run.test, share):
-        part = _Part([], Tally(examples=len(block.examples)), block.skipped)
-        for example in block.examples:
+    for examples in run.reader.blocks(run.test, share):
+        part = _Part([], Tally(examples=len(examples)))
+        for example in examples:
             answer, confidence = _answer(run, rows, example, decider, part.tally, greedy=greedy)
             row = None if confidence is None else {"id": example.id, "confidence": confidence}
             part.answers.append((run.task.data.write(example, answer), row))

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -14,32 +15,41 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.orphans import end_with_parent
 from panjue.prompts.plumbing.progress import meter
-from panjue.prompts.reader import ALONE, Reader, Share, SkippedRows
+from panjue.prompts.reader import ALONE, Reader, Share
 
 LARGE = 2**26
 """Bytes of a file from which processes are worth their start: about 10,000 real cases."""
 
+MOST = 16
+"""The most processes: more would wait for the one that takes their results."""
+
 T = TypeVar("T")
-
-
-@contextmanager
-def told(path: Path, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield what shows how many of `total` examples of a file are done; nothing of a small file."""
-    if not is_large(path):
-        yield lambda _: None
-        return
-    with meter(Console(soft_wrap=True), total) as progress:
-        yield lambda done: progress.to(done, f"{progress.rate:,.0f} cases/s")
-
-
-class End:
-    """A process has no further block."""
 
 
 def is_large(path: Path) -> bool:
     """Say whether a file is worth several processes, and a progress line."""
     return path.is_file() and path.stat().st_size >= LARGE
+
+
+@contextmanager
+def told(path: Path, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield what shows how many of about `total` examples are done; nothing of a small file."""
+    if not is_large(path):
+        yield lambda _: None
+        return
+    with meter(Console(soft_wrap=True), total) as progress:
+
+        def show(done: int) -> None:
+            progress.total = max(progress.total, done)
+            progress.to(done, f"{progress.rate:,.0f} cases/s")
+
+        yield show
+
+
+class End:
+    """A process has no further block."""
 
 
 def count_examples(reader: Reader, path: Path) -> int:
@@ -49,16 +59,16 @@ def count_examples(reader: Reader, path: Path) -> int:
         UserError: As for `Reader.read`.
     """
     seen: set[str] = set()
-    with closing(on_all_cores(partial(_ids, reader, path), path)) as blocks:
-        for ids, skipped in blocks:
+    alone = reader.on_bad_row == "skip"
+    with closing(on_all_cores(partial(_ids, reader, path), path, alone=alone)) as blocks:
+        for ids in blocks:
             add_unique(seen, ids, path)
-            reader.skipped.rows.update(skipped)
     return len(seen)
 
 
-def _ids(reader: Reader, path: Path, share: Share) -> Iterator[tuple[list[str], SkippedRows]]:
-    for block in reader.blocks(path, share):
-        yield [str(example.id) for example in block.examples], block.skipped
+def _ids(reader: Reader, path: Path, share: Share) -> Iterator[list[str]]:
+    for examples in reader.blocks(path, share):
+        yield [str(example.id) for example in examples]
 
 
 def add_unique(seen: set[str], ids: Iterable[str], path: Path) -> None:
@@ -73,19 +83,25 @@ def add_unique(seen: set[str], ids: Iterable[str], path: Path) -> None:
         seen.add(key)
 
 
-def on_all_cores(work: Callable[[Share], Iterator[T]], path: Path) -> Generator[T, None, None]:
+def on_all_cores(
+    work: Callable[[Share], Iterator[T]], path: Path, *, alone: bool
+) -> Generator[T, None, None]:
     """Yield what `work` yields for every block of the file `path`, in order.
 
     Args:
         work: Share of the file -> one result for each block in it; results are pickled.
-        path: A large file is shared out among as many processes as there are cores.
+        path: A large file is shared out among processes.
+        alone: Whether one process does all: to skip bad rows (the second row of an id is bad,
+            wherever the first one is), and with what does not survive a fork (a model, a database).
+
+    Raises:
+        UserError: `work` has raised it, or a process has died.
     """
-    cores = len(os.sched_getaffinity(0)) if is_large(path) else 1
-    if cores == 1:
+    cores = min(len(os.sched_getaffinity(0)), MOST)
+    if alone or cores == 1 or not is_large(path):
         yield from work(ALONE)
         return
-    # Forked: tasks and indexes are neither pickled nor made anew. The children run none of the
-    # libraries whose threads do not survive that.
+    # Forked: tasks and indexes are neither pickled nor made anew.
     context = multiprocessing.get_context("fork")
     processes, pipes = [], []
     try:
@@ -106,12 +122,12 @@ def on_all_cores(work: Callable[[Share], Iterator[T]], path: Path) -> Generator[
 
 
 def _in_turns(pipes: list[Connection]) -> Iterator[Any]:
-    """Yield one result of each process in turn; the first one without a block has the last."""
+    """Yield one result of each process in turn, until one has no further block."""
     while True:
         for pipe in pipes:
             try:
                 result = pipe.recv()
-            except EOFError:
+            except (EOFError, OSError):  # OSError: in the middle of a result
                 raise UserError(
                     f"one of {len(pipes)} processes has ended; is memory short?"
                 ) from None
@@ -123,13 +139,14 @@ def _in_turns(pipes: list[Connection]) -> Iterator[Any]:
 
 
 def _send(work: Callable[[Share], Iterator[Any]], share: Share, pipe: Connection) -> None:
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         for result in work(share):
             pipe.send(result)
         pipe.send(End())
-    except BrokenPipeError:  # the parent has ended
-        return
-    except Exception as error:
+    except UserError as error:
         pipe.send(error)
+    except Exception:  # it may not be picklable, and its traceback is not
+        pipe.send(RuntimeError(traceback.format_exc()))

@@ -127,7 +127,10 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     missing, faulty, unknown, notes = 0, 0, 0, list[str]()
     seen: set[str] = set()
     one_by_one = Scoring(reader, gold, submission, rows, labels, baselines, certainty)
-    with closing(on_all_cores(one_by_one.parts, gold)) as parts, told(gold, len(rows)) as progress:
+    # Texts may be compared by an embedding model.
+    alone = reader.on_bad_row == "skip" or task.score.compared_by is not None
+    parts = on_all_cores(one_by_one.parts, gold, alone=alone)
+    with closing(parts), told(gold, len(rows)) as progress:
         for part in parts:
             add_unique(seen, (scored.id for scored in part.examples), gold)
             for scored in part.examples:
@@ -139,7 +142,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
                 faulty += scored.faulty
                 notes += scored.notes
             unknown += part.unknown_labels
-            reader.skipped.rows.update(part.skipped)
             progress(len(seen))
     examples = len(table.weights)
     groups = {attribute: _by_group(table, attribute) for attribute in table.groups}

@@ -11,7 +11,7 @@ from panjue.eval.means import gold_row, metric_values
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Reader, Share, SkippedRows
+from panjue.prompts.reader import Reader, Share
 from panjue.prompts.tasks.metrics import Numbers
 
 
@@ -34,7 +34,6 @@ class Part(NamedTuple):
 
     examples: list[Scored]
     unknown_labels: int
-    skipped: SkippedRows
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ class Scoring:
 
     def parts(self, share: Share) -> Iterator[Part]:
         """Score the blocks of a share of the gold file."""
-        for block in self.reader.blocks(self.gold, share):
-            examples = [self._scored(example) for example in block.examples]
-            yield Part(examples, self._unknown_labels(block.examples), block.skipped)
+        for examples in self.reader.blocks(self.gold, share):
+            scored = [self._scored(example) for example in examples]
+            yield Part(scored, self._unknown_labels(examples))
 
     def _scored(self, example: Example) -> Scored:
         task, row = self.reader.task, self.rows.get(example.id)

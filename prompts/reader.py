@@ -32,17 +32,6 @@ ALONE = Share(0, 1)
 """The whole file."""
 
 
-SkippedRows = dict[tuple[Path, int | str], str]
-"""(file, place in the file) -> why the row was skipped."""
-
-
-class Block(NamedTuple):
-    """The examples of a block, and the rows of it that were skipped."""
-
-    examples: list[Example]
-    skipped: SkippedRows
-
-
 class Skipped:
     """The skipped rows; each counts once, even if its file is read several times.
 
@@ -52,7 +41,7 @@ class Skipped:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.rows: SkippedRows = {}
+        self.rows: dict[tuple[Path, int | str], str] = {}
 
     def add(self, path: Path, place: int | str, reason: str) -> None:
         """Add a row."""
@@ -100,8 +89,10 @@ class Reader:
         for place, load in self.task.data.rows(path):
             yield from self._example(path, place, load, first)
 
-    def blocks(self, path: Path, share: Share = ALONE) -> Iterator[Block]:
-        """Yield the blocks of a share of a file; an id that is used twice is seen within a share.
+    def blocks(self, path: Path, share: Share = ALONE) -> Iterator[list[Example]]:
+        """Yield the examples of each block of a share of a file.
+
+        An id that is used twice is noticed only within a share.
 
         Raises:
             UserError: As for `read`.
@@ -113,14 +104,8 @@ class Reader:
             if not records:
                 return
             if number % share.of == share.number:
-                before = dict(self.skipped.rows)
-                examples = [
-                    example
-                    for place, load in records
-                    for example in self._example(path, place, load, first)
-                ]
-                skipped = {k: v for k, v in self.skipped.rows.items() if k not in before}
-                yield Block(examples, skipped)
+                found = (self._example(path, place, load, first) for place, load in records)
+                yield [example for examples in found for example in examples]
 
     def _example(
         self,

@@ -24,10 +24,8 @@ RESTARTS = 3
 OPEN_BATCHES = 2
 """Batches that a replica has: one that it answers, and one that waits behind it."""
 
-ALL_ENDED = (
-    f"ray: every replica has ended {RESTARTS + 1} times; see debug.log in the run folder, or Ray's "
-    "logs; finished rows are kept, run the same command to resume"
-)
+ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")
+"""Variables of vLLM that are not for other machines."""
 
 
 @contextmanager
@@ -37,17 +35,20 @@ def cluster(address: Literal["auto", "local"]) -> Iterator[None]:
     Raises:
         UserError: This machine belongs to none.
     """
-    variables = {k: v for k, v in os.environ.items() if k.startswith("VLLM_") and "KEY" not in k}
+    variables = {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith("VLLM_") and key not in ONE_MACHINE
+    }
     words: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "logging_level": logging.ERROR}
     if address == "local":
         words |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         ray.init(address, **words)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        here = "; `ray start --head` starts one, or say ray=local for one on this machine"
         raise UserError(
-            f"ray={address}: {reason}; start a cluster with `ray start --head`, "
-            "or say ray=local for one on this machine"
+            f"ray={address}: {first_line(error)}{here if address == 'auto' else ''}"
         ) from None
     try:
         yield
@@ -72,6 +73,8 @@ class Fleet:
         self.again = self._solved = self._calls = self._tokens = 0
         self._count, self._batches, self._check = len(replicas), batches, check
         self._alive: list[Any] = []
+        self._have_run: set[Any] = set()
+        self._reason = ""
         self._returned: deque[Batch] = deque()
         self._starting: dict[Any, Any] = {}
         self._answering: dict[Any, tuple[Any, Batch]] = {}
@@ -108,7 +111,7 @@ class Fleet:
 
     def _start(self, replica: Any) -> None:
         """Start the engine of a replica; it may be in a new process."""
-        # Without end, since Ray counts tries while it looks for a machine; `RESTARTS` ends them.
+        # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
         started = replica.start.options(max_task_retries=-1).remote()
         self._starting[started] = replica
 
@@ -133,7 +136,10 @@ class Fleet:
         self._check()
         waiting = [*self._starting, *self._answering]
         if not self._starting and not self._alive:
-            raise UserError(ALL_ENDED)
+            raise UserError(
+                f"ray: all replicas have ended for good: {self._reason}; see debug.log in the run "
+                "folder, or Ray's logs; finished rows are kept, run the same command to resume"
+            )
         ray.wait(waiting, timeout=POLL_S, fetch_local=False)
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=False)
         return [row for outcome in ready for row in self._take(outcome)]
@@ -143,7 +149,9 @@ class Fleet:
         try:
             if outcome in self._starting:
                 ray.get(outcome)
-                self._alive.append(self._starting.pop(outcome))
+                replica = self._starting.pop(outcome)
+                self._alive.append(replica)
+                self._have_run.add(replica)
                 return []
             step: Step = ray.get(next(outcome))
         except StopIteration:
@@ -151,12 +159,13 @@ class Fleet:
             self._in_flight.pop(outcome, None)
             return []
         except RayTaskError as error:
-            if isinstance(error.cause, UserError):
+            if not isinstance(error.cause, UserError):
+                raise
+            if self._starting.get(outcome) not in self._have_run:
                 raise error.cause from None
-            raise
-        except RayError:  # the process of the replica, its machine, or rows on that machine
-            self._lose(outcome)
-            return []
+            return self._lose(outcome, error.cause)  # say, its GPU has failed
+        except RayError as error:  # the process of the replica, its machine, or rows there
+            return self._lose(outcome, error)
         _, batch = self._answering[outcome]
         for row in step.rows:
             batch.add(row)
@@ -168,11 +177,12 @@ class Fleet:
         self._in_flight[outcome] = step.in_flight
         return step.rows
 
-    def _lose(self, outcome: Any) -> None:
-        """Have what a replica left asked again, and its engine started again."""
-        if outcome in self._starting:  # Ray has restarted its process often enough
+    def _lose(self, outcome: Any, error: Exception) -> list[Row]:
+        """Have what a replica left asked again, and its engine started again; there are no rows."""
+        self._reason = first_line(error)
+        if outcome in self._starting:  # it cannot be started again
             del self._starting[outcome]
-            return
+            return []
         replica, batch = self._answering.pop(outcome)
         self._in_flight.pop(outcome, None)
         left = batch.again()
@@ -181,3 +191,9 @@ class Fleet:
         if replica in self._alive:
             self._alive.remove(replica)
             self._start(replica)
+        return []
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, without a full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

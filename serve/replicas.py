@@ -15,6 +15,7 @@ import ray
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import difference
 from panjue.prompts.plumbing.model import prompt_sha256
 from panjue.serve.engine import EngineEnded, on_cpu
 from panjue.serve.fleet import RESTARTS
@@ -26,6 +27,14 @@ from panjue.serve.work import Row, Step
 
 STEP_S = 1.0
 """How often a replica hands over its rows; those of the last second are lost if it dies."""
+
+GPUS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_size",
+)
+"""The engine arguments whose product is the number of its GPUs."""
 
 SAME_VERSIONS = ("panjue", "transformers", "llguidance")
 """Packages that must have one version in the whole cluster: prompts and schemas depend on them."""
@@ -43,16 +52,15 @@ def resources(config: GenerateConfig) -> dict[str, float]:
         machines = [count for count in cores if count] or [1]
         on_each = ceil(config.replicas / len(machines))
         return {"num_cpus": max(1, min(machines) // on_each)}
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    return {"num_cpus": 1, "num_gpus": prod(config.engine.get(name, 1) for name in sizes)}
+    return {"num_cpus": 1, "num_gpus": prod(config.engine.get(name, 1) for name in GPUS)}
 
 
 class Replica:
     """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
 
-    def __init__(self, job: Job, versions: dict[str, str]) -> None:
+    def __init__(self, job: Job, wanted: dict[str, str]) -> None:
         """Take the job, and the versions of the driver."""
-        self._job, self._task, self._versions = job, job.task, versions
+        self._job, self._wanted = job, wanted
         self._running = ExitStack()
         self._started: tuple[Any, Any] | None = None
 
@@ -66,11 +74,8 @@ class Replica:
         if self._started:
             return
         config, host = self._job.config, socket.gethostname()
-        for name, wanted in self._versions.items():
-            if (found := versions(config.task)[name]) != wanted:
-                raise UserError(
-                    f"ray: {host} has another {name} than the driver: {found}, not {wanted}"
-                )
+        if changed := difference(self._wanted, versions(config.task)):
+            raise UserError(f"ray: {host} has other versions than the driver: {changed}")
         for folder in filter(None, self._job.served or ()):
             if not folder.is_dir():
                 raise UserError(
@@ -79,7 +84,10 @@ class Replica:
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(config.run))
-        self._started = self._running.enter_context(start(self._job, self._task))
+        try:
+            self._started = self._running.enter_context(start(self._job, self._job.task))
+        except EngineEnded:
+            os._exit(1)  # Ray starts another process, on this machine or another
 
     def answer(self, examples: list[Example], old_rows: dict[str, Row]) -> Iterator[Step]:
         """Yield the new rows of a batch, about once a second, with counts for this batch.
@@ -99,7 +107,7 @@ class Replica:
                     yield calls.step(new)
                     new, due = [], time.monotonic() + STEP_S
         except EngineEnded:
-            os._exit(1)  # Ray starts another process, on this machine or another
+            os._exit(1)  # as above
         yield calls.step(new)
 
 
@@ -112,9 +120,9 @@ def replicas(job: Job) -> list[Any]:
 
 def everywhere(job: Job) -> Job:
     """Return the job with whole paths: replicas have working folders of their own."""
-    config = job.config.model_copy(update={"run": job.config.run.resolve()})
+    config = job.config.model_copy(update={"run": job.config.run.absolute()})
     served = job.served
     if served:
-        served = Served(served.model.resolve(), served.adapter and served.adapter.resolve())
-    training = replace(job.training, folder=job.training.folder and job.training.folder.resolve())
+        served = Served(served.model.absolute(), served.adapter and served.adapter.absolute())
+    training = replace(job.training, folder=job.training.folder and job.training.folder.absolute())
     return replace(job, config=config, training=training, served=served)

@@ -66,6 +66,7 @@ RESOURCES = (
     "distributed_executor_backend",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "prefill_context_parallel_size",
     "data_parallel_size",
     "disable_log_stats",
 )

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 class Step(NamedTuple):
-    """Rows that are new, and counts of the run so far.
+    """Rows that are new, and counts so far: of the run, or of a batch.
 
     Attributes:
         rows: The new rows.
@@ -63,10 +63,11 @@ class Work:
 
     @cached_property
     def _keys(self) -> dict[str, list[str]]:
-        """Id -> keys; an example that takes one call and is not answered has none."""
+        """Id -> keys, for tasks of several calls."""
         keys: dict[str, list[str]] = defaultdict(list)
         for key in self.rows.ids() if self.rows else ():
-            keys[key.rpartition(" ")[0]].append(key)
+            if " " in key:
+                keys[key.rpartition(" ")[0]].append(key)
         return keys
 
 
@@ -86,7 +87,7 @@ class Batch:
     _answered: set[str] = field(default_factory=set)
 
     def add(self, row: Row) -> None:
-        """Remember a new row. One that has its example solved is not kept."""
+        """Remember a new row; of a task of one call only its id, since the example is solved."""
         if "call" in row:
             self.rows[call_key(row)] = row
         else:

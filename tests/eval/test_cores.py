@@ -4,11 +4,16 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from threading import Timer
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +55,7 @@ def test_shares_are_the_file(cases: Path, of: int, block: int) -> None:
         shares = [list(Reader(TASK).blocks(cases, Share(i, of))) for i in range(of)]
     found = []
     for turn in range(max(len(share) for share in shares)):
-        found += [e.id for share in shares if turn < len(share) for e in share[turn].examples]
+        found += [e.id for share in shares if turn < len(share) for e in share[turn]]
     assert found == [example.id for example in Reader(TASK).read(cases)]
 
 
@@ -59,7 +64,7 @@ def test_results_come_in_order_from_several_processes(several: None, cases: Path
         for number in range(share.number, 20, share.of):
             yield number, os.getpid()
 
-    results = list(on_all_cores(work, cases))
+    results = list(on_all_cores(work, cases, alone=False))
     assert [number for number, _ in results] == list(range(20))
     assert len({process for _, process in results} - {os.getpid()}) == 3
 
@@ -73,19 +78,60 @@ def test_an_error_of_a_process_is_raised_in_its_turn(several: None, cases: Path)
 
     found = []
     with pytest.raises(UserError, match="line 7: is broken"):
-        found += list(on_all_cores(work, cases))
+        found += list(on_all_cores(work, cases, alone=False))
     assert found == []
 
 
-def test_a_process_that_is_killed_ends_the_work(several: None, cases: Path) -> None:
-    def work(share: Share) -> Iterator[int]:
-        yield share.number
-        if share.number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield share.number + 3
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_a_process_that_is_killed_ends_the_work(several: None, cases: Path, size: int) -> None:
+    """Between two results, or in the middle of a large one."""
 
+    def work(share: Share) -> Iterator[str]:
+        yield "字"
+        if share.number == 2:
+            Timer(0.3, os.kill, [os.getpid(), signal.SIGKILL]).start()
+            yield "字" * size
+            time.sleep(60)
+        yield "字"
+
+    results = on_all_cores(work, cases, alone=False)
+    next(results)
+    time.sleep(1)
     with pytest.raises(UserError, match="one of 3 processes has ended"):
-        list(on_all_cores(work, cases))
+        list(results)
+
+
+def test_a_bug_in_a_process_keeps_its_traceback(several: None, cases: Path) -> None:
+    def work(share: Share) -> Iterator[int]:
+        shares: dict[str, int] = {}
+        yield shares[f"of share {share.number}"]
+
+    with pytest.raises(RuntimeError, match=r"in work\n(.|\n)*KeyError: 'of share 0'"):
+        list(on_all_cores(work, cases, alone=False))
+
+
+def test_no_process_outlives_one_that_is_killed(cases: Path) -> None:
+    script = f"""
+import os, time
+from pathlib import Path
+from panjue.eval import cores
+cores.LARGE = 1
+os.sched_getaffinity = lambda _: {{0, 1, 2}}
+def work(share):
+    print(os.getpid(), flush=True)
+    while True:
+        yield "x" * 2**20
+results = cores.on_all_cores(work, Path({str(cases)!r}), alone=False)
+next(results)
+time.sleep(60)
+"""
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        children = [psutil.Process(int(parent.stdout.readline())) for _ in range(3)]
+        parent.kill()
+    _gone, alive = psutil.wait_procs(children, timeout=10)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_processes_that_read_the_same_rows_do_not_disturb_each_other(
@@ -101,7 +147,7 @@ def test_processes_that_read_the_same_rows_do_not_disturb_each_other(
             found = {key: rows.get(key) for key in texts}
             yield all(row and row["text"] == texts[key] for key, row in found.items())
 
-    assert list(on_all_cores(work, cases)) == [True] * 15
+    assert list(on_all_cores(work, cases, alone=False)) == [True] * 15
 
 
 def answers(folder: Path) -> dict[str, bytes]:
