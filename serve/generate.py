@@ -122,14 +122,14 @@ def answering_here(job: Job, work: Work, console: Console) -> Iterator[Iterator[
 def answering_in_cluster(job: Job, work: Work, console: Console) -> Iterator[Iterator[Step]]:
     """Start replicas of the engine in a Ray cluster; yield what they finish."""
     from panjue.serve.fleet import Fleet, cluster
-    from panjue.serve.replicas import replicas
+    from panjue.serve.replicas import replicas, room
 
     assert job.config.ray
     with cluster(job.config.ray), StopSignals(job.config.folder) as stop:
         stop.at_once = False  # Ray would take the exception for its own
         count = job.config.replicas
         fleet = Fleet(replicas(job), batches(work, count, job.config.in_flight), stop.check)
-        with starting(console, f"the first of {count} replicas"):
+        with starting(console, f"the first of {count} replicas ({room(job.config)})"):
             fleet.wait_for_first()
         yield fleet.steps()
 

@@ -55,6 +55,14 @@ def resources(config: GenerateConfig) -> dict[str, float]:
     return {"num_cpus": 1, "num_gpus": prod(config.engine.get(name, 1) for name in GPUS)}
 
 
+def room(config: GenerateConfig) -> str:
+    """Say what a replica takes and what the cluster has."""
+    name = "CPU" if on_cpu() else "GPU"
+    takes = resources(config)[f"num_{name.lower()}s"]
+    has = ray.cluster_resources().get(name, 0)  # type: ignore[no-untyped-call]
+    return f"each takes {takes:.0f} {name}, the cluster has {has:.0f}"
+
+
 class Replica:
     """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
 

@@ -102,6 +102,12 @@ WORDS: dict[str, dict[str, str]] = {
         "TEST": "data/demo/test.jsonl",
     },
     "Ask it": {},
+    "Many GPUs, many machines": {
+        ".ci/install python3 ray": "ls .ci/install",
+        "ray start --head": "ray start --head --num-cpus=2 && .venv/bin/ray stop",
+        "ray start --address=FIRST:6379": "ray --version",  # there is one machine here
+        "make generate RUN=runs/mine": "make -n generate CONFIG=demo RUN=runs/mine",
+    },
 }
 """Heading -> what the words of its blocks stand for."""
 
