@@ -36,13 +36,23 @@ def test_the_systemd_unit() -> None:
 
 
 def test_the_compose_file() -> None:
-    [text] = blocks("yaml")
+    [text] = [block for block in blocks("yaml") if block.startswith("services:")]
     compose = yaml.safe_load(text)
     [service] = compose["services"].values()
     assert "panjue serve serve/configs/" in " ".join(service["command"])
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     named = {volume.split(":")[0] for volume in service["volumes"] if volume[0] != "/"}
     assert named == compose["volumes"].keys()
+
+
+def test_the_kuberay_job() -> None:
+    """Its form was held to the operator's own schema by hand."""
+    [text] = [block for block in blocks("yaml") if block.startswith("apiVersion: ray.io")]
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["entrypoint"].startswith("panjue generate serve/configs/")
+    [group] = spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert spec["entrypoint"].endswith(f"ray=auto replicas={group['replicas']}")
+    assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
 
 
 def test_the_slurm_script(tmp_path: Path) -> None:
