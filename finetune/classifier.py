@@ -99,7 +99,7 @@ def _view(texts: Sequence[Hashes]) -> View:
     return View(distinct[kept], idf.astype(np.float32))
 
 
-def _field(  # no two belong together
+def _field(
     values: Sequence[set[str]],
     labels: tuple[str, ...],
     rows: csr_array,

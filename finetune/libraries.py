@@ -25,7 +25,7 @@ from trl import SFTTrainer
 from panjue.finetune.model import has_bf16
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.task import Task
 
 MANAGED_SETTINGS = {
@@ -185,7 +185,7 @@ def check_library_settings(config: SftConfig) -> None:
         try:
             cls(**getattr(config, section))
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{section}: {str(error).splitlines()[0]}") from None
+            raise UserError(f"{section}: {first_line(error)}") from None
 
 
 def check_values(section: str, given: Mapping[str, Any], cls: type) -> None:
@@ -263,4 +263,4 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
             disable_tqdm=True,  # the journal shows progress
         )
     except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
+        raise UserError(f"trainer: {first_line(error)}") from None

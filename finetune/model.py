@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils import is_torch_bf16_gpu_available
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 
 Model = PreTrainedModel | PeftModel
 
@@ -50,7 +50,7 @@ def load_base(
     except (ValueError, ImportError) as error:
         if "attention" not in str(error).lower():
             raise
-        raise UserError(f"attn_implementation: {str(error).splitlines()[0]}") from None
+        raise UserError(f"attn_implementation: {first_line(error)}") from None
     # The model's own sampling settings would distort held-out scores: Qwen2.5 has a repetition
     # penalty.
     model.generation_config = GenerationConfig()
@@ -116,7 +116,7 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     try:
         adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
     except (ValueError, TypeError, AttributeError, LookupError, ImportError) as error:
-        raise UserError(f"lora: {str(error).splitlines()[0]}") from None
+        raise UserError(f"lora: {first_line(error)}") from None
     if any(weight.data_ptr() != address for weight, address in addresses.items()):
         raise UserError(
             "lora: these settings change the base's weights too, and the adapter does not fit the "

@@ -12,7 +12,7 @@ from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.debug import engine_stderr
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.alternatives import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
@@ -236,10 +236,10 @@ def startup_errors() -> Iterator[None]:
         raise UserError(f"engine: {place}: {first['msg']}".replace(": : ", ": ")) from None
     except (ValueError, TypeError, KeyError, OSError, VLLMValidationError, ZMQError) as error:
         # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long
-        raise UserError(f"engine: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+        raise UserError(f"engine: {first_line(error)}") from None
     except RuntimeError as error:  # about its process, which has printed the reason
         hint = "if memory is short, lower engine.gpu_memory_utilization or max_tokens"
-        raise UserError(f"engine: {str(error).splitlines()[0]}; {hint}") from None
+        raise UserError(f"engine: {first_line(error)}; {hint}") from None
 
 
 async def _start_engine(args: AsyncEngineArgs) -> StrictLLM:
@@ -300,7 +300,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
     try:
         SamplingParams(**{"temperature": 0.0, **sampling})
     except (ValueError, TypeError, VLLMValidationError) as error:
-        raise UserError(f"sampling: {str(error).splitlines()[0]}") from None
+        raise UserError(f"sampling: {first_line(error)}") from None
 
 
 def on_cpu() -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.serve.source import POLL_S
 from panjue.serve.work import Batch, Row, Step
 
@@ -48,7 +48,7 @@ def cluster(address: Literal["auto", "local"]) -> Iterator[None]:
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         here = "; `ray start --head` starts one, or say ray=local for one on this machine"
         raise UserError(
-            f"ray={address}: {first_line(error)}{here if address == 'auto' else ''}"
+            f"ray={address}: {first_line(error).rstrip('.')}{here if address == 'auto' else ''}"
         ) from None
     try:
         yield
@@ -179,7 +179,7 @@ class Fleet:
 
     def _lose(self, outcome: Any, error: Exception) -> list[Row]:
         """Have what a replica left asked again, and its engine started again; there are no rows."""
-        self._reason = first_line(error)
+        self._reason = first_line(error).rstrip(".")
         if outcome in self._starting:  # it cannot be started again
             del self._starting[outcome]
             return []
@@ -192,8 +192,3 @@ class Fleet:
             self._alive.remove(replica)
             self._start(replica)
         return []
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without a full stop."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

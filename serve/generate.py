@@ -12,10 +12,7 @@ from panjue.eval.cores import count_examples
 from panjue.prompts.example import Decoded, Example, Solve, call_key, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import (
-    dump,
-    stream,
-)
+from panjue.prompts.plumbing.files import dump, stream
 from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.progress import meter, waiting
 from panjue.prompts.plumbing.rows import Rows
@@ -25,10 +22,7 @@ from panjue.serve.engine import check_engine, check_sampling
 from panjue.serve.job import Job, make_job, start
 from panjue.serve.record import Training, check_held_out, claim, find_training, provenance
 from panjue.serve.rows import Calls, rows
-from panjue.serve.settings import (
-    GenerateConfig,
-    generate_settings,
-)
+from panjue.serve.settings import GenerateConfig, generate_settings
 from panjue.serve.stop import StopSignals
 from panjue.serve.work import Step, Work, batches
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
 from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.model import (
@@ -258,7 +258,7 @@ def merge_errors(adapter: Path) -> Iterator[None]:
     try:
         yield
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        raise UserError(f"{adapter}: {str(error).splitlines()[0]} Use adapter=lora") from None
+        raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora") from None
 
 
 def random_inputs(module: nn.Module) -> Tensor:

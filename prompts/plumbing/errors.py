@@ -41,6 +41,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's message, or the name of an error without one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, an exceeded quota and a limit on the file size."""
 
