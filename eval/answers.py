@@ -181,6 +181,14 @@ def _check_gold(run: Run) -> None:
         )
 
 
+def method_of(provenance: Mapping[str, Any], decoding: Mapping[str, Any]) -> str:
+    """Say how answers were made of replies, by their provenance and their decode.json."""
+    method = "sampled" if provenance.get("sampling", {}).get("temperature") else "greedy"
+    if decoding.get("decided"):
+        method = "decided from several replies" if provenance.get("samples") else "decided"
+    return method + (" with the text classifier" if decoding.get("classifier") else "")
+
+
 def decode_run(path: Path, *, greedy: bool = False) -> Tally:
     """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
 
@@ -207,9 +215,9 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
     ):
         rows = run.rows()
         # Some tasks of several calls cache vectors in a database.
-        alone = run.reader.on_bad_row == "skip" or isinstance(task.answer, Solve)
+        alone = isinstance(task.answer, Solve)
         work = partial(_parts, run, rows, decider, greedy)
-        parts = on_all_cores(work, run.test, alone=alone)
+        parts = on_all_cores(work, run.reader, run.test, alone=alone)
         with closing(parts), told(run.test, len(rows)) as progress:
             for part in parts:
                 for row, confidence in part.answers:

@@ -59,8 +59,7 @@ def count_examples(reader: Reader, path: Path) -> int:
         UserError: As for `Reader.read`.
     """
     seen: set[str] = set()
-    alone = reader.on_bad_row == "skip"
-    with closing(on_all_cores(partial(_ids, reader, path), path, alone=alone)) as blocks:
+    with closing(on_all_cores(partial(_ids, reader, path), reader, path)) as blocks:
         for ids in blocks:
             add_unique(seen, ids, path)
     return len(seen)
@@ -84,21 +83,23 @@ def add_unique(seen: set[str], ids: Iterable[str], path: Path) -> None:
 
 
 def on_all_cores(
-    work: Callable[[Share], Iterator[T]], path: Path, *, alone: bool
+    work: Callable[[Share], Iterator[T]], reader: Reader, path: Path, *, alone: bool = False
 ) -> Generator[T, None, None]:
     """Yield what `work` yields for every block of the file `path`, in order.
 
     Args:
         work: Share of the file -> one result for each block in it; results are pickled.
+        reader: What `work` reads with. If it skips bad rows, one process does all: the second row
+            of an id is bad, wherever the first one is.
         path: A large file is shared out among processes.
-        alone: Whether one process does all: to skip bad rows (the second row of an id is bad,
-            wherever the first one is), and with what does not survive a fork (a model, a database).
+        alone: Whether one process does all, since something does not survive a fork (a model, a
+            database).
 
     Raises:
         UserError: `work` has raised it, or a process has died.
     """
     cores = min(len(os.sched_getaffinity(0)), MOST)
-    if alone or cores == 1 or not is_large(path):
+    if alone or reader.on_bad_row == "skip" or cores == 1 or not is_large(path):
         yield from work(ALONE)
         return
     # Forked: tasks and indexes are neither pickled nor made anew.

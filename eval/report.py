@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from typing import Any
 
-from panjue.eval.answers import Run
+from panjue.eval.answers import Run, method_of
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import decision_sha256, is_fitted_on
@@ -138,13 +138,7 @@ def report(run: Run) -> Report:
 def _tested(run: Run, decoding: Mapping[str, Any]) -> str:
     """Return the name and hash of the test file, and how it was answered."""
     part = "the held-out tenth of " if run.held_out else ""
-    sampled = run.provenance.get("sampling", {}).get("temperature")
-    decided, fit = bool(decoding.get("decided")), decoding.get("decision_sha256")
-    method = "sampled" if sampled else "greedy"
-    if decided:
-        method = "decided from several replies" if run.provenance["samples"] else "decided"
-    if decoding.get("classifier"):
-        method += " with the text classifier"
+    method, fit = method_of(run.provenance, decoding), decoding.get("decision_sha256")
     if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.provenance):
         method += ", with settings fitted on these same examples"
     return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {method}"

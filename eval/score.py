@@ -127,9 +127,8 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     missing, faulty, unknown, notes = 0, 0, 0, list[str]()
     seen: set[str] = set()
     one_by_one = Scoring(reader, gold, submission, rows, labels, baselines, certainty)
-    # Texts may be compared by an embedding model.
-    alone = reader.on_bad_row == "skip" or task.score.compared_by is not None
-    parts = on_all_cores(one_by_one.parts, gold, alone=alone)
+    uses_a_model = task.score.compared_by is not None
+    parts = on_all_cores(one_by_one.parts, reader, gold, alone=uses_a_model)
     with closing(parts), told(gold, len(rows)) as progress:
         for part in parts:
             add_unique(seen, (scored.id for scored in part.examples), gold)

@@ -34,9 +34,9 @@ def main(folder: Path) -> None:
     run = open_run(folder)
     check(run)
     console = Console(soft_wrap=True)
-    table = Table("price, prior", *_shown(run))
+    table = Table("price, prior", *run.task.score.summary_names)
     [greedy] = means(run, [None]).values()
-    table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in _shown(run)))
+    table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in run.task.score.summary_names))
     pool = fitted_pool(run, console)
     ratios = class_ratios(run, pool)
     # The price acts on label sets only and the prior on classes only: each is fitted alone.
@@ -110,14 +110,10 @@ def _best(
         settings, key=lambda setting: (scores[setting][run.task.score.names[-1]], -sum(setting))
     )
     for setting in settings:
-        values = (f"{scores[setting][name]:.4f}" for name in _shown(run))
+        values = (f"{scores[setting][name]:.4f}" for name in run.task.score.summary_names)
         style = "bold" if setting == best else None
         table.add_row("{:g}, {:g}".format(*setting), *values, style=style)
     return best
-
-
-def _shown(run: Run) -> list[str]:
-    return [name for name in run.task.score.names if not name.endswith(("_precision", "_recall"))]
 
 
 def check(run: Run) -> None:

@@ -64,7 +64,7 @@ def test_results_come_in_order_from_several_processes(several: None, cases: Path
         for number in range(share.number, 20, share.of):
             yield number, os.getpid()
 
-    results = list(on_all_cores(work, cases, alone=False))
+    results = list(on_all_cores(work, Reader(TASK), cases))
     assert [number for number, _ in results] == list(range(20))
     assert len({process for _, process in results} - {os.getpid()}) == 3
 
@@ -78,7 +78,7 @@ def test_an_error_of_a_process_is_raised_in_its_turn(several: None, cases: Path)
 
     found = []
     with pytest.raises(UserError, match="line 7: is broken"):
-        found += list(on_all_cores(work, cases, alone=False))
+        found += list(on_all_cores(work, Reader(TASK), cases))
     assert found == []
 
 
@@ -95,7 +95,7 @@ def test_a_process_that_is_killed_ends_the_work(several: None, cases: Path, size
             time.sleep(60)
         yield "字"
 
-    results = on_all_cores(work, cases, alone=False)
+    results = on_all_cores(work, Reader(TASK), cases)
     next(results)
     time.sleep(1)
     with pytest.raises(UserError, match="one of 3 processes has ended"):
@@ -108,7 +108,7 @@ def test_a_bug_in_a_process_keeps_its_traceback(several: None, cases: Path) -> N
         yield shares[f"of share {share.number}"]
 
     with pytest.raises(RuntimeError, match=r"in work\n(.|\n)*KeyError: 'of share 0'"):
-        list(on_all_cores(work, cases, alone=False))
+        list(on_all_cores(work, Reader(TASK), cases))
 
 
 def test_no_process_outlives_one_that_is_killed(cases: Path) -> None:
@@ -116,13 +116,15 @@ def test_no_process_outlives_one_that_is_killed(cases: Path) -> None:
 import os, time
 from pathlib import Path
 from panjue.eval import cores
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
 cores.LARGE = 1
 os.sched_getaffinity = lambda _: {{0, 1, 2}}
 def work(share):
     print(os.getpid(), flush=True)
     while True:
         yield "x" * 2**20
-results = cores.on_all_cores(work, Path({str(cases)!r}), alone=False)
+results = cores.on_all_cores(work, Reader(load_task("judgment")), Path({str(cases)!r}))
 next(results)
 time.sleep(60)
 """
@@ -148,7 +150,7 @@ def test_processes_that_read_the_same_rows_do_not_disturb_each_other(
             found = {key: rows.get(key) for key in texts}
             yield all(row and row["text"] == texts[key] for key, row in found.items())
 
-    assert list(on_all_cores(work, cases, alone=False)) == [True] * 15
+    assert list(on_all_cores(work, Reader(TASK), cases)) == [True] * 15
 
 
 def answers(folder: Path) -> dict[str, bytes]:
