@@ -24,6 +24,12 @@ RESTARTS = 3
 OPEN_BATCHES = 2
 """Batches that a replica has: one that it answers, and one that waits behind it."""
 
+NO_CLUSTER = (
+    "; `.venv/bin/ray start --head` starts a cluster here, with --address=HOST:6379 it joins one; "
+    "if it has a token, set RAY_AUTH_MODE=token and copy its ~/.ray/auth_token to this machine; "
+    "ray=local needs no cluster"
+)
+
 ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")
 """Variables of vLLM that are not for other machines."""
 
@@ -41,15 +47,18 @@ def cluster(address: Literal["auto", "local"]) -> Iterator[None]:
         if key.startswith("VLLM_") and key not in ONE_MACHINE
     }
     words: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "logging_level": logging.ERROR}
-    if address == "local":
-        words |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    if address == "local":  # its ports are open to the network; Ray asks for ~/.ray/auth_token
+        words |= {"include_dashboard": False}
+    mask = os.umask(0o077)  # of the token's file, which Ray may make
     try:
         ray.init(address, **words)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        here = "; `ray start --head` starts one, or say ray=local for one on this machine"
-        raise UserError(
-            f"ray={address}: {first_line(error).rstrip('.')}{here if address == 'auto' else ''}"
-        ) from None
+        reason = first_line(error).rstrip(".")
+        if address == "auto":
+            reason = reason.split(". ")[0] + NO_CLUSTER  # what follows names options of Ray
+        raise UserError(f"ray={address}: {reason}") from None
+    finally:
+        os.umask(mask)
     try:
         yield
     finally:

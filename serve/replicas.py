@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference
 from panjue.prompts.plumbing.model import prompt_sha256
-from panjue.serve.engine import EngineEnded, on_cpu
+from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu
 from panjue.serve.fleet import RESTARTS
 from panjue.serve.job import Job, start
 from panjue.serve.rows import Calls, rows
@@ -36,13 +36,14 @@ GPUS = (
 )
 """The engine arguments whose product is the number of its GPUs."""
 
-SAME_VERSIONS = ("panjue", "transformers", "llguidance")
-"""Packages that must have one version in the whole cluster: prompts and schemas depend on them."""
+SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
+"""Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
 
 
 def versions(task: str) -> dict[str, str]:
-    """Return the versions that prompts and schemas depend on."""
-    return {"prompt": prompt_sha256(task), **{name: version(name) for name in SAME_VERSIONS}}
+    """Return the versions that replies depend on."""
+    packages = {name: version(name) for name in SAME_VERSIONS}
+    return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
 
 
 def resources(config: GenerateConfig) -> dict[str, float]:
@@ -56,11 +57,12 @@ def resources(config: GenerateConfig) -> dict[str, float]:
 
 
 def room(config: GenerateConfig) -> str:
-    """Say what a replica takes and what the cluster has."""
+    """Say what a replica takes and what the machines have."""
     name = "CPU" if on_cpu() else "GPU"
     takes = resources(config)[f"num_{name.lower()}s"]
-    has = ray.cluster_resources().get(name, 0)  # type: ignore[no-untyped-call]
-    return f"each takes {takes:.0f} {name}, the cluster has {has:.0f}"
+    nodes = [node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    largest = f"the largest machine {max(nodes, default=0):.0f}"
+    return f"each takes {takes:.0f} {name}, {largest}, the cluster has {sum(nodes):.0f}"
 
 
 class Replica:
@@ -87,7 +89,7 @@ class Replica:
         for folder in filter(None, self._job.served or ()):
             if not folder.is_dir():
                 raise UserError(
-                    f"ray: {host} has no {folder}; put it on a disk that all machines share"
+                    f"ray: {host} has no {folder}; copy it there, or use a disk that all share"
                 )
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -117,6 +119,20 @@ class Replica:
         except EngineEnded:
             os._exit(1)  # as above
         yield calls.step(new)
+
+
+def check_build() -> None:
+    """Refuse to answer with the CPUs of a cluster that has GPUs.
+
+    Raises:
+        UserError: vLLM here is built for the CPU, and the cluster has GPUs.
+    """
+    gpus = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+    if gpus and on_cpu():
+        raise UserError(
+            f"ray: the cluster has {gpus:.0f} GPUs, but vLLM is installed for the CPU; remove "
+            ".venv and run KIND=gpu .ci/install python3 ray"
+        )
 
 
 def replicas(job: Job) -> list[Any]:

@@ -102,6 +102,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FixtureCosts())
 
 
+RAY_FILES = {
+    "tests/serve/test_replicas.py",
+    "tests/torture/test_commands.py",  # its `ray stop` ends every cluster of the machine
+    "tests/torture/test_replicas.py",
+}
+
+
+@pytest.hookimpl(wrapper=True)  # before pytest-xdist looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Keep the tests of a file in one process, and one Ray cluster on the machine at a time.
+
+    `ray=auto` finds any cluster of the machine, and two of them starve each other on two cores.
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("ray" if file in RAY_FILES else file))
+    return (yield)
+
+
 class FixtureCosts:
     """What the set-ups of each fixture took, those of the fixtures it asks for not included.
 

@@ -53,25 +53,56 @@ def test_the_kuberay_job() -> None:
     [group] = spec["rayClusterSpec"]["workerGroupSpecs"]
     assert spec["entrypoint"].endswith(f"ray=auto replicas={group['replicas']}")
     assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+    lock = (ROOT / ".ci/gpu.lock").read_text("utf-8")
+    assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in lock
 
 
-def test_the_slurm_script(tmp_path: Path) -> None:
+SRUN = """
+while [[ $1 == --* ]]; do case $1 in --nodes=1) one=yes ;; esac; shift; done
+for i in 0 ${one:-1}; do [ $i = yes ] || SLURM_NODEID=$i "$@"; done
+"""
+
+
+def launched_by_slurm(script: str, folder: Path) -> list[list[str]]:
+    """Run a batch script with stand-ins for Slurm, accelerate and ray; return what they launch."""
+    for name, body in (
+        ("scontrol", "echo first; echo second"),
+        ("hostname", "echo 10.0.0.1 172.17.0.1"),
+        ("srun", SRUN),
+        (".venv/bin/accelerate", 'echo "$@"'),
+        (".venv/bin/ray", 'echo "$@"'),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n", "utf-8")
+        (folder / name).chmod(0o755)
+    env = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "x[1-2]", "SLURM_CPUS_PER_TASK": "64"}
+    env["PATH"] = f"{folder}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=folder, env=env, capture_output=True, text=True, check=True
+    )
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_the_slurm_script_for_generation(tmp_path: Path) -> None:
+    [script] = [block for block in blocks("bash") if "#SBATCH" in block]
+    launched = launched_by_slurm(script, tmp_path)
+    assert len(launched) == 2
+    for words in launched:
+        assert words[0] == "symmetric-run"
+        assert dict(zip(words[1:5:2], words[2:5:2], strict=True)) == {
+            "--address": "10.0.0.1:6379",
+            "--min-nodes": "2",
+        }
+        assert words[5:8] == ["--", "panjue", "generate"]
+        assert (ROOT / words[8]).exists()
+        assert words[-2:] == ["ray=auto", "replicas=16"]
+
+
+def test_the_slurm_script_for_training(tmp_path: Path) -> None:
     text = (ROOT / "finetune/README.md").read_text("utf-8")
     [script] = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert script in (ROOT / "finetune/README.zh.md").read_text("utf-8")
-    for name, body in (
-        ("scontrol", "echo first; echo second"),
-        ("srun", 'for i in 0 1; do SLURM_NODEID=$i "$@"; done'),
-        (".venv/bin/accelerate", 'echo "$@"'),
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", "utf-8")
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "x[1-2]"}
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
-    launched = [line.split() for line in done.stdout.splitlines()]
+    launched = launched_by_slurm(script, tmp_path)
     assert [words[words.index("--machine_rank") + 1] for words in launched] == ["0", "1"]
     for words in launched:
         assert words[:3] == ["launch", "--config_file", "finetune/configs/fsdp2.yaml"]

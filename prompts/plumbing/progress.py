@@ -1,7 +1,7 @@
 """Show the progress of a long job: a bar on a terminal, else a line every ten seconds."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -68,13 +68,16 @@ class Meter:
 
 
 @contextmanager
-def waiting(console: Console, text: str) -> Iterator[None]:
-    """Print `text` and the seconds so far every ten seconds while the block runs."""
+def waiting(console: Console, text: str, more: Callable[[], str] = str) -> Iterator[None]:
+    """Print `text`, what `more` says then, and the seconds so far, every ten seconds of the block.
+
+    `more` is called in a thread and must not wait long.
+    """
     began, over = time.monotonic(), Event()
 
     def tell() -> None:
         while True:
-            console.print(f"{text}, {time.monotonic() - began:.0f} s …", highlight=False)
+            console.print(f"{text}{more()}, {time.monotonic() - began:.0f} s …", highlight=False)
             if over.wait(LINE_EVERY_S):
                 return
 

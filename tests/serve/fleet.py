@@ -4,8 +4,10 @@ No test of pytest: Ray leaves warnings behind, which are errors there. Prints a 
 a scenario -> what came of it.
 """
 
+import faulthandler
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -78,6 +80,17 @@ def stop() -> None:
     raise UserError("stopped")
 
 
+def stranger() -> str:
+    """Return the error of a process that reaches the cluster's port and has no token."""
+    address = ray.get_runtime_context().gcs_address
+    script = (
+        f"from ray._raylet import GcsClient; GcsClient(address={address!r}).get_all_node_info()"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    words = [sys.executable, "-c", script]
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False).stderr
+
+
 def no_cluster() -> dict[str, Any]:
     """Connect to nothing."""
     try:
@@ -88,10 +101,12 @@ def no_cluster() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run all scenarios."""
+    """Run all scenarios; if that takes too long, say where it is."""
+    faulthandler.dump_traceback_later(540, exit=True)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers cannot import it
-    outcomes = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     with cluster("local"):
+        outcomes["stranger"] = {"error": stranger()}
         for deaths, calls in ((0, 1), (5, 1), (5, 3)):
             outcomes[f"{deaths} deaths, {calls}"] = outcome(deaths, calls)
         outcomes["always"] = outcome(10**6, 1)

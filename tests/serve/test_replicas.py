@@ -106,9 +106,15 @@ def test_the_run_can_be_stopped_while_it_waits(outcomes: dict[str, Any]) -> None
     assert outcomes["stopped"]["error"] == "stopped"
 
 
+def test_a_cluster_on_this_machine_asks_for_a_token(outcomes: dict[str, Any]) -> None:
+    """Its ports are open to the network, and what reaches them could run code."""
+    assert "authentication token" in outcomes["stranger"]["error"].lower()
+
+
 def test_no_cluster_is_said_in_one_line(outcomes: dict[str, Any]) -> None:
     assert outcomes["no cluster"]["error"].startswith("ray=auto: ")
     assert "ray start --head" in outcomes["no cluster"]["error"]
+    assert "\n" not in outcomes["no cluster"]["error"]
 
 
 @pytest.mark.parametrize(
