@@ -1,10 +1,11 @@
 """The settings for trl, peft and bitsandbytes: checks of names and values, and trl's own."""
 
 import os
-from collections.abc import Mapping
-from copy import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from inspect import signature
+from traceback import walk_tb
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -12,20 +13,19 @@ from peft import LoraConfig
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import to_json
-from transformers import BitsAndBytesConfig, get_scheduler
-from transformers.training_args import OptimizerNames
+from transformers import BitsAndBytesConfig
+from transformers.integrations import integration_utils
 from transformers.utils import (
     is_flash_attn_2_available,
     is_flash_attn_3_available,
     is_liger_kernel_available,
 )
 from trl import SFTConfig as TrainerConfig
-from trl import SFTTrainer
 
 from panjue.finetune.model import has_bf16
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.errors import UserError, did_you_mean, first_line
 from panjue.prompts.task import Task
 
 MANAGED_SETTINGS = {
@@ -142,6 +142,52 @@ def check_attention(name: str) -> None:
         )
 
 
+def check_trackers(names: str | list[str] | None) -> None:
+    """Refuse trackers (wandb, mlflow, …) whose package is missing.
+
+    Raises:
+        UserError: Names the tracker.
+    """
+    for name in [names] if isinstance(names, str) else names or []:
+        if name not in {*integration_utils.INTEGRATION_TO_CALLBACK, "all", "none"}:
+            known = integration_utils.INTEGRATION_TO_CALLBACK
+            raise UserError(f"trainer.report_to: no tracker {name!r}{did_you_mean(name, known)}")
+        is_available = getattr(integration_utils, f"is_{name}_available", None)
+        if is_available and not is_available():
+            raise UserError(
+                f"trainer.report_to: {name} cannot be used here; run pip install {name}, or set it "
+                "up"
+            )
+
+
+@contextmanager
+def tracker_errors() -> Iterator[None]:
+    """Turn what a tracker raises (it has no key, or its version does not fit) into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        for frame, _ in walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == integration_utils.__file__:
+                name = type(frame.f_locals.get("self")).__name__.removesuffix("Callback")
+                raise UserError(
+                    f"trainer.report_to: {name}: {first_line(error)} "
+                    f"({type(error).__name__} of its package; set it up, or leave it out)"
+                ) from None
+        raise
+
+
+def check_liger() -> None:
+    """Refuse liger kernels where they cannot run.
+
+    Raises:
+        UserError: There is no GPU or no package.
+    """
+    if not torch.accelerator.is_available():
+        raise UserError("trainer.use_liger_kernel: its kernels need a GPU; leave it out")
+    if not is_liger_kernel_available():
+        raise UserError("trainer.use_liger_kernel: needs a package; run pip install liger-kernel")
+
+
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that trl, peft or bitsandbytes do not accept, or that panjue sets itself.
 
@@ -156,6 +202,9 @@ def check_library_settings(config: SftConfig) -> None:
     check_values("trainer", config.trainer, TrainerConfig)
     check_values("lora", config.lora, LoraConfig)
     check_attention(config.attn_implementation)
+    check_trackers(config.trainer.get("report_to"))
+    if config.trainer.get("use_liger_kernel"):
+        check_liger()
     init = config.lora.get("init_lora_weights", True)
     if str(init).lower().startswith(BASE_CHANGING_INITS):
         raise UserError(
@@ -179,6 +228,8 @@ def check_library_settings(config: SftConfig) -> None:
         )
     if config.robust and packing:
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
+    if config.loraplus_lr_ratio and config.method == "full":
+        raise UserError("loraplus_lr_ratio: goes with method=lora or qlora")
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora; set both or neither")
     for section, cls in (("lora", LoraConfig), ("quantization", BitsAndBytesConfig)):
@@ -209,28 +260,6 @@ def check_values(section: str, given: Mapping[str, Any], cls: type) -> None:
         choices = metadata[key].get("choices")
         if choices and value is not None and value not in choices:
             raise UserError(f"{section}.{key}: {value!r} is none of {', '.join(choices)}")
-
-
-def check_optimizer_packages(trainer: SFTTrainer) -> None:
-    """Create the optimizer and scheduler of the first step now, so that a dry run finds errors.
-
-    Raises:
-        ImportError, ValueError, TypeError: A package is missing, or the optimizer or scheduler
-            does not accept its arguments.
-    """
-    args = trainer.args
-    if args.use_liger_kernel and not is_liger_kernel_available():
-        raise ImportError("use_liger_kernel needs a package; run pip install liger-kernel")
-    plain = copy(args)  # layerwise optimizers would attach hooks to the model's weights here
-    plain.optim = OptimizerNames(args.optim.removesuffix("_layerwise"))
-    trainer.get_optimizer_cls_and_kwargs(plain, trainer.model)
-    get_scheduler(
-        args.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate),
-        num_warmup_steps=0,
-        num_training_steps=1,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-    )
 
 
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:

@@ -57,6 +57,7 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "lora": config.lora,
         "quantization": config.quantization,
         **({"attn_implementation": attention} if attention != "sdpa" else {}),
+        **({"loraplus_lr_ratio": config.loraplus_lr_ratio} if config.loraplus_lr_ratio else {}),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     }
 

@@ -1,6 +1,7 @@
 """Samplers whose order depends only on seed and epoch, so that a resumed run has the same order."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -65,3 +66,10 @@ def length_sampler(lengths: Sequence[int], step: int, seed: int) -> EpochSampler
         return drawn
 
     return EpochSampler(len(lengths), draw, seed)
+
+
+def row_lengths(rows: Any) -> list[int]:
+    """Return the number of tokens of each row or pack."""
+    if "length" in rows.column_names:
+        return list(rows["length"])
+    return [sum(inner) for inner in rows["seq_lengths"]]

@@ -99,6 +99,8 @@ class SftConfig(Config):
         "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"
     ] = "sdpa"
     """Attention of transformers; the FlashAttention ones need its package."""
+    loraplus_lr_ratio: float | None = Field(None, ge=1)
+    """LoRA+ (arXiv:2402.12354): learning rate of LoRA's B over that of A; null: they are equal."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Passed unchanged to trl's SFTConfig."""
     lora: dict[str, Any] = Field(default_factory=dict)

@@ -29,7 +29,7 @@ from panjue.finetune.group_trainer import GroupTrainer
 from panjue.finetune.journal import Journal
 from panjue.finetune.libraries import (
     check_library_settings,
-    check_optimizer_packages,
+    tracker_errors,
     trainer_config,
 )
 from panjue.finetune.model import (
@@ -39,6 +39,7 @@ from panjue.finetune.model import (
     resolve_dtype,
     with_lora,
 )
+from panjue.finetune.optimizers import check_optimizer
 from panjue.finetune.plan import evaluations, print_example, print_plan
 from panjue.finetune.processes import check_number, join_processes, on_main_process, wait_for
 from panjue.finetune.result import claim, is_finished, provenance, save, trained_folder
@@ -138,7 +139,9 @@ def run_training(
         console.print("fitting the text classifier on all cases that are not held out")
         classifier = fitted_classifier(config, reader, labels, manifest)
     print_stage(config, console, 3, f"training the {result.name}")
-    train_or_resume(trainer, newest_complete(config.run / "checkpoints"), config.patience, console)
+    with tracker_errors():
+        checkpoint = newest_complete(config.run / "checkpoints")
+        train_or_resume(trainer, checkpoint, config.patience, console)
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
     save(trainer, labels, classifier, manifest, result, len(report.tokens))
@@ -271,6 +274,7 @@ def make_trainer(
             token_weights=config.token_weights,
             score=score,
             keep=config.trainer.get("save_total_limit", 2),
+            lr_ratio=config.loraplus_lr_ratio,
             stop=StopOnSignal(console),
             args=args,
             train_dataset=pack(train_rows, config.max_tokens) if packing else train_rows,
@@ -278,12 +282,14 @@ def make_trainer(
             processing_class=tokenizer,
             callbacks=[journal, *patience],
         )
-        check_optimizer_packages(trainer)
+        check_optimizer(trainer, config.loraplus_lr_ratio)
     # A wrong setting or a missing package; for wandb and other loggers that is a RuntimeError.
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
     trainer.remove_callback(PrinterCallback)  # the journal prints instead
     journal.evaluations = evaluations(trainer)
+    if config.loraplus_lr_ratio and trainer.is_deepspeed_enabled:
+        raise UserError("loraplus_lr_ratio: does not go with DeepSpeed; use FSDP2 or leave it out")
     if score and trainer.is_deepspeed_enabled:
         raise UserError(
             "score_examples: weights that DeepSpeed shards cannot answer; set score_examples=0"

@@ -16,7 +16,8 @@ from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
 from panjue.finetune.data import IGNORED, PADDING, collate
-from panjue.finetune.samplers import EpochSampler, length_sampler
+from panjue.finetune.optimizers import lora_plus
+from panjue.finetune.samplers import EpochSampler, length_sampler, row_lengths
 from panjue.finetune.scoring import HeldOutScore
 from panjue.finetune.stop import StopOnSignal
 from panjue.prompts.plumbing.errors import Stopped
@@ -38,9 +39,12 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         token_weights: Part -> weight of its tokens in the training loss; default 1.
         score: Gives the task's metrics on held-out examples; None scores nothing.
         keep: Number of newest checkpoints to keep besides the best one; None keeps all.
+        lr_ratio: Learning rate of LoRA's B over that of A; None: no LoRA+.
         stop: Stops the training, and its evaluations, at a signal.
         args, kwargs: As in trl.
     """
+
+    optimizer: Any
 
     def __init__(
         self,
@@ -49,12 +53,14 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         token_weights: Mapping[str, float],
         score: HeldOutScore | None = None,
         keep: int | None = None,
+        lr_ratio: float | None = None,
         stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer, which must not process the rows again."""
         self._parts, self.score, self._keep, self._stop = parts, score, keep, stop
         self._sampler: EpochSampler | None = None
+        self._lr_ratio = lr_ratio
         self._weights = torch.tensor([token_weights.get(part, 1.0) for part in parts])
         self._sums = {mode: torch.zeros(2, len(parts)) for mode in ("train", "eval")}
         super().__init__(*args, data_collator=collate, **kwargs)
@@ -62,6 +68,13 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self.add_callback(SamplerEpoch(self))
         if stop:
             self.add_callback(stop)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Create the optimizer, that of LoRA+ if it is wanted."""
+        if self._lr_ratio and self.optimizer is None:
+            trained = self.model if model is None else model
+            self.optimizer = lora_plus(trained, self.args, self._lr_ratio)
+        return super().create_optimizer(model)
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "parts", "group", "length", "seq_lengths"]
@@ -120,7 +133,7 @@ class PartsTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
         step = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        self._sampler = length_sampler(_lengths(rows), step, self.args.seed)
+        self._sampler = length_sampler(row_lengths(rows), step, self.args.seed)
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
@@ -304,13 +317,6 @@ class SamplerEpoch(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Set the epoch, also if a resumed run begins in the middle of one."""
         self._trainer.set_epoch(int((state.epoch or 0.0) + 1e-6))
-
-
-def _lengths(rows: Any) -> list[int]:
-    """Return the number of tokens of each row or pack."""
-    if "length" in rows.column_names:
-        return list(rows["length"])
-    return [sum(inner) for inner in rows["seq_lengths"]]
 
 
 def per_example(values: Tensor, weights: Tensor, reply_mask: Tensor) -> Tensor:

@@ -127,7 +127,10 @@ def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched)
     assert launched.said.count("share of each weight: {0.5}") == 4, "of two trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
     assert len(numbers(ddp)) == 6
-    assert numbers(ddp) == numbers(fsdp)
+    for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
+        # Summed over shares: with AVX-512 some norms differ in their last bit.
+        assert one.pop("grad_norm", 0) == pytest.approx(other.pop("grad_norm", 0), rel=1e-6)
+        assert one == other
     weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (ddp, fsdp)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

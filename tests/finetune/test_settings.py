@@ -115,7 +115,6 @@ def test_what_only_the_model_can_tell_is_one_line_too(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["trainer.report_to=[nope]"], "nope"),
         (["trainer.save_strategy=best"], "metric_for_best_model"),
     ],
 )

@@ -529,11 +529,15 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
 POLYNOMIAL = "trainer.lr_scheduler_type=polynomial  trainer.lr_scheduler_kwargs={lr_end: 0.001}"
 
 
-@pytest.mark.filterwarnings("ignore:.use_liger_kernel=True. is deprecated")
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("trainer.use_liger_kernel=true", "trainer: use_liger_kernel needs a package"),
+        ("trainer.use_liger_kernel=true", "trainer.use_liger_kernel: its kernels need a GPU"),
+        (
+            "trainer.report_to=[wandb]",
+            "trainer.report_to: wandb cannot be used here; run pip install wandb",
+        ),
+        ("trainer.report_to=[wnadb]", "trainer.report_to: no tracker 'wnadb'; did you mean"),
         ("trainer.optim=galore_adamw", "trainer: You need to install `galore_torch`"),
         ("trainer.optim=lomo", "trainer: You need to install `lomo_optim`"),
         ("trainer.lr_scheduler_type=cosine_with_min_lr", "trainer: .*min_lr"),
@@ -562,7 +566,7 @@ def test_a_dry_run_takes_a_schedule_that_ends_below_the_runs_own_rate(
 def test_another_attention_gives_the_same_losses(
     workshop: Path, tmp_path: Path, undisturbed: Callable[[list[str]], Path]
 ) -> None:
-    words = ["trainer.max_steps=2", "trainer.eval_strategy='no'"]
+    words = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.bf16=false"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words, "attn_implementation=eager"])
     assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed(words)), rel=1e-4)
     assert read_json(tmp_path / "run/manifest.json")["sft"]["attn_implementation"] == "eager"
