@@ -104,8 +104,10 @@ def load(
     Raises:
         UserError: A setting is wrong, nothing trained is there, or the engine does not start.
     """
-    from panjue.serve.local import load_judge
+    from panjue.prompts.plumbing.debug import debug_log
 
+    with debug_log(Path(run)):  # some libraries warn when they are imported
+        from panjue.serve.local import load_judge
     return load_judge(Path(run), settings or {})
 
 

@@ -33,7 +33,8 @@ from panjue.prompts.plumbing.model import DECISION, model_files, model_sha256, p
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.dialogue.similarity import BUILT_IN
-from panjue.serve.merge import check_base, merge
+from panjue.serve.merge import merge
+from panjue.serve.trained import check_base
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 CODE = {".py", ".md", ".html", ".css", ".js", ".svg"}

@@ -5,14 +5,17 @@ import os
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import safe_open
 from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.debug import engine_stderr
 from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.alternatives import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
@@ -23,10 +26,13 @@ from panjue.serve.trained import Served
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
-from vllm.config import StructuredOutputsConfig
+from vllm import __version__ as VLLM_VERSION
+from vllm.config import LoRAConfig, StructuredOutputsConfig
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
+from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -36,6 +42,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from zmq import ZMQError
 
 __all__ = [  # other modules import vLLM from here, so that the variables above are set first
+    "VLLM_VERSION",
     "AsyncEngineArgs",
     "CompletionOutput",
     "Engine",
@@ -212,6 +219,8 @@ def engine(
 def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
+    if served.adapter:
+        check_unmerged(served.adapter, rank)
     return {
         "max_model_len": max_tokens,
         "seed": seed,
@@ -221,6 +230,23 @@ def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any
         "enable_lora": rank > 0,
         **({"max_lora_rank": rank} if rank else {}),
     }
+
+
+def check_unmerged(adapter: Path, rank: int) -> None:
+    """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request.
+
+    Raises:
+        UserError: Names what vLLM does not support, DoRA for example.
+    """
+    try:
+        helper = PEFTHelper.from_dict(read_json(adapter / "adapter_config.json"))
+        helper.validate_legal(LoRAConfig(max_lora_rank=rank))
+        with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                parse_fine_tuned_lora_name(name)
+    except (ValueError, TypeError) as error:
+        reason = first_line(error).rstrip(".")
+        raise UserError(f"adapter=lora: {reason}; use adapter=merge") from None
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -94,15 +95,19 @@ def answer(
     console.print(f"2/3 answering {examples - len(done)} cases", highlight=False)
     todo = (example for example in reader.read(config.test) if str(example.id) not in done)
     work = Work(todo, examples - len(done), old_rows)
-    answering = answering_in_cluster if config.ray else answering_here
-    with answering(make_job(config, reader.task, training), work, console) as steps:
+    make = partial(make_job, config, reader.task, training, examples)
+    answering = (
+        in_cluster(config, make, work, console) if config.ray else here(make(), work, console)
+    )
+    with answering as steps:
         append(path, steps, len(done), examples)
 
 
 @contextmanager
-def answering_here(job: Job, work: Work, console: Console) -> Iterator[Iterator[Step]]:
+def here(job: Job, work: Work, console: Console) -> Iterator[Iterator[Step]]:
     """Start one engine, or a client of an endpoint, in this process; yield what it finishes."""
     task, config = job.task, job.config
+    say_if_quick(job, console)
     with StopSignals(config.folder) as stop, ExitStack() as stack:
         with nullcontext() if config.endpoint else starting(console, "the engine"):
             source, asker = stack.enter_context(start(job, task))
@@ -113,26 +118,41 @@ def answering_here(job: Job, work: Work, console: Console) -> Iterator[Iterator[
 
 
 @contextmanager
-def answering_in_cluster(job: Job, work: Work, console: Console) -> Iterator[Iterator[Step]]:
-    """Start replicas of the engine in a Ray cluster; yield what they finish."""
-    from panjue.serve.fleet import Fleet, cluster
-    from panjue.serve.replicas import replicas, room
+def in_cluster(
+    config: GenerateConfig, make: Callable[[], Job], work: Work, console: Console
+) -> Iterator[Iterator[Step]]:
+    """Start replicas of the engine in a Ray cluster; yield what they finish.
 
-    assert job.config.ray
-    with cluster(job.config.ray), StopSignals(job.config.folder) as stop:
+    The job is made, and the adapter merged, only when there is a cluster.
+    """
+    from panjue.serve.fleet import Fleet, cluster
+    from panjue.serve.replicas import check_build, replicas, room
+
+    assert config.ray
+    with cluster(config.ray), StopSignals(config.folder) as stop:
+        check_build()
+        job = make()
+        say_if_quick(job, console)
         stop.at_once = False  # Ray would take the exception for its own
-        count = job.config.replicas
-        fleet = Fleet(replicas(job), batches(work, count, job.config.in_flight), stop.check)
-        with starting(console, f"the first of {count} replicas ({room(job.config)})"):
+        count = config.replicas
+        fleet = Fleet(replicas(job), batches(work, count, config.in_flight), stop.check)
+        with starting(console, f"the first of {count} replicas", lambda: f" ({room(config)})"):
             fleet.wait_for_first()
         yield fleet.steps()
 
 
+def say_if_quick(job: Job, console: Console) -> None:
+    """Say that the engine is not compiled, if the number of replies has decided that."""
+    if job.is_quick_start:
+        note = "few replies: the engine is not compiled (engine.enforce_eager=false compiles it)"
+        console.print(note, highlight=False)
+
+
 @contextmanager
-def starting(console: Console, what: str) -> Iterator[None]:
+def starting(console: Console, what: str, more: Callable[[], str] = str) -> Iterator[None]:
     """Say that `what` is starting while the block runs, and how long it took."""
     began = time.monotonic()
-    with waiting(console, f"starting {what}"):
+    with waiting(console, f"starting {what}", more):
         yield
     console.print(f"{what} is ready after {time.monotonic() - began:.0f} s", highlight=False)
 

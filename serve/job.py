@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from panjue.prompts.example import Solve
 from panjue.prompts.plumbing.model import has_classifier
 from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import Endpoint, PlainAsker
-from panjue.serve.engine import Engine, engine
+from panjue.serve.engine import Engine, engine, on_cpu
 from panjue.serve.record import Training
 from panjue.serve.settings import GenerateConfig
 from panjue.serve.source import Sampling
@@ -25,12 +27,14 @@ class Job:
         training: What it takes from the training result.
         served: The model to load; None for an endpoint without a training result.
         passes: The sampling settings of each request of one call.
+        is_quick_start: Whether `engine_arguments` has left compilation out.
     """
 
     config: GenerateConfig
     training: Training
     served: Served | None
     passes: list[Sampling]
+    is_quick_start: bool = False
 
     @property
     def task(self) -> Task:
@@ -38,13 +42,34 @@ class Job:
         return configured(load_task(self.config.task), self.training.solve, self.config.folder)
 
 
-def make_job(config: GenerateConfig, task: Task, training: Training) -> Job:
-    """Return the job of a run, with the adapter merged into its base if that is asked for."""
+MIN_COMPILED_REPLIES = 500
+"""On a CPU, compiling the model should take longer than it saves on fewer replies of each engine:
+an estimate, which tests/bench/startup.py can check."""
+
+
+def make_job(config: GenerateConfig, task: Task, training: Training, cases: int) -> Job:
+    """Return the job of a run, with the adapter merged into its base if that is asked for.
+
+    `cases` is the number of cases of the test file, so that a run resumes as it began.
+    """
+    arguments = engine_arguments(config, task, cases)
+    is_quick = not config.endpoint and arguments != config.engine
+    config = config.model_copy(update={"engine": arguments})
     passes = sampling_passes(config, decides=decides(config, task, training))
     if training.folder is None:
         return Job(config, training, None, passes)
     adapter = "none" if config.endpoint else config.adapter
-    return Job(config, training, served_model(training.folder, adapter, config.base), passes)
+    served = served_model(training.folder, adapter, config.base)
+    return Job(config, training, served, passes, is_quick)
+
+
+def engine_arguments(config: GenerateConfig, task: Task, cases: int) -> dict[str, Any]:
+    """Return the engine's arguments: on a CPU it is compiled only for many replies, if not set."""
+    replies = cases * (1 + config.samples) / config.replicas
+    is_many = isinstance(task.answer, Solve) or replies >= MIN_COMPILED_REPLIES
+    if not on_cpu() or is_many:
+        return config.engine
+    return {"enforce_eager": True, **config.engine}
 
 
 def decides(config: GenerateConfig, task: Task, training: Training) -> bool:

@@ -19,12 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.model import (
-    CLASSIFIER,
-    load_tokenizer,
-    model_folder,
-    model_sha256,
-)
+from panjue.prompts.plumbing.model import CLASSIFIER, load_tokenizer
+from panjue.serve.modelfile import modelfile
+from panjue.serve.trained import check_base, is_merged, merged_manifest
 
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
@@ -61,11 +58,8 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 
 def _merge(adapter: Path, out: Path, base: str | None) -> Path:
-    manifest = read_json(adapter / "manifest.json")
-    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
-    digest = model_sha256(adapter, before.get("adapter_sha256"))
-    merged_manifest = {**manifest, "adapter_sha256": digest}
-    if before == merged_manifest:
+    manifest = merged_manifest(adapter, out)
+    if is_merged(manifest, out):
         return out
     base_folder = check_base(adapter, manifest, base)
     temporary = out.with_name(f".{out.name}.tmp")
@@ -76,11 +70,14 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
         raise
-    load_tokenizer(base_folder).save_pretrained(temporary)
+    tokenizer = load_tokenizer(base_folder)
+    tokenizer.save_pretrained(temporary)
+    max_tokens = manifest["max_tokens"]
+    (temporary / "Modelfile").write_text(modelfile(tokenizer, max_tokens), "utf-8")
     for name in ("labels.json", CLASSIFIER):
         if (adapter / name).exists():
             shutil.copy(adapter / name, temporary / name)
-    write_json(temporary / "manifest.json", merged_manifest)
+    write_json(temporary / "manifest.json", manifest)
     replace_folder(temporary, out)
     return out
 
@@ -309,23 +306,3 @@ def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path)
         raise UserError(
             f"{adapter}: merging it changes the outputs (by {difference:.1%}); use adapter=lora"
         )
-
-
-def check_base(adapter: Path, manifest: dict[str, str], base: str | None = None) -> Path:
-    """Return the folder of the base that `adapter` was trained on; `base` if it has moved.
-
-    Raises:
-        UserError: The base is missing or has other weights.
-    """
-    name = base or manifest["base"]
-    try:
-        folder = model_folder(name)
-    except UserError as error:
-        moved = "" if base else f" (the base of {adapter}; if it has moved, say base=FOLDER)"
-        raise UserError(f"{error}{moved}") from None
-    if model_sha256(folder) != manifest["base_sha256"]:
-        raise UserError(
-            f"{adapter}: was trained on another base than {name} is now; "
-            "set base=FOLDER to that base, or train again"
-        )
-    return folder

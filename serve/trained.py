@@ -1,11 +1,11 @@
 """The folders of a training result that an engine loads."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
-from panjue.serve.merge import check_base, merge
+from panjue.prompts.plumbing.model import model_folder, model_sha256
 
 
 class Served(NamedTuple):
@@ -23,7 +23,8 @@ class Served(NamedTuple):
         """
         if self.adapter is None:
             return 0
-        rank = read_json(self.adapter / "adapter_config.json")["r"]
+        config = read_json(self.adapter / "adapter_config.json")
+        rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
         allowed = [size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank]
         if not allowed:
             raise UserError(
@@ -46,5 +47,47 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
             raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
         return Served(check_base(trained, manifest, base) if adapter == "none" else trained)
     if adapter == "merge":
-        return Served(merge(trained, trained.with_name("merged"), base))
+        merged = trained.with_name("merged")
+        if not is_merged(merged_manifest(trained, merged), merged):
+            _merge(trained, merged, base)
+        return Served(merged)
     return Served(check_base(trained, manifest, base), trained if adapter == "lora" else None)
+
+
+def _merge(adapter: Path, out: Path, base: str | None) -> None:
+    from panjue.serve.merge import merge  # it imports peft, which takes seconds
+
+    merge(adapter, out, base)
+
+
+def merged_manifest(adapter: Path, out: Path) -> dict[str, Any]:
+    """Return the manifest that the merge of an adapter into `out` has, or gets."""
+    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
+    digest = model_sha256(adapter, before.get("adapter_sha256"))
+    return {**read_json(adapter / "manifest.json"), "adapter_sha256": digest}
+
+
+def is_merged(manifest: dict[str, Any], out: Path) -> bool:
+    """Say whether `out` is the finished merge with this manifest."""
+    path = out / "manifest.json"
+    return path.exists() and read_json(path) == manifest
+
+
+def check_base(adapter: Path, manifest: dict[str, str], base: str | None = None) -> Path:
+    """Return the folder of the base that `adapter` was trained on; `base` if it has moved.
+
+    Raises:
+        UserError: The base is missing or has other weights.
+    """
+    name = base or manifest["base"]
+    try:
+        folder = model_folder(name)
+    except UserError as error:
+        moved = "" if base else f" (the base of {adapter}; if it has moved, say base=FOLDER)"
+        raise UserError(f"{error}{moved}") from None
+    if model_sha256(folder) != manifest["base_sha256"]:
+        raise UserError(
+            f"{adapter}: was trained on another base than {name} is now; "
+            "set base=FOLDER to that base, or train again"
+        )
+    return folder

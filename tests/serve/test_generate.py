@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.prompts.task import load_task
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import main
+from panjue.serve.job import MIN_COMPILED_REPLIES, engine_arguments
 from panjue.serve.settings import RESOURCES, GenerateConfig
 from panjue.serve.trained import served_model
 
@@ -52,6 +54,30 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
     assert (again / "answers/test/completions.jsonl").read_bytes().startswith(b"".join(lines[:15]))
     submissions = [run / "answers/test/submission.jsonl" for run in (again, answered)]
     assert submissions[0].read_bytes() == submissions[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "cases", "is_eager"),
+    [
+        ({}, 24, True),
+        ({}, MIN_COMPILED_REPLIES, None),
+        ({"samples": 4}, MIN_COMPILED_REPLIES // 5 - 1, True),
+        ({"samples": 4}, MIN_COMPILED_REPLIES // 5, None),
+        ({"ray": "auto", "replicas": 2}, MIN_COMPILED_REPLIES, True),
+        ({"engine": {"enforce_eager": False}}, 24, False),
+        ({"engine": {"enforce_eager": True}}, 10**6, True),
+    ],
+)
+def test_the_engine_is_compiled_for_many_replies_only(
+    settings: dict[str, Any], cases: int, is_eager: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = GenerateConfig.model_validate({"run": "r", "test": "t.jsonl", **settings})
+    task = load_task("judgment")
+    assert engine_arguments(config, task, cases).get("enforce_eager") is is_eager
+    dialogues = engine_arguments(config, load_task("dialogue"), cases)
+    assert dialogues == config.engine, "each takes many calls"
+    monkeypatch.setattr("panjue.serve.job.on_cpu", lambda: False)
+    assert engine_arguments(config, task, cases) == config.engine, "vLLM's own default holds"
 
 
 def test_settings_of_memory_and_speed_are_settings_of_the_engine() -> None:

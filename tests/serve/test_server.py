@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from safetensors.torch import save_file
 
 from panjue.prompts.plumbing.config import load_config
 from panjue.prompts.plumbing.errors import UserError
@@ -172,7 +173,9 @@ def is_refused(url: str) -> bool:
 def test_an_adapter_is_served_under_a_rank_that_vllm_has(
     tmp_path: Path, rank: int, served: int
 ) -> None:
-    write_json(tmp_path / "adapter_config.json", {"r": rank})
+    adapter = {"r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    write_json(tmp_path / "adapter_config.json", adapter)
+    save_file({}, tmp_path / "adapter_model.safetensors")
     model = Served(Path("base"), tmp_path)
     assert model.lora_rank == served
     args = arguments(config(run=tmp_path), model, 1024)

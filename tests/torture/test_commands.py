@@ -104,9 +104,18 @@ WORDS: dict[str, dict[str, str]] = {
     "Ask it": {},
     "Many GPUs, many machines": {
         ".ci/install python3 ray": "ls .ci/install",
+        "panjue merge runs/mine": "panjue merge runs/demo",
         "ray start --head": "ray start --head --num-cpus=2 && .venv/bin/ray stop",
         "ray start --address=FIRST:6379": "ray --version",  # there is one machine here
         "make generate RUN=runs/mine": "make -n generate CONFIG=demo RUN=runs/mine",
+    },
+    "Export": {
+        "panjue merge runs/mine": "panjue merge runs/demo",
+        ".venv/bin/pip download": "ls setup.py #",  # 77 MB
+        "tar": "ls setup.py #",
+        # Of tokenizers, llama.cpp's converter takes known ones only: not the demo's.
+        ".venv/bin/python llama_cpp": "ls runs/demo/merged/Modelfile #",
+        "cd runs/mine/merged && ollama create panjue -f": "ls runs/demo/merged/",
     },
 }
 """Heading -> what the words of its blocks stand for."""

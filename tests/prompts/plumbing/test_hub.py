@@ -148,7 +148,7 @@ def test_modelscope_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPat
 def test_an_adapter_finds_its_base_of_modelscope_again(modelscope: Path, tmp_path: Path) -> None:
     from panjue.finetune.result import _point_to_base
     from panjue.prompts.plumbing.model import model_sha256
-    from panjue.serve.merge import check_base
+    from panjue.serve.trained import check_base
 
     name = "modelscope:some/model"
     manifest = {"base": name, "base_sha256": model_sha256(modelscope)}
