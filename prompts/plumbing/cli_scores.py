@@ -44,6 +44,7 @@ def score(
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval import compare
+    from panjue.eval.leaderboard import leaderboard_line
     from panjue.eval.next_step import after_scores
     from panjue.eval.score import domain_means, show
     from panjue.eval.score import score as compute
@@ -80,6 +81,8 @@ def score(
     if json:
         numbers["submission_sha256"] = sha256(task_used.data.submission.find(submission))
         write_json(json, numbers)
+    if line := leaderboard_line(scores, submission, task_used):
+        print(f"for a leaderboard: {line}")
     is_of_gold = not scores.missing and not scores.extra_rows
     if is_of_gold and (command := after_scores(submission, gold)):
         print(f"next: {command}")

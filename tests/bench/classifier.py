@@ -1,12 +1,14 @@
 """The text classifier alone: its cost, and its scores on other cases.
 
-usage: .venv/bin/python tests/bench/classifier.py TASK TRAIN TEST [MIX]
+usage: .venv/bin/python tests/bench/classifier.py TASK TRAIN TEST [MIX] [--into ADAPTER]
 
-It is fitted as in `panjue sft`: the tenth of TRAIN that training holds out is left out.
+It is fitted as in `panjue sft`: the tenth of TRAIN that training holds out is left out. With
+`--into` it knows the labels of that adapter and takes the place of its classifier: for an adapter
+that was trained on a part of TRAIN, the shorter cases say, and has held out the same ones.
 """
 
+import argparse
 import resource
-import sys
 import time
 from pathlib import Path
 
@@ -19,22 +21,34 @@ from panjue.eval.pool import Pool
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import fit_classifier, training_set
 from panjue.prompts.example import Decide
+from panjue.prompts.labels import load_labels
+from panjue.prompts.plumbing.files import read_json, sha256, write_json
+from panjue.prompts.plumbing.model import CLASSIFIER
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 
-def main(name: str, train: Path, test: Path, mix: Path | None = None) -> None:
-    """Fit, decide every case of `test`, and print."""
+def main(
+    name: str, train: Path, test: Path, mix: Path | None = None, into: Path | None = None
+) -> None:
+    """Fit, decide every case of `test`, and print; put the classifier into an adapter."""
     task, console = load_task(name), Console(soft_wrap=True)
     assert isinstance(task.answer, Decide)
     reader = Reader(task)
     files = {"train": train, "mix": mix}
     config = SftConfig.model_validate({"task": name, "run": "none", "model": "none", **files})
     began = time.monotonic()
-    labels = task.ask.labels(training_set(config, reader))
+    if into:
+        labels = load_labels(into / "labels.json")
+    else:
+        labels = task.ask.labels(training_set(config, reader))
     classifier = fit_classifier(config, reader, labels)
     seconds, memory = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     console.print(f"fitted in {seconds:.0f} s, {memory / 2**20:.2f} GiB at the most")
+    if into:
+        classifier.save(into / CLASSIFIER)
+        digest = {"classifier_sha256": sha256(into / CLASSIFIER)}
+        write_json(into / "manifest.json", {**read_json(into / "manifest.json"), **digest})
     decider, table = Decider(task, labels, pool=Pool(classifier, {})), ScoreTable(task)
     confidences: dict[str, list[tuple[float, bool]]] = {f: [] for f in task.answer.fields}
     began = time.monotonic()
@@ -65,4 +79,11 @@ def _as_set(value: object) -> object:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(Path, sys.argv[2:]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("train", type=Path)
+    parser.add_argument("test", type=Path)
+    parser.add_argument("mix", type=Path, nargs="?")
+    parser.add_argument("--into", type=Path)
+    options = parser.parse_args()
+    main(options.name, options.train, options.test, options.mix, options.into)
