@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from heapq import nsmallest
 from itertools import chain, repeat
 from typing import Any
 
@@ -18,6 +19,9 @@ from panjue.prompts.example import Decide, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
+
+MAX_EXAMPLES = 20_000
+"""Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
 
 MAX_COLUMNS = 60_000
 """N-grams of each view, those of the most texts."""
@@ -51,7 +55,8 @@ def fit(
 
     The scores are calibrated on a tenth of `train`, with weights that were fitted on all other
     examples (Platt scaling for label sets, a temperature for classes; Guo et al., ICML 2017). Then
-    the weights are fitted on all. Memory grows by some kilobytes per item.
+    the weights are fitted on all. Of more than `MAX_EXAMPLES` those of the lowest text hashes are
+    taken.
 
     Args:
         task: A task whose answers are decided.
@@ -68,7 +73,8 @@ def fit(
     keys: list[str] = []
     aside: set[str] = set()
     own = 0
-    for example, is_mixed in chain(zip(train, repeat(False)), zip(mix, repeat(True))):
+    parts = (zip(_sample(train), repeat(False)), zip(_sample(mix), repeat(True)))
+    for example, is_mixed in chain(*parts):
         assert example.answer is not None, "training examples have answers"
         items, key = decides.items_of(example.answer), text_hash(example)
         texts += views(example, len(items))
@@ -88,6 +94,13 @@ def fit(
         is_set = name in decides.sets
         fields[name] = _field(values, labels, rows, (is_aside, calibrates), is_set, seed)
     return Classifier(decides, used, fields)
+
+
+def _sample(examples: Iterable[Example]) -> list[Example]:
+    """Return at most `MAX_EXAMPLES` examples, in their order."""
+    numbered = enumerate(examples)
+    chosen = nsmallest(MAX_EXAMPLES, numbered, key=lambda pair: (text_hash(pair[1]), pair[0]))
+    return [example for _, example in sorted(chosen, key=lambda pair: pair[0])]
 
 
 def _view(texts: Sequence[Hashes]) -> View:

@@ -77,9 +77,10 @@ def training_plan(trainer: PartsTrainer) -> Iterator[tuple[str, str]]:
 
 def processes_plan(trainer: PartsTrainer) -> str:
     """Return how many processes train, and how they share weights and examples."""
-    kind = trainer.accelerator.distributed_type
-    strategy = {"FSDP": "FSDP2, sharded weights", "DEEPSPEED": "DeepSpeed"}.get(kind.name, "DDP")
-    args = trainer.args
+    args, state = trainer.args, trainer.accelerator.state
+    strategy = {"DEEPSPEED": "DeepSpeed"}.get(state.distributed_type.name, "DDP")
+    if trainer.is_fsdp_enabled:
+        strategy = f"FSDP{state.fsdp_plugin.fsdp_version}, sharded weights"
     each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples of each step"
     return f"{args.world_size}, {strategy}; each has {each}"
 

@@ -26,7 +26,7 @@ def join_processes(config: SftConfig) -> PartialState:
     Raises:
         UserError: The weights cannot be sharded in this way.
     """
-    check_sharding(os.environ)
+    check_sharding(os.environ, config)
     end_with_launcher()
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
@@ -68,13 +68,17 @@ def end_with_launcher() -> None:
         end_with_parent()
 
 
-def check_sharding(environment: Mapping[str, str]) -> None:
-    """Refuse settings of FSDP, given to accelerate, that would not do what they say.
+def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
+    """Refuse settings, given to accelerate, that do not go with the config or do something else.
 
     Raises:
-        UserError: There is no accelerator, where accelerate would use DDP; or the state dict is
-            sharded, with which the best checkpoint cannot be loaded and no adapter is saved.
+        UserError: FSDP without an accelerator, where accelerate would use DDP; FSDP with a sharded
+            state dict, with which the best checkpoint cannot be loaded and no adapter is saved;
+            4-bit weights that FSDP cannot shard; DeepSpeed with what it cannot do.
     """
+    by_launcher = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if by_launcher or config.trainer.get("deepspeed"):
+        check_deepspeed(config)
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return
     if not torch.accelerator.is_available():
@@ -85,6 +89,26 @@ def check_sharding(environment: Mapping[str, str]) -> None:
             "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
             "finetune/configs/fsdp2.yaml"
         )
+    if config.method == "qlora" and "bnb_4bit_quant_storage" not in config.quantization:
+        raise UserError(
+            "method=qlora: FSDP shards 4-bit weights only if they are stored as the others are; "
+            "set quantization.bnb_4bit_quant_storage=bfloat16"
+        )
+
+
+def check_deepspeed(config: SftConfig) -> None:
+    """Refuse what DeepSpeed cannot do.
+
+    Raises:
+        UserError: Names the setting.
+    """
+    evaluates = config.trainer.get("eval_strategy", "no") != "no"
+    if evaluates and config.score_examples:
+        raise UserError(
+            "score_examples: weights that DeepSpeed shards cannot answer; set score_examples=0"
+        )
+    if config.loraplus_lr_ratio:
+        raise UserError("loraplus_lr_ratio: does not go with DeepSpeed; use FSDP2 or leave it out")
 
 
 def check_number(checkpoint: Path, processes: int) -> None:

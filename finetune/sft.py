@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from panjue.eval.classifier import FILE_VERSION, Classifier
 from panjue.finetune.checkpoints import awaits_evaluation, is_over, newest_complete
-from panjue.finetune.classifier import fit
+from panjue.finetune.classifier import MAX_EXAMPLES, fit
 from panjue.finetune.data import Report, cached, pack, questions, rows
 from panjue.finetune.examples import (
     check_side,
@@ -88,13 +88,13 @@ def train(config: SftConfig) -> None:
         UserError: A file or setting is wrong, or the run folder belongs to another run.
     """
     check_library_settings(config)
+    task = configured(load_task(config.task), config.solve)
+    if isinstance(task.answer, Solve):
+        config = config.model_copy(update={"score_examples": 0})
     processes = join_processes(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)
     disable_progress_bar()  # for loading and saving weights
-    task = configured(load_task(config.task), config.solve)
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
-    if isinstance(task.answer, Solve):
-        config = config.model_copy(update={"score_examples": 0})
     folder = model_folder(config.model)
     manifest = on_main_process(processes, lambda: provenance(config, folder, task))
     if not config.dry_run and is_finished(config.run, manifest):
@@ -136,7 +136,11 @@ def run_training(
     result = trained_folder(config)
     classifier = None
     if fits_classifier(config):
-        console.print("fitting the text classifier on all cases that are not held out")
+        console.print(
+            "fitting the text classifier on all cases that are not held out "
+            f"(at most {MAX_EXAMPLES:,} of a file)",
+            highlight=False,
+        )
         classifier = fitted_classifier(config, reader, labels, manifest)
     print_stage(config, console, 3, f"training the {result.name}")
     with tracker_errors():
@@ -217,7 +221,7 @@ def fitted_classifier(
 
 
 def fit_classifier(config: SftConfig, reader: Reader, labels: Labels) -> Classifier:
-    """Return the text classifier of all examples that are not held out, those of `mix` included."""
+    """Return the text classifier of the examples that are not held out, those of `mix` included."""
     train = train_examples(reader, config.train, config.dev)
     mix = mixable_examples(reader, config.dev, config.mix) if config.mix else ()
     return fit(reader.task, train, mix, labels, config.seed)
@@ -288,12 +292,6 @@ def make_trainer(
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from None
     trainer.remove_callback(PrinterCallback)  # the journal prints instead
     journal.evaluations = evaluations(trainer)
-    if config.loraplus_lr_ratio and trainer.is_deepspeed_enabled:
-        raise UserError("loraplus_lr_ratio: does not go with DeepSpeed; use FSDP2 or leave it out")
-    if score and trainer.is_deepspeed_enabled:
-        raise UserError(
-            "score_examples: weights that DeepSpeed shards cannot answer; set score_examples=0"
-        )
     return trainer, report, held_report
 
 

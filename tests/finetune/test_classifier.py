@@ -112,6 +112,24 @@ def test_the_same_cases_give_the_same_file(tmp_path: Path) -> None:
     assert one == two != other
 
 
+def test_of_many_cases_those_of_the_lowest_hashes_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, mix = list(examples(60)), list(examples(60, seed=1))
+    labels = SEVERITY.ask.labels(train)
+
+    def fitted(*parts: Iterable[Example]) -> bytes:
+        return saved(fit_known(SEVERITY, *parts, labels, seed=0), tmp_path / "fitted.npz")
+
+    def lowest(part: list[Example]) -> list[Example]:
+        bound = sorted(map(text_hash, part))[39]
+        return [example for example in part if text_hash(example) <= bound]
+
+    few = fitted(lowest(train), lowest(mix))
+    monkeypatch.setattr("panjue.finetune.classifier.MAX_EXAMPLES", 40)
+    assert fitted(iter(train), iter(mix)) == few != fitted(train[:40], mix[:40])
+
+
 @pytest.mark.parametrize("is_set", [True, False])
 def test_scores_that_are_too_large_are_scaled_back(is_set: bool) -> None:
     draw = np.random.default_rng(0)

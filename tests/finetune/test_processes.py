@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from panjue.finetune.data import Report, cached
 from panjue.finetune.processes import check_number, check_sharding
+from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
@@ -56,7 +57,7 @@ def kill_launcher(trainer, *args):
         signal.pause()
     return lose(trainer, *args)
 
-processes.check_sharding, sft.save = lambda _: None, tell
+processes.check_sharding, sft.save = lambda *_: None, tell
 for name, words in json.loads(sys.argv[2]):
     print("process", os.environ["RANK"], "is", os.getpid(), flush=True)
     os.environ["ACCELERATE_USE_FSDP"] = "false" if name == "ddp" else "true"
@@ -158,15 +159,35 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    check_sharding({})
-    check_sharding({"ACCELERATE_USE_FSDP": "false"})
+    full, lora = {**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, a_config()
+    check_sharding({}, lora)
+    check_sharding({"ACCELERATE_USE_FSDP": "false"}, lora)
     with pytest.raises(UserError, match="FSDP: shards on accelerators, and there is none"):
-        check_sharding({**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"})
+        check_sharding(full, lora)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    check_sharding({**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"})
+    check_sharding(full, lora)
     for sharded in ({}, {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}):
         with pytest.raises(UserError, match="SHARDED_STATE_DICT saves no adapter; set FULL_STATE"):
-            check_sharding({**settings, **sharded})
+            check_sharding({**settings, **sharded}, lora)
+    with pytest.raises(UserError, match=r"set quantization\.bnb_4bit_quant_storage=bfloat16$"):
+        check_sharding(full, a_config(method="qlora"))
+    stored = {"bnb_4bit_quant_storage": "bfloat16"}
+    check_sharding(full, a_config(method="qlora", quantization=stored))
+
+
+def a_config(**settings: object) -> SftConfig:
+    return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
+
+
+def test_what_deepspeed_cannot_do_is_refused() -> None:
+    launched, scored = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"eval_strategy": "steps"}
+    check_sharding(launched, a_config())  # without evaluations nothing is scored
+    check_sharding(launched, a_config(trainer=scored, score_examples=0))
+    for environment, further in ((launched, {}), ({}, {"deepspeed": "zero3.json"})):
+        with pytest.raises(UserError, match=r"cannot answer; set score_examples=0$"):
+            check_sharding(environment, a_config(trainer={**scored, **further}))
+    with pytest.raises(UserError, match="loraplus_lr_ratio: does not go with DeepSpeed"):
+        check_sharding(launched, a_config(loraplus_lr_ratio=16))
 
 
 def test_another_number_of_processes_does_not_resume(tmp_path: Path) -> None:
