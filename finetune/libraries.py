@@ -25,7 +25,12 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.model import has_bf16
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.errors import UserError, did_you_mean, first_line
+from panjue.prompts.plumbing.errors import (
+    DISK_FULL_ERRORS,
+    UserError,
+    did_you_mean,
+    first_line,
+)
 from panjue.prompts.task import Task
 
 MANAGED_SETTINGS = {
@@ -142,36 +147,58 @@ def check_attention(name: str) -> None:
         )
 
 
+TRACKER_PACKAGES = {
+    "azure_ml": "azureml-core",
+    "comet_ml": "comet_ml",
+    "flyte": "flytekit",
+    "dagshub": "dagshub mlflow",
+}
+"""Trackers whose package has another name, or that need two."""
+
+TRACKER_CHECKS = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
+"""Trackers that transformers' function `is_…_available` calls otherwise."""
+
+
 def check_trackers(names: str | list[str] | None) -> None:
-    """Refuse trackers (wandb, mlflow, …) whose package is missing.
+    """Refuse trackers (wandb, mlflow, …) that cannot be used here.
 
     Raises:
-        UserError: Names the tracker.
+        UserError: Names the tracker, and what it needs.
     """
     for name in [names] if isinstance(names, str) else names or []:
         if name not in {*integration_utils.INTEGRATION_TO_CALLBACK, "all", "none"}:
             known = integration_utils.INTEGRATION_TO_CALLBACK
             raise UserError(f"trainer.report_to: no tracker {name!r}{did_you_mean(name, known)}")
-        is_available = getattr(integration_utils, f"is_{name}_available", None)
+        if name in ("all", "none"):
+            continue
+        is_available = getattr(
+            integration_utils, f"is_{TRACKER_CHECKS.get(name, name)}_available", None
+        )
         if is_available and not is_available():
-            raise UserError(
-                f"trainer.report_to: {name} cannot be used here; run pip install {name}, or set it "
-                "up"
-            )
+            way_out = f"run .venv/bin/pip install {TRACKER_PACKAGES.get(name, name)}"
+            if name == "kubeflow":
+                way_out = "it works only where Kubeflow has set KUBEFLOW_TRAINER_SERVER_URL"
+            raise UserError(f"trainer.report_to: {name} cannot be used here; {way_out}")
 
 
 @contextmanager
 def tracker_errors() -> Iterator[None]:
-    """Turn what a tracker raises (it has no key, or its version does not fit) into a UserError."""
+    """Turn what a tracker raises (it has no key, or its version does not fit) into a UserError.
+
+    A full disk is no fault of the tracker that notices it.
+    """
     try:
         yield
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
+            raise
         for frame, _ in walk_tb(error.__traceback__):
             if frame.f_code.co_filename == integration_utils.__file__:
                 name = type(frame.f_locals.get("self")).__name__.removesuffix("Callback")
                 raise UserError(
                     f"trainer.report_to: {name}: {first_line(error)} "
-                    f"({type(error).__name__} of its package; set it up, or leave it out)"
+                    f"({type(error).__name__} of its package); set it up or leave it out, then run "
+                    "the same command to resume"
                 ) from None
         raise
 

@@ -57,6 +57,6 @@ def lora_plus(model: torch.nn.Module, args: TrainingArguments, lr_ratio: float) 
         loraplus_weight_decay=args.weight_decay,
         **words,
     )
-    # Of FSDP2's checkpoints torch loads no optimizer with two empty groups.
+    # torch cannot load an FSDP2 checkpoint of an optimizer with two empty groups.
     made.param_groups = [group for group in made.param_groups if group["params"]]
     return made

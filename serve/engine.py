@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_known, check_managed
@@ -236,17 +236,21 @@ def check_unmerged(adapter: Path, rank: int) -> None:
     """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request.
 
     Raises:
-        UserError: Names what vLLM does not support, DoRA for example.
+        UserError: Names what vLLM does not support, DoRA for example; or the weights cannot be
+            read.
     """
+    weights = adapter / "adapter_model.safetensors"
     try:
         helper = PEFTHelper.from_dict(read_json(adapter / "adapter_config.json"))
         helper.validate_legal(LoRAConfig(max_lora_rank=rank))
-        with safe_open(adapter / "adapter_model.safetensors", framework="pt") as file:
+        with safe_open(weights, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 parse_fine_tuned_lora_name(name)
     except (ValueError, TypeError) as error:
         reason = first_line(error).rstrip(".")
         raise UserError(f"adapter=lora: {reason}; use adapter=merge") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{weights}: {first_line(error)}; restore it, or train again") from None
 
 
 @contextmanager

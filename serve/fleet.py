@@ -6,9 +6,12 @@ worker was killed (ray#35768): here every row comes to the one process that know
 
 import logging
 import os
+import subprocess
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -24,11 +27,15 @@ RESTARTS = 3
 OPEN_BATCHES = 2
 """Batches that a replica has: one that it answers, and one that waits behind it."""
 
-NO_CLUSTER = (
-    "; `.venv/bin/ray start --head` starts a cluster here, with --address=HOST:6379 it joins one; "
-    "if it has a token, set RAY_AUTH_MODE=token and copy its ~/.ray/auth_token to this machine; "
-    "ray=local needs no cluster"
-)
+WAYS_OUT = {
+    "Could not find any running Ray instance": (
+        "`.venv/bin/ray start --head` starts a cluster here, with --address=HOST:6379 it joins "
+        "one; ray=local needs no cluster"
+    ),
+    "Found multiple active Ray instances": "set RAY_ADDRESS=HOST:6379 to one of them",
+    "token": "set RAY_AUTH_MODE=token and copy the cluster's ~/.ray/auth_token to this machine",
+}
+"""Words of Ray's message -> what to do."""
 
 ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")
 """Variables of vLLM that are not for other machines."""
@@ -39,7 +46,7 @@ def cluster(address: Literal["auto", "local"]) -> Iterator[None]:
     """Connect to a Ray cluster; at the end of the block all replicas have ended.
 
     Raises:
-        UserError: This machine belongs to none.
+        UserError: This machine belongs to none, or Ray cannot start or connect.
     """
     variables = {
         key: value
@@ -49,20 +56,35 @@ def cluster(address: Literal["auto", "local"]) -> Iterator[None]:
     words: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "logging_level": logging.ERROR}
     if address == "local":  # its ports are open to the network; Ray asks for ~/.ray/auth_token
         words |= {"include_dashboard": False}
-    mask = os.umask(0o077)  # of the token's file, which Ray may make
+        make_token()
     try:
         ray.init(address, **words)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        reason = first_line(error).rstrip(".")
-        if address == "auto":
-            reason = reason.split(". ")[0] + NO_CLUSTER  # what follows names options of Ray
-        raise UserError(f"ray={address}: {reason}") from None
-    finally:
-        os.umask(mask)
+        raise UserError(f"ray={address}: {reason_of(error)}") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def make_token() -> None:
+    """Make the token of this user's clusters if there is none; Ray's own would be readable by all.
+
+    Here and not at `ray.init`, whose processes would keep the file mode mask for all their files.
+    """
+    if not (Path.home() / ".ray/auth_token").exists():
+        words = [Path(sys.executable).with_name("ray"), "get-auth-token", "--generate"]
+        subprocess.run(words, umask=0o077, check=False, capture_output=True)
+
+
+def reason_of(error: Exception) -> str:
+    """Return Ray's message in one line, with the way out where it is known."""
+    message = " ".join(str(error).split())
+    for words, way_out in WAYS_OUT.items():
+        if words in message:
+            # What follows the first sentence names options of Ray's own.
+            return f"{message.split('. ')[0].rstrip('.')}; {way_out}"
+    return message
 
 
 class Fleet:

@@ -126,7 +126,7 @@ def in_cluster(
     The job is made, and the adapter merged, only when there is a cluster.
     """
     from panjue.serve.fleet import Fleet, cluster
-    from panjue.serve.replicas import check_build, replicas, room
+    from panjue.serve.replicas import capacity, check_build, replicas, resources
 
     assert config.ray
     with cluster(config.ray), StopSignals(config.folder) as stop:
@@ -134,9 +134,9 @@ def in_cluster(
         job = make()
         say_if_quick(job, console)
         stop.at_once = False  # Ray would take the exception for its own
-        count = config.replicas
-        fleet = Fleet(replicas(job), batches(work, count, config.in_flight), stop.check)
-        with starting(console, f"the first of {count} replicas", lambda: f" ({room(config)})"):
+        count, takes = config.replicas, resources(config)
+        fleet = Fleet(replicas(job, takes), batches(work, count, config.in_flight), stop.check)
+        with starting(console, f"the first of {count} replicas", lambda: f" ({capacity(takes)})"):
             fleet.wait_for_first()
         yield fleet.steps()
 

@@ -43,8 +43,11 @@ class Job:
 
 
 MIN_COMPILED_REPLIES = 500
-"""On a CPU, compiling the model should take longer than it saves on fewer replies of each engine:
-an estimate, which tests/bench/startup.py can check."""
+"""On a CPU, compiling the model should take longer than it saves on fewer replies: an estimate,
+which tests/bench/startup.py can check."""
+
+COMPILATION_SETTINGS = {"compilation_config", "optimization_level"}
+"""Engine arguments that say how to compile, so that it is to be compiled."""
 
 
 def make_job(config: GenerateConfig, task: Task, training: Training, cases: int) -> Job:
@@ -64,10 +67,13 @@ def make_job(config: GenerateConfig, task: Task, training: Training, cases: int)
 
 
 def engine_arguments(config: GenerateConfig, task: Task, cases: int) -> dict[str, Any]:
-    """Return the engine's arguments: on a CPU it is compiled only for many replies, if not set."""
-    replies = cases * (1 + config.samples) / config.replicas
+    """Return the engine's arguments: on a CPU it is compiled only for many replies, if not set.
+
+    The number of engines plays no part: a run may resume with another one.
+    """
+    replies = cases * (1 + config.samples)
     is_many = isinstance(task.answer, Solve) or replies >= MIN_COMPILED_REPLIES
-    if not on_cpu() or is_many:
+    if not on_cpu() or is_many or COMPILATION_SETTINGS & config.engine.keys():
         return config.engine
     return {"enforce_eager": True, **config.engine}
 

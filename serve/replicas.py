@@ -56,13 +56,13 @@ def resources(config: GenerateConfig) -> dict[str, float]:
     return {"num_cpus": 1, "num_gpus": prod(config.engine.get(name, 1) for name in GPUS)}
 
 
-def room(config: GenerateConfig) -> str:
-    """Say what a replica takes and what the machines have."""
+def capacity(takes: dict[str, float]) -> str:
+    """Say what a replica takes, of `resources`, and what the machines have now."""
     name = "CPU" if on_cpu() else "GPU"
-    takes = resources(config)[f"num_{name.lower()}s"]
     nodes = [node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     largest = f"the largest machine {max(nodes, default=0):.0f}"
-    return f"each takes {takes:.0f} {name}, {largest}, the cluster has {sum(nodes):.0f}"
+    each = f"each takes {takes[f'num_{name.lower()}s']:.0f} {name}"
+    return f"{each}, {largest}, the cluster has {sum(nodes):.0f}"
 
 
 class Replica:
@@ -135,9 +135,14 @@ def check_build() -> None:
         )
 
 
-def replicas(job: Job) -> list[Any]:
-    """Return the replicas of a run, as actors; Ray starts their processes where it has room."""
-    actor = ray.remote(Replica).options(max_restarts=RESTARTS, **resources(job.config))
+def replicas(job: Job, takes: dict[str, float]) -> list[Any]:
+    """Return the replicas of a run, as actors that Ray starts where a machine has what each takes.
+
+    Args:
+        job: The job of each.
+        takes: What Ray sets aside for each; see `resources`.
+    """
+    actor = ray.remote(Replica).options(max_restarts=RESTARTS, **takes)
     count, words = job.config.replicas, (everywhere(job), versions(job.config.task))
     return [actor.remote(*words) for _ in range(count)]
 

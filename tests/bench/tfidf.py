@@ -32,8 +32,9 @@ MIN_DEFENDANTS = 5
 """With a label; a rarer one is never predicted."""
 
 THRESHOLD = -0.2
-"""A label is predicted above this score; where none is, the best one is. Below 0, since the metric
-rewards recall: an SVM is fitted for accuracy, and most labels are rare."""
+"""A label is predicted above this score; where none is, the best one is. This value, `C` and
+`MIN_DEFENDANTS` are those of the comparison that this script repeats. What they were chosen on is
+not known; it may have been the dev cases."""
 
 
 def main(train: str, test: Path, out: Path) -> None:

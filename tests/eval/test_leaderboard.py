@@ -10,6 +10,7 @@ import pytest
 
 from panjue.eval import leaderboard
 from panjue.eval.answers import decode_run
+from panjue.prompts.plumbing.files import read_json, write_json
 
 Panjue = Callable[..., CompletedProcess[str]]
 PREFIX = "for a leaderboard: "
@@ -73,6 +74,26 @@ def test_only_what_a_known_training_answered_has_a_line(
     if "trained" in changed:
         shutil.rmtree(tmp_path / "run/adapter")
     assert bool(scored()) == has_line
+
+
+def test_scores_of_other_cases_or_in_sample_have_no_line(
+    scored: Callable[[], str], tmp_path: Path
+) -> None:
+    answers, adapter = tmp_path / "run/answers/test", tmp_path / "run/adapter"
+    path = answers / "submission.jsonl"
+    rows = path.read_text("utf-8").splitlines(keepends=True)
+    other = rows[-1].replace('"id": ', '"id": 10')
+    for changed in (rows[:-1], [*rows, other]):
+        path.write_text("".join(changed), "utf-8")
+        assert not scored()
+    path.write_text("".join(rows), "utf-8")
+    assert scored()
+    record = read_json(answers / "manifest.json")
+    asked = {**record["generate"], "trained": str(adapter)}
+    write_json(answers / "manifest.json", {**record, "generate": asked})
+    training = read_json(adapter / "manifest.json")
+    write_json(adapter / "manifest.json", {**training, "train_sha256": asked["test_sha256"]})
+    assert not scored()
 
 
 def test_neither_the_demo_nor_a_bare_submission_has_a_line(

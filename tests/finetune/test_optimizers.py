@@ -1,5 +1,7 @@
 """LoRA+, and the variants of LoRA that peft has: each trains and is served, or is refused."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations import TensorBoardCallback, integration_utils
 
+from panjue.finetune.libraries import check_trackers
 from panjue.finetune.optimizers import lora_plus
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
@@ -103,9 +106,35 @@ def test_what_a_tracker_raises_is_said_in_one_line(
         raise RuntimeError("no key\nset one")
 
     monkeypatch.setattr(TensorBoardCallback, "_init_summary_writer", fail)
-    expected = r"trainer\.report_to: TensorBoard: no key \(RuntimeError of its package; .*\)$"
+    expected = (
+        r"trainer\.report_to: TensorBoard: no key \(RuntimeError of its package\); set it up or "
+        "leave it out, then run the same command to resume$"
+    )
     with pytest.raises(UserError, match=expected):
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", *ONE_STEP])
+
+
+def test_a_full_disk_is_no_fault_of_the_tracker_that_notices_it(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(TensorBoardCallback, "_init_summary_writer", fail)
+    with pytest.raises(OSError, match="No space left"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *ONE_STEP])
+
+
+def test_a_tracker_that_cannot_be_used_is_named_with_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in dir(integration_utils):
+        if name.startswith("is_") and name.endswith("_available"):
+            monkeypatch.setattr(integration_utils, name, lambda: False)
+    check_trackers(["all", "none"])
+    for name in integration_utils.INTEGRATION_TO_CALLBACK:
+        with pytest.raises(UserError, match=f"report_to: {name} cannot be used here; (run|it) "):
+            check_trackers(name)
 
 
 @pytest.mark.parametrize(

@@ -536,7 +536,7 @@ POLYNOMIAL = "trainer.lr_scheduler_type=polynomial  trainer.lr_scheduler_kwargs=
         ("trainer.use_liger_kernel=true", "trainer.use_liger_kernel: its kernels need a GPU"),
         (
             "trainer.report_to=[wandb]",
-            "trainer.report_to: wandb cannot be used here; run pip install wandb",
+            "trainer.report_to: wandb cannot be used here; run .venv/bin/pip install wandb",
         ),
         ("trainer.report_to=[wnadb]", "trainer.report_to: no tracker 'wnadb'; did you mean"),
         ("trainer.optim=galore_adamw", "trainer: You need to install `galore_torch`"),

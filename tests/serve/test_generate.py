@@ -63,7 +63,9 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
         ({}, MIN_COMPILED_REPLIES, None),
         ({"samples": 4}, MIN_COMPILED_REPLIES // 5 - 1, True),
         ({"samples": 4}, MIN_COMPILED_REPLIES // 5, None),
-        ({"ray": "auto", "replicas": 2}, MIN_COMPILED_REPLIES, True),
+        ({"ray": "auto", "replicas": 2}, MIN_COMPILED_REPLIES, None),
+        ({"ray": "auto", "replicas": 2}, MIN_COMPILED_REPLIES - 1, True),
+        ({"engine": {"compilation_config": {"mode": 0}}}, 24, None),
         ({"engine": {"enforce_eager": False}}, 24, False),
         ({"engine": {"enforce_eager": True}}, 10**6, True),
     ],
@@ -71,6 +73,7 @@ def test_an_interrupted_run_continues_and_ends_in_the_same_file(
 def test_the_engine_is_compiled_for_many_replies_only(
     settings: dict[str, Any], cases: int, is_eager: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("panjue.serve.job.on_cpu", lambda: True)
     config = GenerateConfig.model_validate({"run": "r", "test": "t.jsonl", **settings})
     task = load_task("judgment")
     assert engine_arguments(config, task, cases).get("enforce_eager") is is_eager

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.example import Example, call_key
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
-from panjue.serve import settings
+from panjue.serve import replicas, settings
+from panjue.serve.fleet import reason_of
 from panjue.serve.work import LARGEST, Batch, Work, batches
 
 
@@ -115,6 +117,48 @@ def test_no_cluster_is_said_in_one_line(outcomes: dict[str, Any]) -> None:
     assert outcomes["no cluster"]["error"].startswith("ray=auto: ")
     assert "ray start --head" in outcomes["no cluster"]["error"]
     assert "\n" not in outcomes["no cluster"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "Found multiple active Ray instances: {'a:1', 'b:1'}. Please specify the one to …",
+            "Found multiple active Ray instances: {'a:1', 'b:1'}; set RAY_ADDRESS=HOST:6379 to one "
+            "of them",
+        ),
+        (
+            "Version mismatch: The cluster was started with:\n    Ray: 2.50\nThis process has:\n"
+            "    Ray: 2.60\n",
+            "Version mismatch: The cluster was started with: Ray: 2.50 This process has: Ray: 2.60",
+        ),
+    ],
+)
+def test_what_ray_says_is_one_line_with_its_own_way_out(said: str, expected: str) -> None:
+    assert reason_of(ConnectionError(said)) == expected
+
+
+def test_the_machines_of_a_cluster_are_counted_for_the_kind_of_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+    ]
+    monkeypatch.setattr(replicas.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(replicas.ray, "cluster_resources", lambda: {"CPU": 20.0, "GPU": 8.0})
+    monkeypatch.setattr(replicas, "on_cpu", lambda: False)
+    replicas.check_build()
+    takes = {"num_cpus": 1.0, "num_gpus": 2.0}
+    text = "each takes 2 GPU, the largest machine 8, the cluster has 8"
+    assert replicas.capacity(takes) == text
+    monkeypatch.setattr(replicas, "on_cpu", lambda: True)
+    assert replicas.capacity(takes).startswith("each takes 1 CPU, the largest machine 16")
+    with pytest.raises(
+        UserError, match="the cluster has 8 GPUs, but vLLM is installed for the CPU"
+    ):
+        replicas.check_build()
 
 
 @pytest.mark.parametrize(
