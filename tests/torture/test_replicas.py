@@ -108,6 +108,18 @@ def answers_of(config: Path) -> Path:
     return config.with_suffix("") / "answers/test"
 
 
+@pytest.mark.endurance
+@pytest.mark.promise("replicas answer as one process does")
+def test_undisturbed_replicas(
+    nodes: Nodes, make: Callable[[str], Path], once: Path, same: Any, promise: Any
+) -> None:
+    config = make("undisturbed")
+    with promise.attempt(), generating(config, nodes, "replicas=2") as run:
+        run.end()
+        assert "given out again" not in run.told
+        promise.tell(f"{run.rows} cases, {same(answers_of(config), once)} with a near tie")
+
+
 @pytest.mark.promise("generation in a cluster survives kill -9")
 def test_kills_in_a_cluster(
     nodes: Nodes, make: Callable[[str], Path], once: Path, same: Any, promise: Any, full: bool

@@ -1,14 +1,17 @@
 """A server whose engine hangs or dies again and again."""
 
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
@@ -18,6 +21,9 @@ from panjue.serve.trained import Served
 
 CASE = {"fact": "被告人张某盗窃。"}
 LONGEST_S = 300
+
+FINISHED = r'vllm:request_success_total\{[^}]*engine="(\d+)"[^}]*\} ([\d.e+]+)'
+"""A line of vLLM's metrics: engine, finished requests."""
 
 pytestmark = pytest.mark.endurance
 
@@ -51,19 +57,34 @@ def test_a_server_is_killed(panjue_serve: Callable[..., Any], promise: Any) -> N
 
 
 @pytest.mark.promise("a server with two engines survives the end of one")
-def test_a_server_with_two_engines(panjue_serve: Callable[..., Any], promise: Any) -> None:
+def test_a_server_with_two_engines(
+    panjue_serve: Callable[..., Any], workshop: Path, promise: Any
+) -> None:
+    """Both engines answer, and after the end of one the server answers the same again."""
+    cases = list(islice(Reader(load_task("judgment")).read(workshop / "demo/test.jsonl"), 16))
     engine = {"dtype": "float32", "max_num_seqs": 8, "enforce_eager": True, "data_parallel_size": 2}
     server = panjue_serve(engine=engine)
+
+    def judge(case: Example) -> Any:
+        words = {"fact": case.text, "defendants": list(case.names)}
+        asked = httpx.post(f"{url}/v1/judgments", json=words, timeout=LONGEST_S)
+        assert asked.status_code == 200, asked.text
+        return asked.json()["judgments"]
+
     with promise.attempt():
+        found = []
         for is_last in (False, True):
-            url = f"{server.ready()}/v1/judgments"
+            url = server.ready()
             with ThreadPoolExecutor(8) as pool:
-                asked = [
-                    pool.submit(httpx.post, url, json=CASE, timeout=LONGEST_S) for _ in range(8)
-                ]
-                assert {each.result().status_code for each in asked} == {200}
+                found.append(list(pool.map(judge, cases)))
+            counts = re.findall(FINISHED, httpx.get(f"{url}/metrics").text)
+            assert {engine for engine, count in counts if float(count)} == {"0", "1"}
             if not is_last:
                 server.engine.kill()
+        assert found[0] == found[1]
+        assert [[item["name"] for item in each] for each in found[0]] == [
+            list(case.names) for case in cases
+        ]
     server.process.terminate()
     assert server.process.wait(60) == 0
 
