@@ -73,7 +73,7 @@ def make_token() -> None:
     Here and not at `ray.init`, whose processes would keep the file mode mask for all their files.
     """
     if not (Path.home() / ".ray/auth_token").exists():
-        words = [Path(sys.executable).with_name("ray"), "get-auth-token", "--generate"]
+        words = [str(Path(sys.executable).with_name("ray")), "get-auth-token", "--generate"]
         subprocess.run(words, umask=0o077, check=False, capture_output=True)
 
 

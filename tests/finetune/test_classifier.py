@@ -118,8 +118,8 @@ def test_of_many_cases_those_of_the_lowest_hashes_are_taken(
     train, mix = list(examples(60)), list(examples(60, seed=1))
     labels = SEVERITY.ask.labels(train)
 
-    def fitted(*parts: Iterable[Example]) -> bytes:
-        return saved(fit_known(SEVERITY, *parts, labels, seed=0), tmp_path / "fitted.npz")
+    def fitted(first: Iterable[Example], second: Iterable[Example]) -> bytes:
+        return saved(fit_known(SEVERITY, first, second, labels, 0), tmp_path / "fitted.npz")
 
     def lowest(part: list[Example]) -> list[Example]:
         bound = sorted(map(text_hash, part))[39]

@@ -146,8 +146,8 @@ def test_the_machines_of_a_cluster_are_counted_for_the_kind_of_engine(
         {"Alive": True, "Resources": {"CPU": 4.0}},
         {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
     ]
-    monkeypatch.setattr(replicas.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(replicas.ray, "cluster_resources", lambda: {"CPU": 20.0, "GPU": 8.0})
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 20.0, "GPU": 8.0})
     monkeypatch.setattr(replicas, "on_cpu", lambda: False)
     replicas.check_build()
     takes = {"num_cpus": 1.0, "num_gpus": 2.0}
