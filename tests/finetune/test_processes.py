@@ -40,6 +40,9 @@ from panjue.finetune.trainer import PartsTrainer
 
 begin, save, lose = PartialState.__init__, sft.save, PartsTrainer.training_loss
 
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # whole: both processes write to one file, print in pieces
+
 def on_gpus(self, *args, **kwargs):
     begin(self, *args, **kwargs)
     if self.distributed_type == DistributedType.MULTI_CPU:
@@ -48,7 +51,7 @@ def on_gpus(self, *args, **kwargs):
 def tell(trainer, *args):
     is_sharded = isinstance(trainer.model_wrapped, FSDPModule)
     weights = trainer.model.parameters() if is_sharded else ()
-    print("share of each weight:", {len(w._local_tensor) / len(w) for w in weights}, flush=True)
+    say(f"share of each weight: { {len(w._local_tensor) / len(w) for w in weights} }")
     save(trainer, *args)
 
 def kill_launcher(trainer, *args):
@@ -59,7 +62,7 @@ def kill_launcher(trainer, *args):
 
 processes.check_sharding, sft.save = lambda *_: None, tell
 for name, words in json.loads(sys.argv[2]):
-    print("process", os.environ["RANK"], "is", os.getpid(), flush=True)
+    say(f"process {os.environ['RANK']} is {os.getpid()}")
     os.environ["ACCELERATE_USE_FSDP"] = "false" if name == "ddp" else "true"
     PartialState.__init__ = begin if name == "ddp" else on_gpus
     PartsTrainer.training_loss = kill_launcher if name == "killed" else lose
