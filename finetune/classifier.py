@@ -98,8 +98,7 @@ def fit(
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
     """Return at most `MAX_EXAMPLES` examples, in their order."""
-    numbered = enumerate(examples)
-    chosen = nsmallest(MAX_EXAMPLES, numbered, key=lambda pair: (text_hash(pair[1]), pair[0]))
+    chosen = nsmallest(MAX_EXAMPLES, enumerate(examples), key=lambda pair: text_hash(pair[1]))
     return [example for _, example in sorted(chosen, key=lambda pair: pair[0])]
 
 
