@@ -71,9 +71,9 @@ build/typing/panjue/__init__.py:  # a view of the package that mypy and editors 
 	mkdir -p $(@D) && ln -sfn $(addprefix ../../../,prompts finetune serve eval api/__init__.py) $(@D)/
 # Two processes: most of the time goes into imports, which use one core.
 test: dev  # the test suite, 12 to 15 minutes
-	.venv/bin/pytest -n 2 --dist loadgroup
+	.venv/bin/pytest -n 2
 torture: dev  # what "Nothing lost" says in serve/README.md, and every command of the READMEs, tried for real
-	.venv/bin/pytest -n 2 --dist loadgroup tests/torture --torture
+	.venv/bin/pytest -n 2 tests/torture --torture
 demo: install  # write invented cases
 	$(PANJUE) demo data/demo
 base: demo  # train the tiny base model from nothing

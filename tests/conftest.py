@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from panjue.prompts.cli import main as command_line
 
@@ -109,16 +111,21 @@ RAY_FILES = {
 }
 
 
-@pytest.hookimpl(wrapper=True)  # before pytest-xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Keep the tests of a file in one process, and one Ray cluster on the machine at a time.
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Keep the tests of a file in one process, and one Ray cluster on the machine at a time."""
+    return Files(config, log)
+
+
+class Files(LoadScopeScheduling):
+    """Shares the tests out by file.
 
     `ray=auto` finds any cluster of the machine, and two of them starve each other on two cores.
+    `--dist loadgroup` would do it with marks, but ignores them since pytest 9.2 (pytest-xdist#1386).
     """
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("ray" if file in RAY_FILES else file))
-    return (yield)
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ray" if file in RAY_FILES else file
 
 
 class FixtureCosts:
