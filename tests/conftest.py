@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling, Scheduling
+from xdist.scheduler import LoadScopeScheduling
 
 from panjue.prompts.cli import main as command_line
 
@@ -111,21 +110,21 @@ RAY_FILES = {
 }
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """Keep the tests of a file in one process, and one Ray cluster on the machine at a time."""
-    return Files(config, log)
-
-
-class Files(LoadScopeScheduling):
-    """Shares the tests out by file.
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process, and one Ray cluster on the machine at a time.
 
     `ray=auto` finds any cluster of the machine, and two of them starve each other on two cores.
-    `--dist loadgroup` would do it with marks, but ignores them since pytest 9.2 (pytest-xdist#1386).
+    With pytest 9.2, `--dist loadgroup` ignores its marks without a word (pytest-xdist#1386).
     """
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = work_unit
+    return scheduler
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "ray" if file in RAY_FILES else file
+
+def work_unit(nodeid: str) -> str:
+    """Return the name that tests of the same process share."""
+    file = nodeid.partition("::")[0]
+    return "ray" if file in RAY_FILES else file
 
 
 class FixtureCosts:
