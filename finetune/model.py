@@ -51,6 +51,11 @@ def load_base(
         if "attention" not in str(error).lower():
             raise
         raise UserError(f"attn_implementation: {first_line(error)}") from None
+    for module in model.modules():
+        # After an evaluation, the four-bit layers of bitsandbytes would stay in a format of CPUs
+        # with AVX-512 BF16 that has no gradients, without an error.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     # The model's own sampling settings would distort held-out scores: Qwen2.5 has a repetition
     # penalty.
     model.generation_config = GenerationConfig()

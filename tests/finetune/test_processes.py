@@ -63,8 +63,9 @@ def kill_launcher(trainer, *args):
 processes.check_sharding, sft.save = lambda *_: None, tell
 for name, words in json.loads(sys.argv[2]):
     say(f"process {os.environ['RANK']} is {os.getpid()}")
-    os.environ["ACCELERATE_USE_FSDP"] = "false" if name == "ddp" else "true"
-    PartialState.__init__ = begin if name == "ddp" else on_gpus
+    is_ddp = name.startswith("ddp")
+    os.environ["ACCELERATE_USE_FSDP"] = "false" if is_ddp else "true"
+    PartialState.__init__ = begin if is_ddp else on_gpus
     PartsTrainer.training_loss = kill_launcher if name == "killed" else lose
     sft.main(Path(sys.argv[1]), words)
 """
@@ -77,7 +78,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Launched:
-    """The run folders `ddp`, `fsdp` and `killed`, what was printed, and the processes left over."""
+    """What two processes did: run folders by name, what was printed, and the processes left over."""
 
     folder: Path
     said: str
@@ -87,10 +88,22 @@ class Launched:
         return [f"run={self.folder}/{name}", *WORDS]
 
 
+QUANTIZATION = "quantization={bnb_4bit_quant_storage: float32}"
+
+METHODS = {"full": ["method=full"], "qlora": ["method=qlora", QUANTIZATION]}
+"""What is given for a name that ends so."""
+
+
 def launch(config: Path, folder: Path, *names: str) -> str:
-    """Train under each name in two processes and return what was printed."""
+    """Train under each name in two processes and return what was printed.
+
+    A name that begins with `ddp` is trained by DDP, any other by FSDP2.
+    """
     (folder / "train.py").write_text(AS_ON_GPUS, "utf-8")
-    trainings = [(name, [f"run={folder}/{name}", *WORDS]) for name in names]
+    trainings = [
+        (name, [f"run={folder}/{name}", *WORDS, *METHODS.get(name.rpartition("-")[2], [])])
+        for name in names
+    ]
     words = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
     words += ["--num_processes=2", "--main_process_port=0", str(folder / "train.py")]
     with (folder / "said.txt").open("w") as said:  # no pipe: processes that are left would hold it
@@ -103,7 +116,8 @@ def launch(config: Path, folder: Path, *names: str) -> str:
 def launched(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Train by DDP, by FSDP2, and by FSDP2 until the launcher is killed; then resume that."""
     folder, config = tmp_path_factory.mktemp("sharded"), workshop / "sft.yaml"
-    said = launch(config, folder, "ddp", "fsdp", "killed")
+    methods = [f"{way}-{method}" for method in METHODS for way in ("ddp", "fsdp")]
+    said = launch(config, folder, "ddp", "fsdp", *methods, "killed")
     pids = {int(line.split()[-1]) for line in said.splitlines() if line.startswith("process ")}
     assert len(pids) == 2, said
     with suppress(psutil.NoSuchProcess):
@@ -128,7 +142,7 @@ def numbers(run: Path) -> list[dict[str, float]]:
 def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched) -> None:
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
     assert "processes    2, FSDP2, sharded weights; each has 4 × 1 examples" in launched.said
-    assert launched.said.count("share of each weight: {0.5}") == 4, "of two trainings"
+    assert launched.said.count("share of each weight: {0.5}") == 8, "of four trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
     assert len(numbers(ddp)) == 6
     for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
@@ -138,6 +152,18 @@ def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched)
     weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (ddp, fsdp)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize(("method", "of_norms"), [("full", 1e-5), ("qlora", 2**-7)])
+def test_fsdp2_equals_ddp_by_other_methods(
+    launched: Launched, method: str, of_norms: float
+) -> None:
+    """Gradients are summed over shares, with `qlora` in bfloat16."""
+    runs = [numbers(launched.folder / f"{way}-{method}") for way in ("ddp", "fsdp")]
+    assert len(runs[0]) == len(runs[1]) == 6
+    for one, other in zip(*runs, strict=True):
+        assert one.pop("grad_norm", 0) == pytest.approx(other.pop("grad_norm", 0), rel=of_norms)
+        assert one == pytest.approx(other, rel=1e-6)
 
 
 def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(

@@ -627,6 +627,24 @@ def test_a_four_bit_base_stays_as_small_as_it_is_loaded(workshop: Path) -> None:
     }
 
 
+def test_an_evaluation_leaves_the_gradients_of_a_four_bit_model(workshop: Path) -> None:
+    """On a CPU with AVX-512 BF16 the first layers would have none, and no error."""
+    nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    settings = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}
+    model = with_lora(load_base(workshop / "base/model", torch.bfloat16, nf4), settings)
+    ids, norms = torch.arange(1, 9)[None], []
+    for _ in range(2):
+        model.train()
+        model(input_ids=ids, labels=ids).loss.backward()
+        norms.append([p.grad.norm().item() for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            model(input_ids=ids)
+    assert norms[1] == norms[0]
+    assert min(norms[0]) > 0
+
+
 def test_a_result_without_weights_is_none(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
