@@ -78,7 +78,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Launched:
-    """What two processes did: run folders by name, what was printed, and the processes left over."""
+    """What two processes did: run folders by name, what was printed, the processes left over."""
 
     folder: Path
     said: str
