@@ -1,11 +1,13 @@
-"""What the schema costs, and what the engine gains: four ways to answer the same cases, in one run.
+"""What schema and alternatives cost, and what the engine gains: five ways, the same cases, one run.
 
     python tests/bench/generate.py TRAINED_FOLDER CASES.jsonl [--limit 64]
 
 TRAINED_FOLDER is an adapter or model folder of a run (it has labels.json). Prints, on the same
-prompts: the engine without a schema, with one schema per case, and with one schema for all (names
-free), then transformers' generate. The runs without a schema are made to write exactly as many
-tokens per case as the run with one, so that the figures compare speed and not lengths.
+prompts: the engine without a schema, with one schema per case, the same with the alternatives of
+each reply's fields (which a run with a text classifier keeps to decide from both), and with one
+schema for all (names free), then transformers' generate. The runs without a schema are made to
+write exactly as many tokens per case as the run with one, so that the figures compare speed and not
+lengths.
 """
 
 import argparse
@@ -26,8 +28,10 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Schema, load_task
+from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
+from panjue.serve.rows import row
 from panjue.serve.source import Refusal, Request, complete, requests
 from panjue.serve.trained import Served, served_model
 
@@ -36,7 +40,7 @@ ROUNDS = 3
 
 
 def main() -> None:
-    """Run the four ways and print the table."""
+    """Run all ways and print the table."""
     options = arguments()
     task = load_task("judgment")
     served = served_model(options.trained, "merge")
@@ -50,17 +54,23 @@ def main() -> None:
             for example in examples
             for request in requests(example.id, asker.question(example), [{}])
         ]
-        lengths = run(llm, own)[1]  # also warms up
+        lengths = run(llm, asker, own)[1]  # also warms up
         free = [without_schema(request, lengths[str(request.id)]) for request in own]
         shared = [
             with_schema(request, schema_for_all(task.ask.schema(examples[0], labels)))
             for request in own
         ]
-        ways = {"no schema": free, "a schema per case": own, "one schema for all": shared}
+        both = [replace(r, sampling={**r.sampling, "logprobs": ALTERNATIVES}) for r in own]
+        ways = {
+            "no schema": free,
+            "a schema per case": own,
+            "the same, alternatives": both,
+            "one schema for all": shared,
+        }
         rates: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
         for _ in range(ROUNDS):  # in turn, so that a drift of the machine hits all alike
             for name, put in ways.items():
-                rates[name].append(timed(partial(run, llm, put)))
+                rates[name].append(timed(partial(run, llm, asker, put)))
     rates["transformers.generate"] = [
         timed(lambda: transformers_generate(served.model, options.dtype, free))
     ]
@@ -95,12 +105,13 @@ def quiet_engine(model: Path, dtype: str, max_tokens: int) -> AbstractContextMan
     return engine(Served(model), settings, max_tokens, seed=0)
 
 
-def run(llm: Engine, requests: list[Request]) -> tuple[int, dict[str, int]]:
-    """Return all output tokens and those of each case."""
-    lengths = {
-        str(request.id): len(output.outputs[0].token_ids)
-        for request, output in complete(llm, requests, in_flight=256)
-    }
+def run(llm: Engine, asker: Asker, requests: list[Request]) -> tuple[int, dict[str, int]]:
+    """Make the row of every reply, as `generate` does; return all output tokens and each case's."""
+    lengths = {}
+    for request, output in complete(llm, requests, in_flight=256):
+        wanted = request.sampling.get("logprobs") == ALTERNATIVES
+        row([(request, output)], asker.tokenizer, with_alternatives=wanted)
+        lengths[str(request.id)] = len(output.outputs[0].token_ids)
     return sum(lengths.values()), lengths
 
 
