@@ -52,7 +52,7 @@ def main() -> None:
         own = [
             request
             for example in examples
-            for request in requests(example.id, asker.question(example), [{}])
+            for request in requests(example.id, asker.question(example), [{"logprobs": 2}])
         ]
         lengths = run(llm, asker, own)[1]  # also warms up
         free = [without_schema(request, lengths[str(request.id)]) for request in own]
