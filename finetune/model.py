@@ -52,8 +52,8 @@ def load_base(
             raise
         raise UserError(f"attn_implementation: {first_line(error)}") from None
     for module in model.modules():
-        # After an evaluation, the four-bit layers of bitsandbytes would stay in a format of CPUs
-        # with AVX-512 BF16 that has no gradients, without an error.
+        # In an evaluation on a CPU with AVX-512 BF16, bitsandbytes repacks its four-bit layers for
+        # inference and does not undo it: later steps pass no gradient through them, and no error.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     # The model's own sampling settings would distort held-out scores: Qwen2.5 has a repetition

@@ -110,6 +110,7 @@ RAY_FILES = {
 }
 
 
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist` has no such hook
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of a file in one process, and one Ray cluster on the machine at a time.
 

@@ -1,4 +1,4 @@
-"""What schema and alternatives cost, and what the engine gains: five ways, the same cases, one run.
+"""What schema and alternatives cost, and what the engine gains: five ways on the same cases.
 
     python tests/bench/generate.py TRAINED_FOLDER CASES.jsonl [--limit 64]
 

@@ -2,10 +2,11 @@
 
     python tests/bench/million.py ANSWERS FOLDER [--cases 1000000]
 
-ANSWERS is the folder of a run's answers to a file of several-defendant cases. Its cases and replies
-are repeated under new ids into FOLDER (3.3 GB of cases, 4 GB of replies) and read, decoded without
-a decision rule, scored, and read once more to fit the text classifier, each by its own command.
-Prints the minutes of each and the memory of its largest process.
+ANSWERS is the folder of a run's answers to a file of several-defendant cases. Its cases, with a
+number after the facts, and its replies are repeated into FOLDER (a million take some 3 GB and 2 GB)
+and read, decoded without a decision rule, scored, and read for the labels and for the text
+classifier, each by its own command. Prints the minutes of each and the memory of its largest
+process.
 """
 
 import argparse
@@ -59,7 +60,8 @@ def main() -> None:
     for stage, words in {
         "read": [sys.executable, "-c", READ, cases],
         "decode": [PANJUE, "decode", answers],
-        "score": [PANJUE, "score", cases, answers],
+        "score": [PANJUE, "score", cases, answers / "submission.jsonl"],
+        "score, with the classifier's column": [PANJUE, "score", cases, answers],
         "labels and classifier": [sys.executable, "-c", FIT, cases],
     }.items():
         seconds, memory = measured([str(word) for word in words])
@@ -77,12 +79,12 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
         run.trained, folder / "run/adapter", ignore=shutil.ignore_patterns(DECISION, "*.log")
     )
     shutil.copytree(
-        answers, result, ignore=lambda *_: ["completions.jsonl", "decode.json", "scores.json"]
+        run.folder, result, ignore=lambda *_: ["completions.jsonl", "decode.json", "scores.json"]
     )
-    rows = [row for _, row in read_lines(answers / "completions.jsonl")]
+    rows = [row for _, row in read_lines(run.folder / "completions.jsonl")]
     by_id = {row["id"]: row for row in rows}
     known = [row for _, row in read_lines(run.test) if row["id"] in by_id]
-    write_rows(cases, known, count)
+    write_rows(cases, known, count, numbered="fact")
     write_rows(result / "completions.jsonl", [by_id[row["id"]] for row in known], count)
     record = read_json(result / "manifest.json")
     record["generate"] |= {
@@ -94,11 +96,18 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     return cases, result
 
 
-def write_rows(path: Path, rows: list[dict[str, object]], count: int) -> None:
-    """Write the rows, again and again up to `count`, with ids from 0."""
+def write_rows(
+    path: Path, rows: list[dict[str, object]], count: int, numbered: str | None = None
+) -> None:
+    """Write the rows, again and again up to `count`, with ids from 0.
+
+    The id is added to the text of `numbered` too: what is held out and what the classifier is
+    fitted on depend on the hash of the facts.
+    """
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(islice(cycle(rows), count)):
-            file.write(dump({**row, "id": number}) + "\n")
+            further = {numbered: f"{row[numbered]}{number}"} if numbered else {}
+            file.write(dump({**row, "id": number, **further}) + "\n")
 
 
 def measured(words: list[str]) -> tuple[float, float]:

@@ -88,10 +88,11 @@ class Launched:
         return [f"run={self.folder}/{name}", *WORDS]
 
 
-QUANTIZATION = "quantization={bnb_4bit_quant_storage: float32}"
+NF4 = "load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true"
+QUANTIZATION = f"quantization={{{NF4}, bnb_4bit_quant_storage: float32}}"
 
 METHODS = {"full": ["method=full"], "qlora": ["method=qlora", QUANTIZATION]}
-"""What is given for a name that ends so."""
+"""Settings of the trainings whose names end in `-full` or `-qlora`."""
 
 
 def launch(config: Path, folder: Path, *names: str) -> str:
@@ -158,7 +159,7 @@ def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched)
 def test_fsdp2_equals_ddp_by_other_methods(
     launched: Launched, method: str, of_norms: float
 ) -> None:
-    """Gradients are summed over shares, with `qlora` in bfloat16."""
+    """Norms are summed over shares; with `qlora` the gradients are bfloat16."""
     runs = [numbers(launched.folder / f"{way}-{method}") for way in ("ddp", "fsdp")]
     assert len(runs[0]) == len(runs[1]) == 6
     for one, other in zip(*runs, strict=True):
