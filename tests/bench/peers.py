@@ -56,6 +56,9 @@ ROWS, STEPS, EVAL_ROWS = 2, 4, 16
 LEARNING_RATE = 4e-4
 LIMIT_S = 3600
 
+SWIFT_TEMPLATE = "qwen2_5"
+"""ms-swift's name of the chat template of Qwen2.5, which it cannot guess from a folder."""
+
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 TAGS = {
@@ -86,6 +89,11 @@ class Bench(NamedTuple):
     def adapter(self) -> Path:
         """Return the adapter that all answer with."""
         return self.run / "adapter"
+
+    @property
+    def kind(self) -> str:
+        """Return the base's `model_type`, which ms-swift cannot always guess."""
+        return str(read_json(self.base / "config.json")["model_type"])
 
     def program(self, peer: str, name: str) -> str:
         """Return the path of a command of a peer.
@@ -215,6 +223,7 @@ def train_swift(bench: Bench) -> float:
     """Train with ms-swift; return the seconds of training."""
     output = command(
         *(bench.program("ms-swift", "swift"), "sft", "--model", bench.base),
+        *("--model_type", bench.kind, "--template", SWIFT_TEMPLATE),
         *("--dataset", bench.folder / "data/train.jsonl", "--tuner_type", "lora"),
         *("--lora_rank", 16, "--lora_alpha", 32, "--target_modules", "all-linear"),
         *("--torch_dtype", "bfloat16", "--bf16", "true", "--use_cpu", "true"),
@@ -264,6 +273,7 @@ def generate_swift(
     out.unlink(missing_ok=True)
     command(
         *(bench.program(peer, "swift"), "infer", "--model", bench.base),
+        *("--model_type", bench.kind, "--template", SWIFT_TEMPLATE),
         *("--adapters", bench.adapter, "--infer_backend", backend, "--torch_dtype", "bfloat16"),
         *("--val_dataset", bench.folder / "data/test.jsonl", "--max_batch_size", EVAL_ROWS),
         *("--temperature", 0, "--max_new_tokens", MAX_REPLY, "--result_path", out),
@@ -424,6 +434,10 @@ def install(place: Path, *wanted: str) -> None:
             [*whole, *further], check=False, cwd=ROOT, capture_output=True, text=True
         )
         if not done.returncode:
+            if place.name == "LLaMA-Factory":
+                # It imports torchaudio, for sound only, whose builds on PyPI need CUDA.
+                [site] = place.glob("lib/python*/site-packages")
+                (site / "torchaudio.py").touch()
             (place / "installed").touch()
             return
     (place / "failed").write_text(f"cannot be installed: {last_error(done.stderr)}", "utf-8")
