@@ -20,7 +20,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
-MAX_EXAMPLES = 20_000
+MAX_EXAMPLES = 12_000
 """Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
 
 MAX_COLUMNS = 60_000

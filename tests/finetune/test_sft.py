@@ -124,7 +124,7 @@ def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
         "3/4 training the adapter",
         "4/4 saving",
     ]
-    of_what = "all cases that are not held out (at most 20,000 of a file)"
+    of_what = "all cases that are not held out (at most 12,000 of a file)"
     assert f"fitting the text classifier on {of_what}" in lines
     checkpoint = newest_complete(run / "checkpoints")
     assert checkpoint
