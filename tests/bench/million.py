@@ -56,17 +56,17 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     cases, answers = write_files(options.answers, options.folder, options.cases)
+    alone = options.folder / "submission.jsonl"  # beside no run: no column of the classifier
+    alone.symlink_to((answers / "submission.jsonl").resolve())
     table = Table("stage", "minutes", "GiB of the largest process")
     for stage, words in {
         "read": [sys.executable, "-c", READ, cases],
         "decode": [PANJUE, "decode", answers],
-        "score": [PANJUE, "score", cases, options.folder / "submission.jsonl"],
+        "score": [PANJUE, "score", cases, alone],
         "score, with the classifier's column": [PANJUE, "score", cases, answers],
         "labels and classifier": [sys.executable, "-c", FIT, cases],
     }.items():
         seconds, memory = measured([str(word) for word in words])
-        if stage == "decode":  # beside no run, no column of the classifier
-            shutil.copy(answers / "submission.jsonl", options.folder)
         table.add_row(stage, f"{seconds / 60:.1f}", f"{memory:.2f}")
         print(f"{stage}: {seconds:.0f} s, {memory:.2f} GiB", flush=True)
     print(f"{options.cases} cases, {cases.stat().st_size / 1e9:.1f} GB, {os.cpu_count()} cores")

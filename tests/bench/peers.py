@@ -90,11 +90,6 @@ class Bench(NamedTuple):
         """Return the adapter that all answer with."""
         return self.run / "adapter"
 
-    @property
-    def kind(self) -> str:
-        """Return the base's `model_type`, which ms-swift cannot always guess."""
-        return str(read_json(self.base / "config.json")["model_type"])
-
     def program(self, peer: str, name: str) -> str:
         """Return the path of a command of a peer.
 
@@ -219,14 +214,21 @@ def train_factory(bench: Bench) -> float:
     return runtime(output)
 
 
+def swift(bench: Bench, peer: str, *words: object) -> str:
+    """Run `swift` with what both its stages share."""
+    kind = read_json(bench.base / "config.json")["model_type"]  # which it cannot always guess
+    shared = ("--model", bench.base, "--model_type", kind, "--template", SWIFT_TEMPLATE)
+    return command(bench.program(peer, "swift"), *words, *shared, "--torch_dtype", "bfloat16")
+
+
 def train_swift(bench: Bench) -> float:
     """Train with ms-swift; return the seconds of training."""
-    output = command(
-        *(bench.program("ms-swift", "swift"), "sft", "--model", bench.base),
-        *("--model_type", bench.kind, "--template", SWIFT_TEMPLATE),
+    output = swift(
+        bench,
+        *("ms-swift", "sft"),
         *("--dataset", bench.folder / "data/train.jsonl", "--tuner_type", "lora"),
         *("--lora_rank", 16, "--lora_alpha", 32, "--target_modules", "all-linear"),
-        *("--torch_dtype", "bfloat16", "--bf16", "true", "--use_cpu", "true"),
+        *("--bf16", "true", "--use_cpu", "true"),
         *("--max_length", MAX_TOKENS, "--num_train_epochs", 1, "--learning_rate", LEARNING_RATE),
         *("--per_device_train_batch_size", ROWS, "--gradient_accumulation_steps", STEPS),
         *("--gradient_checkpointing", "false", "--save_strategy", "no", "--eval_strategy", "no"),
@@ -271,10 +273,9 @@ def generate_swift(
     """Answer with ms-swift; return the replies."""
     out = bench.out("swift-answers").with_suffix(".jsonl")
     out.unlink(missing_ok=True)
-    command(
-        *(bench.program(peer, "swift"), "infer", "--model", bench.base),
-        *("--model_type", bench.kind, "--template", SWIFT_TEMPLATE),
-        *("--adapters", bench.adapter, "--infer_backend", backend, "--torch_dtype", "bfloat16"),
+    swift(
+        bench,
+        *(peer, "infer", "--adapters", bench.adapter, "--infer_backend", backend),
         *("--val_dataset", bench.folder / "data/test.jsonl", "--max_batch_size", EVAL_ROWS),
         *("--temperature", 0, "--max_new_tokens", MAX_REPLY, "--result_path", out),
     )
