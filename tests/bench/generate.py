@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -172,22 +173,18 @@ def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> t
 
 
 def report(rates: dict[str, list[tuple[float, int]]], cases: int) -> None:
-    """Print the median round of each way and its ratio to the engine without a schema."""
-    base = median_rate(rates["no schema"])
-    print(f"{cases} cases, {len(rates['no schema'])} rounds in turn, medians")
-    print(f"{'way':24s} {'cases/s':>8s} {'tokens/s':>9s} {'tokens':>8s} {'against no schema':>18s}")
-    for name, rounds in rates.items():
-        seconds, tokens = sorted(rounds)[len(rounds) // 2]
-        ratio = median_rate(rounds) / base
+    """Print each way's median rate, the least and the most, and its ratio to no schema."""
+    print(f"{cases} cases, {len(rates['no schema'])} rounds in turns, medians (least - most)")
+    print(f"{'way':24s} {'cases/s':>8s} {'tokens/s':>22s} {'tokens':>8s}  against no schema")
+    per_second = {name: [t / s for s, t in rounds] for name, rounds in rates.items()}
+    base = median(per_second["no schema"])
+    for name, each in per_second.items():
+        middle, tokens = median(each), rates[name][0][1]
+        spread = f"{middle:.1f} ({min(each):.1f} - {max(each):.1f})"
         print(
-            f"{name:24s} {cases / seconds:8.2f} {tokens / seconds:9.1f} {tokens:8d} {ratio:18.3f}"
+            f"{name:24s} {middle * cases / tokens:8.2f} {spread:>22s} {tokens:8d}"
+            f"   {middle / base:.3f}"
         )
-
-
-def median_rate(rounds: list[tuple[float, int]]) -> float:
-    """Return the tokens a second of the median round."""
-    rates = sorted(tokens / seconds for seconds, tokens in rounds)
-    return rates[len(rates) // 2]
 
 
 if __name__ == "__main__":

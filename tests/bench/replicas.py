@@ -1,11 +1,12 @@
 """Generation in a Ray cluster: what a second replica gains, and what the driver can take.
 
     python tests/bench/replicas.py CONFIG.yaml CASES.jsonl [--rounds 3]
-    python tests/bench/replicas.py --driver CASES.jsonl
+    python tests/bench/replicas.py --driver CASES.jsonl [--rounds 3]
 
+Both print the medians of the rounds, the least and the most.
 The first answers CASES with the settings of CONFIG (as `panjue generate` has it), in turns: one
-engine with a thread for each core, and replicas with a core each, all on this machine. It prints
-the seconds from the first row to the last, so without the starts.
+engine with a thread for each core, and replicas with a core each, all on this machine. Its rates
+are from the first row to the last, so without the starts.
 The second has fakes of the engine answer at once, so that the driver alone is at work: it reads the
 cases, shares them out and writes the rows. Give it some ten thousand cases.
 """
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--driver", action="store_true")
     options = parser.parse_args()
     if options.driver:
-        measure_driver(options.cases)
+        measure_driver(options.cases, options.rounds)
     else:
         compare(options.config, options.cases, options.rounds)
 
@@ -64,20 +65,22 @@ class Instant:
             yield Step(rows, begin + len(part))
 
 
-def measure_driver(cases: Path) -> None:
+def measure_driver(cases: Path, rounds: int) -> None:
     """Print how many rows a second the driver passes on."""
     reader = Reader(load_task("judgment"))
     count = sum(1 for _ in reader.read(cases))
+    rates = []
     with tempfile.TemporaryDirectory() as folder, cluster("local"):
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-        fakes = [ray.remote(Instant).options(num_cpus=0).remote() for _ in range(2)]
-        work = Work(reader.read(cases), count, None)
-        fleet = Fleet(fakes, batches(work, len(fakes), IN_FLIGHT))
-        fleet.wait_for_first()
-        began = time.monotonic()
-        append(Path(folder) / "completions.jsonl", fleet.steps(), 0, count)
-        seconds = time.monotonic() - began
-    print(f"{count:,} rows in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
+        for number in range(rounds):
+            fakes = [ray.remote(Instant).options(num_cpus=0).remote() for _ in range(2)]
+            work = Work(reader.read(cases), count, None)
+            fleet = Fleet(fakes, batches(work, len(fakes), IN_FLIGHT))
+            fleet.wait_for_first()
+            began = time.monotonic()
+            append(Path(folder) / f"completions-{number}.jsonl", fleet.steps(), 0, count)
+            rates.append(count / (time.monotonic() - began))
+    print(f"{count:,} rows a round, {figures(rates, 0)} rows/s")
 
 
 def compare(config: Path, cases: Path, rounds: int) -> None:
@@ -91,8 +94,15 @@ def compare(config: Path, cases: Path, rounds: int) -> None:
         for name, (variables, words) in ways.items():
             rates[name].append(rate(config, cases, variables, words))
             print(f"{name}: {rates[name][-1]:.2f} cases/s", flush=True)
+    for name, each in rates.items():
+        print(f"{name}: {figures(each, 1)} cases/s")
     one, many = (median(each) for each in rates.values())
-    print(f"medians: {one:.2f} and {many:.2f} cases/s, ratio {many / one:.2f}")
+    print(f"ratio {many / one:.2f}")
+
+
+def figures(rates: list[float], digits: int) -> str:
+    """Return the median, the least and the most."""
+    return f"{median(rates):,.{digits}f} ({min(rates):,.{digits}f} - {max(rates):,.{digits}f})"
 
 
 def rate(config: Path, cases: Path, variables: dict[str, str], words: list[str]) -> float:

@@ -1,4 +1,4 @@
-"""What a run leaves works without panjue: bundles in an empty folder, the card's snippet."""
+"""What a run leaves works without panjue: bundles in an empty folder, the cards' snippets."""
 
 import os
 import re
@@ -45,8 +45,12 @@ def test_bundles(weights: str, run: Path, workshop: Path, tmp_path: Path, promis
 
 
 @pytest.mark.promise("the card's snippet for vLLM runs")
-def test_the_snippet(trained: Path, tmp_path: Path, promise: Any) -> None:
-    folder = trained / "adapter"
+@pytest.mark.parametrize("is_merged", [False, True], ids=["adapter", "merged"])
+def test_the_snippet(
+    is_merged: bool, trained: Path, merged: Path, tmp_path: Path, promise: Any
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(merged if is_merged else trained / "adapter", folder)
     write_card(folder)
     text = (folder / "README.md").read_text("utf-8")
     [snippet] = re.findall(r"^```python\n# plain vLLM\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
