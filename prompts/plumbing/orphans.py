@@ -1,5 +1,7 @@
 """End processes with the one that started them, so that they free the GPU."""
 
+import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -32,13 +34,23 @@ def watch_parent() -> None:
     Ctrl-C at the terminal.
     """
     starter = os.environ.get(STARTER_VARIABLE)
-    is_leader = os.getpgid(0) == os.getpid()  # the second call
-    if starter is None or starter == str(os.getpid()) or is_leader:
+    if starter is None or starter == str(os.getpid()):
+        return
+    # A worker that could not compile the model ignores SIGTERM, and an engine that fails to start
+    # would wait for it forever, without having said why.
+    multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
+    if os.getpgid(0) == os.getpid():  # the second call
         return
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
     args = [os.getppid(), int(starter)]
     threading.Thread(target=_wait_for_end, args=args, daemon=True).start()
+
+
+def _kill_children() -> None:
+    """Kill the processes that this one started and has not stopped by its end."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def end_with_parent() -> None:

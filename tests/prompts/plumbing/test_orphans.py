@@ -1,0 +1,45 @@
+"""Processes of an engine end with it, whatever state they are in."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import multiprocessing
+import signal
+import time
+
+from panjue.prompts.plumbing.orphans import starting_engine, watch_parent
+
+
+def worker(ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(90)
+
+
+def core():
+    watch_parent()
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    spawn.Process(target=worker, args=[ready], daemon=True).start()
+    ready.wait()
+    raise RuntimeError("the model cannot be compiled")
+
+
+if __name__ == "__main__":
+    with starting_engine():
+        process = multiprocessing.get_context("spawn").Process(target=core)
+        process.start()
+    process.join(60)
+    print("exit code", process.exitcode)
+    process.kill()
+"""
+
+
+def test_a_failed_engine_does_not_wait_for_a_worker_that_ignores_sigterm(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM, "utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout == "exit code 1\n", done.stderr
+    assert "the model cannot be compiled" in done.stderr
