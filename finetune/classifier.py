@@ -83,7 +83,7 @@ def fit(
         if not is_mixed:
             own += len(items)
             aside |= {key} if int(key, 16) % 10 == CALIBRATION_TENTH else set()
-    used = tuple(_view(part) for part in zip(*texts, strict=True))
+    used = tuple(fit_view(part) for part in zip(*texts, strict=True))
     rows = Classifier(decides, used, {}).rows(texts)
     is_aside = np.array([key in aside for key in keys])  # mixed-in copies too
     calibrates = is_aside & (np.arange(len(keys)) < own)
@@ -102,7 +102,7 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
     return [example for _, example in sorted(chosen, key=lambda pair: pair[0])]
 
 
-def _view(texts: Sequence[Hashes]) -> View:
+def fit_view(texts: Sequence[Hashes]) -> View:
     """Return the n-grams of the most texts, with their inverse document frequencies."""
     distinct, counts = np.unique(np.concatenate([np.unique(t) for t in texts]), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]

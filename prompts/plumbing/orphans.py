@@ -31,13 +31,13 @@ def watch_parent() -> None:
     It is called twice: by `prompts.cli`, which Python imports first in every process that the
     command `panjue` spawns; and by vLLM in each of its processes, as a general plugin (see
     `pyproject.toml`), but there only after the engine has found its parent. The parent handles a
-    Ctrl-C at the terminal.
+    Ctrl-C at the terminal. The process also kills what it has started and not stopped when it ends.
     """
     starter = os.environ.get(STARTER_VARIABLE)
     if starter is None or starter == str(os.getpid()):
         return
-    # A worker that could not compile the model ignores SIGTERM, and an engine that fails to start
-    # would wait for it forever, without having said why.
+    # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
+    # callback. The worker then stays, and an engine that fails to start would wait for it forever.
     multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
     if os.getpgid(0) == os.getpid():  # the second call
         return

@@ -9,16 +9,15 @@ finetune/EXPERIMENTS.md, whose prompt had a place for it.
 """
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from panjue.eval.classifier import Hashes, View, views
-from panjue.finetune.classifier import _view
+from panjue.eval.classifier import Hashes, views
+from panjue.finetune.classifier import fit_view
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.files import dump, read_lines
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 from panjue.prompts.task import load_task
 
@@ -61,10 +60,11 @@ def main() -> None:
     }
     cases, own = list(pool.values()), {key: i for i, key in enumerate(pool)}
     texts = [whole_text(example) for example in cases]
-    view: View = _view(texts)
+    view = fit_view(texts)
     known = view.rows(texts)
+    args.out.mkdir(parents=True, exist_ok=True)
     for path in args.files:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+        rows = [row for _, row in read_lines(path)]
         examples = [reader.task.data.read(row) for row in rows]
         similar = (view.rows([whole_text(e) for e in examples]) @ known.T).toarray()
         for row, example, likeness in zip(rows, examples, similar, strict=True):

@@ -43,7 +43,7 @@ def main() -> None:
         seconds: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for number in range(options.rounds):
             for way, words in WAYS.items():
-                place = folder / f"{way} {number}".replace(" ", "-")  # inductor: no spaces
+                place = folder / f"{way} {number}".replace(" ", "-")  # inductor's g++ needs it
                 shutil.copytree(options.run / "adapter", place / "adapter")
                 for start in ("cold", "warm"):
                     shutil.rmtree(place / "answers", ignore_errors=True)
