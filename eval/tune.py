@@ -156,11 +156,13 @@ def means(
         if example.answer is None:
             raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
         gold = task.gold(example)
-        asked = "texts" in row
         first = task.ask.decode(first_reply(row), example, run.labels).answer
-        items = believing.beliefs(example, row) if asked else []
+        if "texts" in row:
+            items = believing.beliefs(example, row)
+        else:  # the case could not be asked
+            items = pool.alone(pool.classifier.opinions(example)) if pool else []
         for setting, decider in deciders.items():
-            answer = decider.decide_from(first, items).answer if decider and asked else first
+            answer = decider.decide_from(first, items).answer if decider and items else first
             place = f"{run.folder}: id {example.id}"
             values = metric_values(task, gold, task.data.write(example, answer), place)
             tables[setting].add(example.groups, task.score.weight(example), values)

@@ -28,7 +28,6 @@ CONFIG = ROOT / "serve/configs/qwen2.5-0.5b-cpu.yaml"
 WAYS = {
     "compiled": ["engine.enforce_eager=false"],
     "not compiled": ["engine.enforce_eager=true"],
-    "default": [],
 }
 
 

@@ -142,7 +142,7 @@ def test_a_classifier_that_gains_nothing_changes_no_decision(
 
 
 def test_one_reply_is_enough_beside_a_classifier_and_none_too(
-    case: Row, write: Write, tmp_path: Path
+    case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(case, write, tmp_path, gold=True)
     rows = [
@@ -157,6 +157,7 @@ def test_one_reply_is_enough_beside_a_classifier_and_none_too(
         main(run)
     add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
     main(run)
+    assert re.search(r"│ 0, 0 .*│ 1\.0000 │", capsys.readouterr().out), "as decoded below"
     tally = decode_run(run)
     assert tally.decided == 3
     assert "0 unreadable (their answer: text classifier)" in next(tally.lines())
