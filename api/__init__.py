@@ -5,7 +5,7 @@ changes nothing. Errors that the user can fix are a `UserError`, whose message i
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +106,11 @@ def load(
     """
     from panjue.prompts.plumbing.debug import debug_log
 
-    with debug_log(Path(run)):  # some libraries warn when they are imported
+    folder = Path(run)
+    # Some libraries warn when they are imported; a folder that is misspelt must not appear.
+    with debug_log(folder) if folder.is_dir() else nullcontext():
         from panjue.serve.local import load_judge
-    return load_judge(Path(run), settings or {})
+    return load_judge(folder, settings or {})
 
 
 def _task(task: "str | Task") -> "Task":

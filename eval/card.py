@@ -10,7 +10,7 @@ from panjue.eval.answers import Run
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.files import atomic_write, read_json
-from panjue.prompts.plumbing.model import MODELSCOPE
+from panjue.prompts.plumbing.model import MODELSCOPE, lora_rank
 from panjue.prompts.render import prompt_files
 from panjue.prompts.task import load_task
 
@@ -22,6 +22,10 @@ PSEUDONYMS = (
 UNSCORED = "Not scored yet: `panjue report RUN` writes it here. 尚未评分。"
 # Existing cards have this line: if it changes, the notes below it are lost.
 NOTES = "<!-- Your own notes: what stands below is kept. 以下由您填写，会保留。 -->"
+VLLM_SNIPPET = "```python\n# plain vLLM\n"
+NO_VLLM = """\
+vLLM loads this adapter only merged: `panjue merge RUN`. vLLM 只能加载合并后的模型。
+"""
 SCORES = re.compile(r"^## How it scores[^\n]*\n\n(.*?)\n\n## ", re.MULTILINE | re.DOTALL)
 
 
@@ -69,12 +73,22 @@ def write_card(folder: Path, scored: str = UNSCORED, name: str | None = None) ->
         "names": PSEUDONYMS if "zh" in languages else "",
         "fields": {name: f"<{name}>" for name in _fields(prompts.values())},
     }
-    snippets = HERE / ("card-adapter.md" if is_adapter else "card-model.md")
-    words["load"] = snippets.read_text("utf-8").format(**words)
+    words["load"] = _snippets(folder, words)
     text = (HERE / "card.md").read_text("utf-8").format(**words)
     card, notes = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"), _notes(folder / CARD)
     with atomic_write(folder / CARD) as out:
         out.write(f"{str(card).rstrip()}\n\n{NOTES}{notes}")
+
+
+def _snippets(folder: Path, words: Mapping[str, Any]) -> str:
+    """Return the code that loads the adapter or model with plain libraries."""
+    path = folder / "adapter_config.json"
+    if not path.exists():
+        return (HERE / "card-model.md").read_text("utf-8").format(**words)
+    rank, snippets = lora_rank(folder), (HERE / "card-adapter.md").read_text("utf-8")
+    if rank is None or read_json(path).get("use_dora"):
+        snippets = snippets.partition(VLLM_SNIPPET)[0] + NO_VLLM
+    return snippets.format(**words, rank=rank)
 
 
 def _is_on_hub(folder: Path, base: str) -> bool:

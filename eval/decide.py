@@ -96,15 +96,14 @@ class Decider:
         if self.pool is None:
             return found.items
         if not found.is_readable:
-            return self.pool.alone(self.pool.classifier.opinions(example))
+            return self.pool.alone(example)
         return self.pool(example, found.items)
 
     def decide_alone(self, example: Example) -> Decision:
         """Return what the classifier alone decides about an example that has no reply."""
         assert self.pool, "there is no classifier"
         fallback = self._task.ask.decode("", example, self._labels).answer
-        opinions = self.pool.classifier.opinions(example)
-        return self.decide_from(fallback, self.pool.alone(opinions))
+        return self.decide_from(fallback, self.pool.alone(example))
 
     def decide_from(
         self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, echo: bool = False

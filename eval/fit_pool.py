@@ -108,7 +108,7 @@ def _headline(run: Run, cases: Sequence[Case], pools: Sequence[Pool]) -> float:
     task, table, decider = run.task, ScoreTable(run.task), Decider(run.task, run.labels)
     for case, pool in zip(cases, pools, strict=True):
         if case.items is None:
-            items = pool.alone(case.opinions)
+            items = pool.of_opinions(case.opinions)
         else:
             items = pool.with_opinions(case.opinions, case.items)
         row = task.data.write(case.example, decider.decide_from(case.first, items).answer)

@@ -62,8 +62,12 @@ class Pool:
             for item, opinion in zip(items, opinions, strict=True)
         ]
 
-    def alone(self, opinions: Sequence[Mapping[str, Opinion]]) -> list[dict[str, Belief]]:
+    def alone(self, example: Example) -> list[dict[str, Belief]]:
         """Return the classifier's own beliefs about every item's fields."""
+        return self.of_opinions(self.classifier.opinions(example))
+
+    def of_opinions(self, opinions: Sequence[Mapping[str, Opinion]]) -> list[dict[str, Belief]]:
+        """Do the same with the classifier's opinions on the items."""
         fields = self.classifier.fields
         return [
             {name: belief_of(fields[name], opinion[name]) for name in opinion}

@@ -38,6 +38,14 @@ def main(folder: Path) -> None:
     [greedy] = means(run, [None]).values()
     table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in run.task.score.summary_names))
     pool = fitted_pool(run, console)
+    if pool is None and not run.provenance["samples"]:
+        (run.trained / DECISION).unlink(missing_ok=True)
+        console.print(
+            "nothing is decided: the text classifier gains in no field, and there is one reply to "
+            "each case; `panjue decode` keeps the first replies",
+            highlight=False,
+        )
+        return
     ratios = class_ratios(run, pool)
     # The price acts on label sets only and the prior on classes only: each is fitted alone.
     pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], ratios, pool, table)
@@ -160,7 +168,7 @@ def means(
         if "texts" in row:
             items = believing.beliefs(example, row)
         else:  # the case could not be asked
-            items = pool.alone(pool.classifier.opinions(example)) if pool else []
+            items = pool.alone(example) if pool else []
         for setting, decider in deciders.items():
             answer = decider.decide_from(first, items).answer if decider and items else first
             place = f"{run.folder}: id {example.id}"

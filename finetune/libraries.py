@@ -212,7 +212,9 @@ def check_liger() -> None:
     if not torch.accelerator.is_available():
         raise UserError("trainer.use_liger_kernel: its kernels need a GPU; leave it out")
     if not is_liger_kernel_available():
-        raise UserError("trainer.use_liger_kernel: needs a package; run pip install liger-kernel")
+        raise UserError(
+            "trainer.use_liger_kernel: needs liger-kernel; run .venv/bin/pip install liger-kernel"
+        )
 
 
 def check_library_settings(config: SftConfig) -> None:

@@ -89,7 +89,8 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
             "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
             "finetune/configs/fsdp2.yaml"
         )
-    if config.method == "qlora" and "bnb_4bit_quant_storage" not in config.quantization:
+    storage = config.quantization.get("bnb_4bit_quant_storage", "uint8")  # bitsandbytes' default
+    if config.method == "qlora" and storage == "uint8":
         raise UserError(
             "method=qlora: FSDP shards 4-bit weights only if they are stored as the others are; "
             "set quantization.bnb_4bit_quant_storage=bfloat16"

@@ -53,7 +53,7 @@ def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
         "method": config.method,
         "dtype": config.dtype,
         "seed": config.seed,
-        "trainer": config.trainer,
+        "trainer": {name: v for name, v in config.trainer.items() if name != "report_to"},
         "lora": config.lora,
         "quantization": config.quantization,
         **({"attn_implementation": attention} if attention != "sdpa" else {}),
@@ -80,6 +80,7 @@ def is_finished(run: Path, manifest: dict[str, Any]) -> bool:
         return False
     path = run / "manifest.json"
     previous = read_json(path).get("sft", {}) if path.exists() else {}
+    previous.get("trainer", {}).pop("report_to", None)  # of an earlier version of panjue
     diff = manifest_diff(previous, manifest)
     if diff:
         reason = diff if previous else "there is no record of how it was made"

@@ -86,7 +86,8 @@ class SftConfig(Config):
     """Settings of a task with several calls per example; training uses the same calls."""
     classifier: bool = True
     """Whether to fit a text classifier beside the adapter, if the task's answers are decided: on
-    all cases of `train` and `mix` that are not held out. A finished training keeps what it has."""
+    the cases of `train` and `mix` that are not held out, at most 12,000 of each file. A finished
+    training keeps what it has."""
     patience: int = Field(3, ge=1)
     """Evaluations without a better score after which training stops."""
     seed: int = 0

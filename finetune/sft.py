@@ -207,7 +207,8 @@ def fitted_classifier(
 ) -> Path:
     """Return the file with the text classifier of this training; one process fits it, once."""
     names = ("task", "train_sha256", "dev_sha256", "mix_sha256", "mix_ratio", "on_bad_row", "seed")
-    key = {"file": FILE_VERSION, **{name: manifest.get(name) for name in names}}
+    limits = {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES}
+    key = {**limits, **{name: manifest.get(name) for name in names}}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     path = config.run / "rows" / f"{digest[:16]}-{CLASSIFIER}"
     if not PartialState().is_main_process:

@@ -16,8 +16,10 @@ FROM ./{gguf}
 TEMPLATE """{template}"""
 PARAMETER stop "{stop}"
 PARAMETER temperature 0
+PARAMETER repeat_penalty 1
 PARAMETER num_ctx {max_tokens}
 '''
+"""Some versions of Ollama penalize repetition by default; judgments repeat charges and keys."""
 
 
 def modelfile(tokenizer: Any, max_tokens: int) -> str:

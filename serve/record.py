@@ -20,7 +20,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.model import model_sha256, prompt_sha256
 from panjue.prompts.render import RULES
-from panjue.prompts.task import Task, no_labels
+from panjue.prompts.task import Task
 from panjue.serve.settings import RESOURCES, GenerateConfig, trained_folder
 
 DECODED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
@@ -51,11 +51,6 @@ def find_training(config: GenerateConfig, task: Task) -> Training:
         UserError: There is no training result, and the task or the engine needs one.
     """
     if config.endpoint and config.trained is None:
-        if task.ask.labels is not no_labels:
-            raise UserError(
-                f"endpoint: {config.task!r} has labels, which training collects; "
-                "set trained=FOLDER of an adapter"
-            )
         return Training(None, Labels(), config.max_tokens or 0, config.solve)
     trained = trained_folder(config)
     manifest = read_json(trained / "manifest.json")

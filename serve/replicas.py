@@ -46,11 +46,15 @@ def versions(task: str) -> dict[str, str]:
     return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
 
 
+def amounts(name: str) -> list[float]:
+    """Return how much of a resource each living machine of the cluster has."""
+    return [node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 def resources(config: GenerateConfig) -> dict[str, float]:
     """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
     if on_cpu():
-        cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        machines = [count for count in cores if count] or [1]
+        machines = [count for count in amounts("CPU") if count] or [1]
         on_each = ceil(config.replicas / len(machines))
         return {"num_cpus": max(1, min(machines) // on_each)}
     return {"num_cpus": 1, "num_gpus": prod(config.engine.get(name, 1) for name in GPUS)}
@@ -59,7 +63,7 @@ def resources(config: GenerateConfig) -> dict[str, float]:
 def capacity(takes: dict[str, float]) -> str:
     """Say what a replica takes, of `resources`, and what the machines have now."""
     name = "CPU" if on_cpu() else "GPU"
-    nodes = [node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = amounts(name)
     largest = f"the largest machine {max(nodes, default=0):.0f}"
     each = f"each takes {takes[f'num_{name.lower()}s']:.0f} {name}"
     return f"{each}, {largest}, the cluster has {sum(nodes):.0f}"

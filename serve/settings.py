@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
 from panjue.prompts.plumbing.model import prompt_sha256
 from panjue.prompts.reader import OnBadRow, Reader
-from panjue.prompts.task import load_task
+from panjue.prompts.task import load_task, no_labels
 
 NAME = "panjue"
 """Model name for clients."""
@@ -245,6 +245,11 @@ def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConf
     check_ray(config)
     if config.trained or not config.endpoint:
         trained_folder(config)
+    elif task.ask.labels is not no_labels:
+        raise UserError(
+            f"endpoint: {config.task!r} has labels, which training collects; set trained=FOLDER "
+            "of a training"
+        )
     return config
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
-from panjue.prompts.plumbing.model import model_folder, model_sha256
+from panjue.prompts.plumbing.model import VLLM_RANKS, lora_rank, model_folder, model_sha256
 
 
 class Served(NamedTuple):
@@ -23,14 +23,10 @@ class Served(NamedTuple):
         """
         if self.adapter is None:
             return 0
-        config = read_json(self.adapter / "adapter_config.json")
-        rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
-        allowed = [size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank]
-        if not allowed:
-            raise UserError(
-                f"adapter: its rank is {rank}, vLLM supports up to 512; use adapter=merge"
-            )
-        return allowed[0]
+        if rank := lora_rank(self.adapter):
+            return rank
+        largest = VLLM_RANKS[-1]
+        raise UserError(f"adapter: vLLM supports ranks up to {largest} only; use adapter=merge")
 
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:

@@ -39,6 +39,9 @@ SETTLED_NS = 2 * 10**9
 PATHS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 """Keys of a model's JSON files that name the folder of a base model."""
 
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks of adapters that vLLM loads unmerged."""
+
 DECISION = "decision.json"
 """The decision rule that `panjue tune` fitted; in the folder of an adapter's labels.json."""
 
@@ -135,6 +138,13 @@ def _from_modelscope(name: str) -> Path:
         raise UserError(
             f"{place}: ModelScope cannot provide it ({reason}); give a folder"
         ) from None
+
+
+def lora_rank(adapter: Path) -> int | None:
+    """Return an adapter's rank, rounded up to one that vLLM has; None if it has none as large."""
+    config = read_json(adapter / "adapter_config.json")
+    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    return next((size for size in VLLM_RANKS if size >= rank), None)
 
 
 def has_classifier(trained: Path) -> bool:

@@ -38,6 +38,7 @@ def watch_parent() -> None:
         return
     # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
     # callback. The worker then stays, and an engine that fails to start would wait for it forever.
+    # multiprocessing forgets what the first call registers: it clears the list after the imports.
     multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
     if os.getpgid(0) == os.getpid():  # the second call
         return

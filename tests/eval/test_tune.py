@@ -168,6 +168,29 @@ def test_one_reply_is_enough_beside_a_classifier_and_none_too(
     assert len((run / "confidence.jsonl").read_text("utf-8").splitlines()) == 3
 
 
+def test_one_reply_beside_a_classifier_that_gains_nothing_is_not_decided(
+    case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(case, write, tmp_path, gold=True)
+    made = read_json(run / "manifest.json")["generate"]
+    write_json(run / "manifest.json", {"generate": {**made, "samples": 0}})
+    rows = [json.loads(row) for row in (run / "completions.jsonl").read_text("utf-8").splitlines()]
+    write(
+        "run/completions.jsonl",
+        [{**row, "texts": [reply("266")], "finish": ["stop"]} for row in rows],
+    )
+    # A pair price would move 266 to 264, which decoding never does with one reply alone.
+    add_classifier(tmp_path / "adapter", {"264": -4.0, "266": 4.0})
+    write_json(tmp_path / "adapter/decision.json", {"pair_price": 1.0})
+    main(run)
+    printed = capsys.readouterr().out
+    assert "nothing is decided: the text classifier gains in no field" in printed
+    assert "written" not in printed
+    assert not (tmp_path / "adapter/decision.json").exists()
+    decode_run(run)
+    assert '"266"' in (run / "submission.jsonl").read_text("utf-8")
+
+
 def test_cases_that_could_not_be_asked_fit_nothing(case: Row, write: Write, tmp_path: Path) -> None:
     run = make_run(case, write, tmp_path, gold=True)
     write("run/completions.jsonl", [{"id": i, "refused": "too long"} for i in range(3)])

@@ -93,6 +93,27 @@ def test_the_model_loads_by_the_cards_own_snippet(
     assert "{" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changed", "rank"),
+    [({"r": 12}, 16), ({"rank_pattern": {"q_proj": 33}}, 64), ({"use_dora": True}, None)],
+)
+def test_the_snippet_for_vllm_fits_the_adapter(
+    changed: dict[str, Any], rank: int | None, trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run/adapter"
+    shutil.copytree(trained / "adapter", folder)
+    path = folder / "adapter_config.json"
+    write_json(path, {**read_json(path), **changed})
+    write_card(folder)
+    found = snippets(folder)
+    assert "peft" in found
+    if rank is None:
+        assert "vLLM" not in found
+        assert "only merged: `panjue merge RUN`" in (folder / "README.md").read_text("utf-8")
+    else:
+        assert f"max_lora_rank={rank}," in found["vLLM"]
+
+
 def test_the_snippet_for_vllm_names_only_what_vllm_has(trained: Path) -> None:
     """`make torture` runs it: vLLM is slow with an adapter on a CPU."""
     write_card(trained / "adapter")

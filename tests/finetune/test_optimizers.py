@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from torch.utils.tensorboard import SummaryWriter
 from transformers import Trainer, TrainingArguments
 from transformers.integrations import TensorBoardCallback, integration_utils
 
@@ -99,19 +100,29 @@ def test_an_optimizer_that_groups_the_weights_itself_does_not_go_with_lora_plus(
         lora_plus(torch.nn.Linear(1, 1), args, 16)
 
 
-def test_what_a_tracker_raises_is_said_in_one_line(
+def test_what_a_tracker_raises_is_said_in_one_line_and_the_training_resumes_without_it(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no key\nset one")
 
-    monkeypatch.setattr(TensorBoardCallback, "_init_summary_writer", fail)
+    words = [
+        f"run={tmp_path}/run",
+        *ONE_STEP,
+        "trainer.save_strategy=steps",
+        "trainer.save_steps=1",
+    ]
     expected = (
         r"trainer\.report_to: TensorBoard: no key \(RuntimeError of its package\); set it up or "
         "leave it out, then run the same command to resume$"
     )
-    with pytest.raises(UserError, match=expected):
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *ONE_STEP])
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "close", fail)
+        with pytest.raises(UserError, match=expected):
+            main(workshop / "sft.yaml", words)
+    assert list((tmp_path / "run/checkpoints").glob("checkpoint-1"))
+    main(workshop / "sft.yaml", [*words, "trainer.report_to=[]"])
+    assert (tmp_path / "run/adapter").is_dir()
 
 
 def test_a_full_disk_is_no_fault_of_the_tracker_that_notices_it(

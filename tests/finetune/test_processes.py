@@ -199,8 +199,9 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
     for sharded in ({}, {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}):
         with pytest.raises(UserError, match="SHARDED_STATE_DICT saves no adapter; set FULL_STATE"):
             check_sharding({**settings, **sharded}, lora)
-    with pytest.raises(UserError, match=r"set quantization\.bnb_4bit_quant_storage=bfloat16$"):
-        check_sharding(full, a_config(method="qlora"))
+    for unshardable in ({}, {"bnb_4bit_quant_storage": "uint8"}):
+        with pytest.raises(UserError, match=r"set quantization\.bnb_4bit_quant_storage=bfloat16$"):
+            check_sharding(full, a_config(method="qlora", quantization=unshardable))
     stored = {"bnb_4bit_quant_storage": "bfloat16"}
     check_sharding(full, a_config(method="qlora", quantization=stored))
 

@@ -22,6 +22,7 @@ def test_what_ollama_asks_has_the_tokens_of_training(merged: Path, workshop: Pat
     tokenizer, text = load_tokenizer(merged), (merged / "Modelfile").read_text("utf-8")
     assert f"num_ctx {read_json(merged / 'manifest.json')['max_tokens']}\n" in text
     assert f'stop "{tokenizer.eos_token}"' in text
+    assert "PARAMETER temperature 0\nPARAMETER repeat_penalty 1\n" in text
     for case in Reader(load_task("judgment")).read(workshop / "demo/test.jsonl"):
         [message] = messages = render("judgment", case)
         asked = template_of(text).replace("{{ .Prompt }}", message["content"])

@@ -27,6 +27,8 @@ def core():
     raise RuntimeError("the model cannot be compiled")
 
 
+watch_parent()  # in every process that is spawned, as by `prompts.cli`
+
 if __name__ == "__main__":
     with starting_engine():
         process = multiprocessing.get_context("spawn").Process(target=core)
