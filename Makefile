@@ -34,6 +34,7 @@ LAUNCH   := $(if $(filter-out 1,$(GPUS)),$(if $(TRAINED),,.venv/bin/accelerate l
 $(if $(ACCELERATE),$(if $(filter-out 1,$(GPUS)),,$(error ACCELERATE=$(ACCELERATE) is for several processes: say how many, GPUS=8)))
 ANSWERS  ?= $(basename $(notdir $(GOLD)))
 FOLDER    = $(RUN)/answers/$(ANSWERS)
+TUNED     = $(RUN)/tune/answers/$(if $(filter file,$(origin ANSWERS)),$(basename $(notdir $(or $(HELD_OUT),$(CASES)))),$(ANSWERS))
 given     = $(foreach name,$(1),$(if $($(name)),$(shell echo $(name) | tr A-Z a-z)=$($(name))))
 
 # A variable that is misspelt would be ignored, and the demo trained in place of what was meant.
@@ -85,8 +86,8 @@ generate: sft  # answer every test case
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) answers=$(ANSWERS) $(BAD) $(GENERATE)
 tune: sft  # fit how answers are decided to answers of held-out cases
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN)/tune $(call given,TASK) \
-	  trained=$(RUN) samples=8 $(if $(HELD_OUT),test=$(HELD_OUT),test=$(CASES) held_out=true) $(BAD) $(GENERATE)
-	$(PANJUE) tune $(RUN)/tune/answers/$(basename $(notdir $(or $(HELD_OUT),$(CASES))))
+	  trained=$(RUN) samples=8 $(if $(HELD_OUT),test=$(HELD_OUT),test=$(CASES) held_out=true) answers=$(notdir $(TUNED)) $(BAD) $(GENERATE)
+	$(PANJUE) tune $(TUNED)
 serve: sft  # answer over HTTP, with a page to ask from
 	$(PANJUE) serve serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) $(SERVE)
 chat: install  # ask a running server from the terminal

@@ -1,10 +1,12 @@
 """Several processes of one training: how they join, wait for each other, and end."""
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import end_with_parent
 
 POLL_S = 0.2
@@ -24,8 +26,9 @@ def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication.
 
     Raises:
-        UserError: The weights cannot be sharded in this way.
+        UserError: torch cannot use the GPU, or the weights cannot be sharded in this way.
     """
+    check_driver()
     check_sharding(os.environ, config)
     end_with_launcher()
     on_cpu = not torch.accelerator.is_available()
@@ -34,6 +37,29 @@ def join_processes(config: SftConfig) -> PartialState:
     timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
     # Without cpu=True accelerate does not see several processes launched on a CPU.
     return PartialState(cpu=on_cpu, timeout=timeout)
+
+
+def check_driver() -> None:
+    """Refuse a GPU that torch cannot use; the training would run on the CPU without a word.
+
+    Raises:
+        UserError: Says why torch cannot use it.
+    """
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if is_hidden or torch.version.cuda is None or torch.accelerator.is_available():
+        return
+    if not which("nvidia-smi"):
+        return
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    if "GPU 0" not in listed.stdout:  # a login node, for example
+        return
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        raise UserError(
+            f"GPU: torch cannot use it ({first_line(error)}); install a driver for CUDA "
+            f"{torch.version.cuda}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        ) from None
 
 
 def on_main_process(processes: PartialState, work: Callable[[], Any]) -> Any:

@@ -51,7 +51,10 @@ def test_without_words_the_demo_is_scored() -> None:
         ".venv/bin/panjue score data/demo/test.jsonl runs/demo/answers/test "
         "--json runs/demo/answers/test/scores.json",
     ]
-    assert "test=data/demo/train.jsonl held_out=true" in planned("tune")[1]
+    assert "test=data/demo/train.jsonl held_out=true answers=train" in planned("tune")[1]
+    generate, tune = planned("tune", "ANSWERS=other")[1:]
+    assert "held_out=true answers=other" in generate
+    assert tune.endswith("runs/demo/tune/answers/other")
 
 
 KNOWN = (

@@ -1,13 +1,14 @@
 """panjue beside other trainers: whole commands on the same cases, in turns.
 
-    python tests/bench/peers.py RUN TRAIN.jsonl TEST.jsonl FOLDER
+    python tests/bench/peers.py RUN TRAIN.jsonl TEST.jsonl FOLDER [--train 48] [--test 24]
+        [--rounds 3] [--only training|generation] [--ways NAME ...]
 
 RUN is a finished LoRA training of panjue: all programs train its base on the first cases of TRAIN
 that fit, and all answer cases of TEST with its adapter. Each peer is installed into an environment
 of its own under FOLDER, by uv and with panjue's version of torch. Prints a table of training and
 one of generation, each with the medians of the rounds, the least and the most. What a peer cannot
 do here is a line with its error. (LLaMA-Factory's script for batches with vLLM is not in its
-package.)
+package.) It is for an installation without a GPU.
 """
 
 import argparse

@@ -4,7 +4,8 @@
 
 ANSWERS is a run of `panjue generate` with samples on cases that have gold and had no part in the
 training. Writes the cases with the reply of the highest official metric as their outcomes (of equal
-ones the first), a penalty class as its longest term; a case without a readable reply is left out.
+ones the first); a penalty class is written as the longest sentence of that class. A case without
+a readable reply is left out.
 For finetune/EXPERIMENTS.md. Prints the mean of the first replies, of all, and of those written.
 """
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from panjue.finetune.data import Report, cached
-from panjue.finetune.processes import check_number, check_sharding
+from panjue.finetune.processes import check_driver, check_number, check_sharding
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
@@ -204,6 +204,29 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
             check_sharding(full, a_config(method="qlora", quantization=unshardable))
     stored = {"bnb_4bit_quant_storage": "bfloat16"}
     check_sharding(full, a_config(method="qlora", quantization=stored))
+
+
+def test_a_gpu_that_torch_cannot_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    check_driver()
+    program = tmp_path / "nvidia-smi"
+    for listed in ("No devices found.", "GPU 0: NVIDIA A100 (UUID: GPU-1)"):
+        check_driver()
+        program.write_text(f"#!/bin/sh\necho '{listed}'\n", "utf-8")
+        program.chmod(0o755)
+    with pytest.raises(
+        UserError, match=r"is too old \(found version 12020\).*driver for CUDA 13.0"
+    ):
+        check_driver()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_driver()
 
 
 def a_config(**settings: object) -> SftConfig:

@@ -116,6 +116,7 @@ WORDS: dict[str, dict[str, str]] = {
         # Of tokenizers, llama.cpp's converter takes known ones only: not the demo's.
         ".venv/bin/python llama_cpp": "ls runs/demo/merged/Modelfile #",
         "cd runs/mine/merged && ollama create panjue -f Modelfile": "ls runs/demo/merged/Modelfile",
+        "make score RUN=runs/mine": "make -n score RUN=runs/demo",
     },
 }
 """Heading -> what the words of its blocks stand for."""
@@ -140,9 +141,9 @@ DEMO = {
     **OPTIONS,
 }
 SPANS: dict[str, tuple[str, dict[str, str]]] = {
-    "make sft generate check-submission": (
+    "make sft generate check-submission MODEL=… TRAIN=… TEST=…": (
         "Your own cases, a real model",
-        {"submission": "submission MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl"},
+        {"MODEL=… TRAIN=… TEST=…": "MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl"},
     ),
     ". .venv/bin/activate": ("See it work", {"activate": "activate && panjue --help"}),
     "panjue demo FOLDER": ("See it work", DEMO),
