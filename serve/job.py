@@ -42,9 +42,9 @@ class Job:
         return configured(load_task(self.config.task), self.training.solve, self.config.folder)
 
 
-MIN_COMPILED_REPLIES = 500
-"""On a CPU, compiling the model should take longer than it saves on fewer replies: an estimate,
-which tests/bench/startup.py can check."""
+MIN_COMPILED_REPLIES = 300
+"""On a CPU, compiling the model takes longer than it saves on fewer replies: 30 s for a model of
+0.5B, which then answers 0.1 s a reply faster (tests/bench/startup.py)."""
 
 COMPILATION_SETTINGS = {"compilation_config", "optimization_level"}
 """Engine arguments that say how to compile, so that it is to be compiled."""
