@@ -74,7 +74,7 @@ VLLM = (
 )
 """Some server that is not ours, for what asks one."""
 
-RUN = {"RUN=runs/qwen3-8b-lora": "RUN=runs/qwen2.5-0.5b-cpu", "test_a": "data/demo/test"}
+RUN = {"RUN=runs/qwen3-8b-lora": "RUN=runs/qwen2.5-0.5b-cpu", "test_a": "train_single"}
 """The run of the block's first command without a GPU, and a file for the second."""
 
 MODEL = {"MODEL=…": "MODEL=tiny", "TRAIN=…": "TRAIN=train.jsonl", "TEST=…": "TEST=test.jsonl"}
@@ -153,7 +153,7 @@ SPANS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "panjue convert FILE OUT": (
         "See it work",
-        {"FILE": "cail.jsonl", "OUT": "converted.jsonl"},
+        {"FILE": "cail.jsonl", "OUT": "other.jsonl"},
     ),
     "panjue check FILE [--task NAME]": (
         "See it work",
