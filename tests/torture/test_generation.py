@@ -102,6 +102,9 @@ def test_kills(
     for number in range(20 if full else 1):
         with promise.attempt():
             before = completions.read_bytes() if completions.exists() else b""
+            if before.count(b"\n") > 200:  # too few are left: a fast machine would answer them all
+                before = b"".join(before.splitlines(keepends=True)[:100])
+                completions.write_bytes(before)
             kill(config, signal.SIGKILL, 0 if number % 4 == 1 else draw.randint(1, 12))
             after = completions.read_bytes()
             whole = before[: before.rfind(b"\n") + 1]
