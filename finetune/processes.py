@@ -54,7 +54,7 @@ def check_driver() -> None:
     if "GPU 0" not in listed.stdout:  # a login node, for example
         return
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise UserError(
             f"GPU: torch cannot use it ({first_line(error)}); install a driver for CUDA "
