@@ -66,10 +66,10 @@ dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they in
 	.ci/install $(PYTHON) dev
 lock:  # the newest versions of all packages for `make install`; then check, test and torture
 	PYTHON=$(PYTHON) .ci/lock
-check: dev build/typing/panjue/__init__.py  # ruff and mypy, a minute
+check: dev build/typing/panjue  # ruff and mypy, a minute
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-build/typing/panjue/__init__.py:  # a view of the package that mypy and editors can follow
-	mkdir -p $(@D) && ln -sfn $(addprefix ../../../,prompts finetune serve eval api/__init__.py) $(@D)/
+build/typing/panjue:  # a view of the package that mypy and editors can follow
+	mkdir -p $@ && ln -sfn $(addprefix ../../../,prompts finetune serve eval) $@/
 # Two processes: most of the time goes into imports, which use one core.
 test: dev  # the test suite, 12 to 15 minutes
 	.venv/bin/pytest -n 2

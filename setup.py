@@ -1,8 +1,8 @@
-"""The packages of panjue: api/, the four folders and all that is in them."""
+"""The packages of panjue: the four folders and all that is in them."""
 
 from setuptools import find_namespace_packages, setup
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 within = [pattern for name in FOLDERS for pattern in (name, f"{name}.*")]
 found = find_namespace_packages(include=within, exclude=["*__pycache__*"])
-setup(packages=["panjue", *(f"panjue.{name}" for name in found)])
+setup(packages=[f"panjue.{name}" for name in found])

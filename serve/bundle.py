@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-import panjue
 from panjue.eval.card import card_files, scored_in, write_card
 from panjue.eval.decide import decision_sha256, uses_classifier
 from panjue.eval.score import decoding_of
@@ -258,7 +257,6 @@ def _pack_training(folder: Path, trained: Path) -> str:
 def _pack_code(folder: Path) -> None:
     """Copy the installed code."""
     folder.mkdir(parents=True)
-    shutil.copy(str(panjue.__file__), folder)
     for name in FOLDERS:
         spec = find_spec(f"panjue.{name}")
         assert spec

@@ -94,7 +94,7 @@ def test_what_only_tests_and_checks_need_is_installed_by_make_dev() -> None:
 def test_an_environment_is_of_one_kind(
     there: str, wanted: str, has_gpu: bool, expected: str, tmp_path: Path
 ) -> None:
-    for folder in ("api", "prompts", "finetune", "serve", "eval", ".ci", ".venv/bin", "bin"):
+    for folder in ("prompts", "finetune", "serve", "eval", ".ci", ".venv/bin", "bin"):
         (tmp_path / folder).mkdir(parents=True)
     packages = tmp_path / ".venv/lib/python3/site-packages"
     (packages / f"{there or 'none'}.dist-info").mkdir(parents=True)

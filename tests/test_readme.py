@@ -113,9 +113,7 @@ def test_the_slurm_script_for_training(tmp_path: Path) -> None:
         assert words[-5:-2] == [".venv/bin/panjue", "sft", "finetune/configs/qwen3-32b-lora.yaml"]
 
 
-READMES = [
-    f"{room}/{name}" for room in (".", "api", *ROOMS) for name in ("README.md", "README.zh.md")
-]
+READMES = [f"{room}/{name}" for room in (".", *ROOMS) for name in ("README.md", "README.zh.md")]
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -48,7 +48,6 @@ def test_it_has_everything_and_no_data(packed: Path, run: Path, workshop: Path) 
     } <= names
     assert {"base/model.safetensors", "base/tokenizer.json"} <= names
     assert "code/panjue/prompts/tasks/judgment/prompt.md" in names
-    assert "code/panjue/__init__.py" in names
     assert not any(name.endswith((".jsonl", ".pyc", ".bin")) for name in names)
     assert not any("configs/" in name for name in names), "those may be the user's own"
     first = (workshop / "demo/test.jsonl").read_text("utf-8").splitlines()[0]
