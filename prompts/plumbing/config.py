@@ -55,7 +55,10 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     Raises:
         UserError: The file is missing or broken, or a key is unknown, absent or of the wrong type.
     """
-    values = load_values(path, overrides)
+    return _validated(cls, path, load_values(path, overrides))
+
+
+def _validated(cls: type[C], path: Path, values: Mapping[str, Any]) -> C:
     try:
         config = cls.model_validate(values)
     except ValidationError as error:
@@ -64,13 +67,38 @@ def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
     return config
 
 
+SECTIONS = ("sft", "generate", "serve")
+"""The sections of a config file, one for each command that takes settings."""
+
+
+def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] = ()) -> C:
+    """Build `cls` from a section of a config file, overridden by words without the section's name.
+
+    A file without the section gives the defaults, and so does a missing `config.yaml` of a run.
+
+    Raises:
+        UserError: The file is broken or has another section, or as for `load_config`.
+    """
+    sections = load_values(path) if path.exists() else {}
+    for section in sections:
+        if section not in SECTIONS:
+            known = ", ".join(SECTIONS)
+            raise UserError(f"{path}: no section {section!r} (there are {known})")
+    values = _overridden(path, OmegaConf.create(sections.get(name) or {}), overrides)
+    return _validated(cls, path, values)
+
+
 def load_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the values of the YAML file `path`, overridden by words; no names are checked.
 
     Raises:
         UserError: The file is missing or broken, or a word is no override.
     """
-    merged: Any = _load_yaml(path)
+    return _overridden(path, _load_yaml(path), overrides)
+
+
+def _overridden(path: Path, loaded: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    merged: Any = loaded
     for word in overrides:
         override = _override(word)
         try:

@@ -111,7 +111,7 @@ def generation(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     manifest = read_json(path) if path.exists() else {}
     section: dict[str, Any] = manifest.get("generate") or {}
-    return section
+    return manifest if "test_sha256" in manifest else section
 
 
 def trained_in(folder: Path, provenance: Mapping[str, Any]) -> Path | None:

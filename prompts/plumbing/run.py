@@ -1,0 +1,223 @@
+"""A run folder and its records: what a training and its answers were made from.
+
+- `RUN/config.yaml`: the resolved settings, in the sections `sft`, `generate` and `serve`.
+- `RUN/manifest.json`: the RunRecord of the training that the folder belongs to.
+- `RUN/adapter/manifest.json`: the RunRecord of the finished training; `RUN/model/` if full.
+- `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import difference, read_json, sha256, write_json
+
+MANIFEST = "manifest.json"
+CONFIG = "config.yaml"
+ANSWERS = "answers"
+RESULTS = ("adapter", "model")
+"""Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
+
+
+class Record(BaseModel):
+    """Base of the records; a `manifest.json` has exactly these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    versions: Mapping[str, str] = Field(default_factory=dict)
+    """Library -> version; they may change while a run is resumed."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the record in a folder.
+
+        Raises:
+            UserError: There is none, or it is of panjue 0.1 or 0.2.
+        """
+        path = folder / MANIFEST
+        try:
+            return cls.model_validate(read_json(path))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "it"
+            raise UserError(
+                f"{path}: {place}: {first['msg']}; panjue before 0.3 made it: make it again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write the record into a folder, without the entries that are not set."""
+        write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
+
+    def difference(self, new: Self, *, versions: bool = False) -> str:
+        """Return what `new` has otherwise, in one line; empty if nothing.
+
+        The versions of libraries count only with `versions`. A path with a hash of its file in the
+        next entry does not count: files may be moved.
+        """
+        exclude = set() if versions else {"versions"}
+        return difference(self.model_dump(exclude=exclude), new.model_dump(exclude=exclude))
+
+
+class RunRecord(Record):
+    """What a training was made from; trainings with equal records give equal adapters."""
+
+    task: str
+    base: str
+    base_sha256: str
+    train: str
+    train_sha256: str
+    dev: str | None = None
+    dev_sha256: str | None = None
+    mix: str | None = None
+    mix_sha256: str | None = None
+    mix_ratio: float | None = None
+    groups_sha256: str | None = None
+    on_bad_row: str = "stop"
+    solve: dict[str, Any] = Field(default_factory=dict)
+    robust: dict[str, Any] | None = None
+    prompt_sha256: str
+    max_tokens: int
+    method: str
+    dtype: str
+    seed: int
+    score_examples: int
+    patience: int
+    attn_implementation: str = "sdpa"
+    trainer: dict[str, Any]
+    lora: dict[str, Any]
+    quantization: dict[str, Any]
+
+    examples: int | None = None
+    """Training examples; like the hashes below, known when the training has finished."""
+    labels_sha256: str | None = None
+    classifier_sha256: str | None = None
+    adapter_sha256: str | None = None
+    """In the folder of a merged model: the adapter that was merged into the base."""
+
+
+class AnswersRecord(Record):
+    """What answers were made from; a generation resumes only with an equal record."""
+
+    task: str
+    test: str
+    test_sha256: str
+    trained: str | None = None
+    """Adapter or model folder; None for an endpoint without a training."""
+    trained_sha256: str | None = None
+    labels_sha256: str | None = None
+    prompt_sha256: str
+    adapter: str
+    constrained: bool
+    max_tokens: int
+    seed: int
+    engine: dict[str, Any]
+    sampling: dict[str, Any]
+    samples: int
+    held_out: bool = False
+    endpoint: str | None = None
+    solve: dict[str, Any] = Field(default_factory=dict)
+    on_bad_row: str = "stop"
+
+    @property
+    def is_of_adapter(self) -> bool:
+        """Say whether the fine-tuned model answered, not its base or an endpoint."""
+        return bool(self.trained) and not self.endpoint and self.adapter != "none"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder; or the folder of an adapter or model alone, e.g. one that was downloaded."""
+
+    folder: Path
+
+    @property
+    def result(self) -> Path | None:
+        """Return the folder of the finished training: adapter or model; None if there is none."""
+        places = (*(self.folder / name for name in RESULTS), self.folder)
+        finished = (place for place in places if (place / "labels.json").is_file())
+        return next((place for place in finished if (place / MANIFEST).is_file()), None)
+
+    @property
+    def trained(self) -> Path:
+        """Return the same folder.
+
+        Raises:
+            UserError: Nothing trained is there.
+        """
+        if result := self.result:
+            return result
+        missing = "" if self.folder.is_dir() else "there is no such folder; "
+        raise UserError(f"{self.folder}: {missing}nothing trained is there; run `panjue sft` first")
+
+    @property
+    def record(self) -> RunRecord:
+        """Return the record of the finished training.
+
+        Raises:
+            UserError: Nothing trained is there, or panjue before 0.3 made it.
+        """
+        return RunRecord.read(self.trained)
+
+    @property
+    def config(self) -> Path:
+        """Return the file with the resolved settings; it may be missing."""
+        return self.folder / CONFIG
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The folder of the answers to one test file."""
+
+    folder: Path
+
+    @property
+    def record(self) -> AnswersRecord:
+        """Return what the answers were made from.
+
+        Raises:
+            UserError: There are no answers, or panjue before 0.3 made them.
+        """
+        if not (self.folder / MANIFEST).is_file():
+            raise UserError(f"{self.folder}: has no answers; `panjue generate` makes them")
+        return AnswersRecord.read(self.folder)
+
+    @property
+    def trained(self) -> Path | None:
+        """Return the adapter or model that answered; None for an endpoint alone.
+
+        If it is no longer at its recorded path, the one of the run in which the answers lie counts.
+        """
+        recorded = self.record.trained
+        if not recorded:
+            return None
+        beside = self.folder.resolve().parent.parent / Path(recorded).name
+        return Path(recorded) if Path(recorded).is_dir() or not beside.is_dir() else beside
+
+
+def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
+    """Return the answers that a user means by `path`; None if it is neither run nor answers.
+
+    Args:
+        path: A run folder, the folder of one test file's answers in it, or a submission in it.
+        gold: The gold file of the answers, which decides if the run has answers to several files.
+
+    Raises:
+        UserError: The run has answers to several test files; names their folders.
+    """
+    if not path.is_dir():
+        return Answers(path.parent) if (path.parent.parent.name == ANSWERS) else None
+    if path.parent.name == ANSWERS and (path / MANIFEST).is_file():
+        return Answers(path)
+    found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/{MANIFEST}"))
+    if gold and gold.is_file() and len(found) > 1:
+        digest = sha256(gold)
+        same = [folder for folder in found if Answers(folder).record.test_sha256 == digest]
+        found = same or [folder for folder in found if folder.name == gold.stem] or found
+    if len(found) > 1:
+        names = ", ".join(map(str, found))
+        raise UserError(f"{path}: has answers to several test files; say which: {names}")
+    return Answers(found[0]) if found else None

@@ -1,0 +1,99 @@
+"""A run folder knows itself: its records, its result, and the answers that a path means."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.prompts.plumbing.config import Config, load_section
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run, RunRecord, find_answers
+
+TRAINED: dict[str, Any] = {
+    **{"task": "judgment", "base": "b", "base_sha256": "1", "train": "t", "train_sha256": "2"},
+    **{"prompt_sha256": "3", "max_tokens": 64, "method": "lora", "dtype": "auto", "seed": 0},
+    **{"score_examples": 0, "patience": 3, "trainer": {"max_steps": 1}, "lora": {"r": 8}},
+    **{"quantization": {}, "versions": {"torch": "2"}},
+}
+ANSWERED: dict[str, Any] = {
+    **{"task": "judgment", "test": "t", "test_sha256": "1", "prompt_sha256": "3", "samples": 0},
+    **{"adapter": "merge", "constrained": True, "max_tokens": 64, "seed": 0, "engine": {}},
+    **{"sampling": {}, "trained": "gone/adapter"},
+}
+
+
+def trained_run(folder: Path, name: str = "adapter") -> Run:
+    (folder / name).mkdir(parents=True)
+    RunRecord.model_validate(TRAINED).write(folder / name)
+    (folder / name / "labels.json").write_text("{}", "utf-8")
+    return Run(folder)
+
+
+@pytest.mark.parametrize("name", ["adapter", "model", "."])
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path, name: str) -> None:
+    run = trained_run(tmp_path / "run", name)
+    assert run.trained == run.result == tmp_path / "run" / name
+    assert run.record == RunRecord.model_validate(TRAINED)
+
+
+def test_records_differ_by_all_but_versions_and_moved_files() -> None:
+    old = RunRecord.model_validate(TRAINED)
+    new = RunRecord.model_validate(
+        {**TRAINED, "train": "moved", "versions": {}, "trainer": {"max_steps": 2}}
+    )
+    assert old.difference(new) == "trainer.max_steps: 1 -> 2"
+    assert "versions.torch: 2 -> null" in old.difference(new, versions=True)
+
+
+def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such folder; nothing trained is there"):
+        _ = Run(tmp_path / "nowhere").trained
+    with pytest.raises(UserError, match="`panjue generate` makes them"):
+        _ = Answers(tmp_path).record
+    (tmp_path / "manifest.json").write_text('{"generate": {}}', "utf-8")
+    with pytest.raises(UserError, match=r"panjue before 0\.3 made it"):
+        _ = Answers(tmp_path).record
+
+
+def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
+    gold, run = tmp_path / "gold.jsonl", tmp_path / "run"
+    gold.write_text("", "utf-8")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    for name, digest in (("a", "1"), ("b", empty)):
+        (run / "answers" / name).mkdir(parents=True)
+        record = AnswersRecord.model_validate({**ANSWERED, "test_sha256": digest})
+        record.write(run / "answers" / name)
+    assert find_answers(run, gold) == Answers(run / "answers/b")
+    assert find_answers(run / "answers/a", gold) == Answers(run / "answers/a")
+    assert find_answers(run / "answers/a/submission.jsonl") == Answers(run / "answers/a")
+    assert find_answers(tmp_path / "other.jsonl") is None
+    with pytest.raises(UserError, match="answers to several test files; say which: "):
+        find_answers(run)
+
+
+def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
+    run = trained_run(tmp_path / "moved")
+    folder = run.folder / "answers/test"
+    folder.mkdir(parents=True)
+    AnswersRecord.model_validate(ANSWERED).write(folder)
+    assert Answers(folder).trained == run.trained
+
+
+class Settings(Config):
+    """Settings of a section."""
+
+    size: int = 1
+    """A size."""
+
+
+def test_a_section_is_overridden_by_words_without_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    assert load_section(Settings, path, "generate", ["size=3"]).size == 3
+    path.write_text("generate: {size: 2}\nserve:\n", "utf-8")
+    assert load_section(Settings, path, "generate").size == 2
+    assert load_section(Settings, path, "serve").size == 1
+    with pytest.raises(UserError, match="no setting 'sise'; did you mean 'size'"):
+        load_section(Settings, path, "generate", ["sise=3"])
+    path.write_text("size: 2", "utf-8")
+    with pytest.raises(UserError, match=r"no section 'size' \(there are sft, generate, serve\)"):
+        load_section(Settings, path, "generate")
