@@ -23,6 +23,7 @@ from panjue.prompts.example import (
     run_steps,
 )
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import (
     ANSWERS,
@@ -34,7 +35,6 @@ from panjue.prompts.plumbing.files import (
     trained_in,
     write_json,
 )
-from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader, Share
 from panjue.prompts.task import Task, configured, load_task

@@ -12,9 +12,9 @@ from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Pool
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
-from panjue.prompts.plumbing.model import has_classifier
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Numbers, Row
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from panjue.eval.answers import Run
 from panjue.prompts.labels import load_labels
+from panjue.prompts.model import MODELSCOPE, lora_rank
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.files import atomic_write, read_json
-from panjue.prompts.plumbing.model import MODELSCOPE, lora_rank
 from panjue.prompts.render import prompt_files
 from panjue.prompts.task import load_task
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from panjue.prompts.example import Example
+from panjue.prompts.formats import format_hint
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.formats import format_hint
 from panjue.prompts.reader import Reader, Skipped
 
 MAX_SHOWN = 15

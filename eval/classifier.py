@@ -17,9 +17,9 @@ from scipy.sparse import csr_array, hstack
 from scipy.special import expit, softmax
 
 from panjue.prompts.example import Decide, Example
+from panjue.prompts.model import CLASSIFIER, DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256
-from panjue.prompts.plumbing.model import CLASSIFIER, DECISION, has_classifier
 from panjue.prompts.task import Task
 
 CLASSIFIER_NAME = "text classifier"

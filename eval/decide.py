@@ -14,8 +14,8 @@ from panjue.eval.classifier import trained_classifier
 from panjue.eval.pool import Pool
 from panjue.prompts.example import Answer, Decide, Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import read_json, sha256
-from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.task import Task
 
 LabelSet = frozenset[str]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from panjue.eval.answers import method_of
 from panjue.eval.score import Scores, decoding_of
+from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import generation, read_json, trained_in
-from panjue.prompts.plumbing.model import is_demo
 from panjue.prompts.task import Task
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from panjue.eval.answers import Run, open_run
 from panjue.eval.decide import is_fitted_on
+from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.files import generation, sha256
-from panjue.prompts.plumbing.model import has_classifier
 
 
 def after_answers(folder: Path) -> str:

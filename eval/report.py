@@ -14,8 +14,8 @@ from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
 from panjue.prompts.example import Decide, Example, Solve, call_key, first_reply
+from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import read_lines, sha256
-from panjue.prompts.plumbing.model import is_demo
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
@@ -36,7 +36,7 @@ class Case:
         classes: Field -> its gold and predicted classes, for the filters.
         wrong: Fields that are wrong in at least one item.
         confidence: Mean over its judgments; None if the run has no confidences.
-        handled: What `fit` and decoding did, one keyword each; `notes` has the details.
+        handled: What `shorten` and decoding did, one keyword each; `notes` has the details.
         reply: The raw replies, one per call.
     """
 

@@ -10,8 +10,8 @@ from panjue.eval.answers import open_run
 from panjue.eval.card import write_scores
 from panjue.eval.report import Report, report
 from panjue.eval.score import remarks
+from panjue.prompts.options import guarded
 from panjue.prompts.plumbing.files import atomic_write
-from panjue.prompts.plumbing.options import guarded
 from panjue.prompts.task import comparing
 
 FOLDER = Path(__file__).parent / "page"

@@ -25,8 +25,8 @@ from panjue.eval.means import (
 )
 from panjue.eval.scored import Scoring
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
-from panjue.prompts.plumbing.model import DECISION
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
 

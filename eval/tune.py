@@ -15,9 +15,9 @@ from panjue.eval.fit_pool import trials
 from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Exponents, Pool
 from panjue.prompts.example import Decide, first_reply
+from panjue.prompts.model import DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.model import DECISION, has_classifier
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

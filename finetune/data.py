@@ -16,11 +16,11 @@ from trl import pack_dataset
 
 from panjue.finetune.processes import wait_for
 from panjue.prompts.example import UNKNOWN, Example
-from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump, sync, write_json
 from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.render import reply_ids, reply_parts
+from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
 
 IGNORED = -100
@@ -47,7 +47,7 @@ class Report:
     Attributes:
         tokens: Length of each row, prompt plus reply.
         refused: `id: reason` of each refused example.
-        shortened: (id, tokens before, tokens after) of each prompt that `fit` shortened.
+        shortened: (id, tokens before, tokens after) of each prompt that `shorten` shortened.
         parts: Fields of a reply; the rows' column `parts` has indices into this list.
         groups: Names of groups; the rows' column `group` has indices into this list.
         notes: `id: warning` about examples that are still used.
@@ -89,21 +89,21 @@ def rows(  # noqa: PLR0913, PLR0917  # no two belong together
         if repairs := task.ask.decode(reply, example, labels).repairs:
             report.refused.append(f"{example.id}: its gold answer is invalid: {repairs[0]}")
             continue
-        fitted, _, prompt, room = fit_prompt(task, example, labels, tokenizer, max_tokens)
+        shortened, _, prompt, room = shortened_prompt(task, example, labels, tokenizer, max_tokens)
         completion = reply_ids(tokenizer, reply)
-        if not fitted.fits or len(prompt) + len(completion) > max_tokens:
+        if not shortened.fits or len(prompt) + len(completion) > max_tokens:
             report.refused.append(
                 f"{example.id}: {len(prompt)} prompt tokens and {len(completion)} reply tokens "
                 f"({room} are reserved for a reply) exceed max_tokens={max_tokens}"
             )
             continue
-        if fitted.dropped and task.ask.decode(reply, fitted.example, labels).repairs:
+        if shortened.dropped and task.ask.decode(reply, shortened.example, labels).repairs:
             report.refused.append(
                 f"{example.id}: its gold answer is not in the shortened text; raise max_tokens"
             )
             continue
-        if fitted.dropped:
-            report.shortened.append((str(example.id), fitted.full_tokens, fitted.tokens))
+        if shortened.dropped:
+            report.shortened.append((str(example.id), shortened.full_tokens, shortened.tokens))
         report.tokens.append(len(prompt) + len(completion))
         parts = reply_parts(tokenizer, reply)
         report.parts.extend(part for part in dict.fromkeys(parts) if part not in report.parts)

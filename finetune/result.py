@@ -13,6 +13,7 @@ from panjue.eval.card import write_card
 from panjue.finetune.settings import SftConfig, record_of, results_in
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import CLASSIFIER, MODELSCOPE, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -23,7 +24,6 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.model import CLASSIFIER, MODELSCOPE, model_sha256, prompt_sha256
 from panjue.prompts.task import Task
 
 

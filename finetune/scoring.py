@@ -14,10 +14,10 @@ from transformers import StoppingCriteria
 
 from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.prompts.example import Example
-from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.progress import LINE_EVERY_S
 from panjue.prompts.reader import text_hash
+from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
 
 MAX_BATCH_TOKENS = 2**15
@@ -49,9 +49,9 @@ def held_out_questions(
 ) -> list[Question]:
     """Choose `size` of `examples` by the hash of their text and build their prompts."""
     chosen = heapq.nsmallest(size, examples, key=text_hash)
-    prompts = [fit_prompt(task, example, labels, tokenizer, max_tokens) for example in chosen]
+    prompts = [shortened_prompt(task, example, labels, tokenizer, max_tokens) for example in chosen]
     return [
-        Question(example, prompt.ids if prompt.fitted.fits else [], prompt.room)
+        Question(example, prompt.ids if prompt.shortened.fits else [], prompt.room)
         for example, prompt in zip(chosen, prompts, strict=True)
     ]
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from panjue.prompts.model import is_hub_name, model_folder, model_sha256
 from panjue.prompts.plumbing.config import (
     DATA,
     Config,
@@ -18,7 +19,6 @@ from panjue.prompts.plumbing.config import (
 )
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, read_json, sha256
-from panjue.prompts.plumbing.model import is_hub_name, model_folder, model_sha256
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 

@@ -51,10 +51,10 @@ from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.example import UNKNOWN, Example, Solve
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from panjue.prompts.plumbing import cli_scores
+from panjue.prompts import cli_scores
+from panjue.prompts.options import URL, Overrides, Size, TaskName
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, in_one_line
-from panjue.prompts.plumbing.options import URL, Overrides, Size, TaskName
 from panjue.prompts.plumbing.orphans import watch_parent
 from panjue.prompts.task import load_task
 
@@ -56,7 +56,7 @@ def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) 
 @app.command()
 def convert(file: Path, out: Path, task: TaskName = "judgment") -> None:
     """Write FILE, which has another format, to OUT as cases; exit code 1 if rows are left out."""
-    from panjue.prompts.plumbing.formats import convert as write_cases
+    from panjue.prompts.formats import convert as write_cases
 
     data = load_task(task).data
     if not data.converters:

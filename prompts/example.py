@@ -32,15 +32,15 @@ class Example:
 
     Attributes:
         id: Unique within its file; joins examples, completions and scores.
-        text: The long part, which `fit` may shorten; `{text}` in the template.
-        names: The persons that the answer is about, in order; `fit` keeps the first sentence that
-            names each.
+        text: The long part, which may be shortened; `{text}` in the template.
+        names: The persons that the answer is about, in order; the first sentence that
+            names each is kept.
         inputs: Further fields of the template.
         answer: The gold answer; None in a test file.
         references: Sets of gold answers in the format of the submission, if several are correct.
             The score is the mean over the sets of the best match in each set.
         groups: Attributes to report by, e.g. `{"defendants": "2"}`; never shown to the model.
-        anchor: The question about the text: `fit` keeps the sentences most similar to it.
+        anchor: The question about the text: the sentences most similar to it are kept.
         turns: The sentences of a dialogue that the answer is about.
         notes: Warnings about a row that is valid.
     """

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from panjue.prompts.example import Example, groups_of
+from panjue.prompts.formats import format_hint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_case
-from panjue.prompts.plumbing.formats import format_hint
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]

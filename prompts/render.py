@@ -20,7 +20,7 @@ def prompt_files(task: str) -> list[Path]:
 
 
 RULES = "2"
-"""Version of the rules that turn a text into a prompt: `fit`, `neutralize`, `neutralize_tokens`.
+"""Version of the rules that turn a text into a prompt: to shorten and to neutralize it.
 Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
 reports the difference."""
 

@@ -92,7 +92,7 @@ class Data:
         by_hand: Typed text and names -> example; None if the task takes no typed input.
         languages: ISO 639-1 codes of the texts' languages.
         fields: The fields of a row of a cases file, for messages; the last one is the answer.
-        converters: Name of another format (see `plumbing/formats.py`) -> how its rows become ours.
+        converters: Name of another format (see `formats.py`) -> how its rows become ours.
     """
 
     read: Callable[[Mapping[str, Any]], Example]

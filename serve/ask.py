@@ -8,9 +8,9 @@ import llguidance.hf
 from llguidance import LLMatcher
 
 from panjue.prompts.example import Example
-from panjue.prompts.fit import fit_prompt
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.model import load_tokenizer
+from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Schema, Task
 from panjue.serve.source import Question, Refusal
 
@@ -34,16 +34,16 @@ class Asker:
             Refusal: The prompt cannot be shortened enough, or the grammar library refuses both the
                 schema and the looser one.
         """
-        fitted, messages, prompt, room = fit_prompt(
+        shortened, messages, prompt, room = shortened_prompt(
             self.task, example, self.labels, self.tokenizer, self.max_tokens
         )
         limit = f"max_tokens is {self.max_tokens}"
         if room >= self.max_tokens:
             raise Refusal(f"its reply alone needs {room} tokens; {limit}")
-        if not fitted.fits:
+        if not shortened.fits:
             raise Refusal(f"the prompt needs {len(prompt)} tokens and the reply {room}; {limit}")
         max_reply = self.max_tokens - len(prompt)
-        question = Question(prompt, None, max_reply, fitted.dropped, messages=messages)
+        question = Question(prompt, None, max_reply, shortened.dropped, messages=messages)
         if not self._constrained:
             return question
         schema = self.task.ask.schema(example, self.labels)

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from panjue.eval.card import card_files, scored_in, write_card
 from panjue.eval.decide import decision_sha256, uses_classifier
 from panjue.eval.score import decoding_of
+from panjue.prompts.model import DECISION, model_files, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -28,7 +29,6 @@ from panjue.prompts.plumbing.files import (
     sync_names,
     write_json,
 )
-from panjue.prompts.plumbing.model import DECISION, model_files, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.dialogue.similarity import BUILT_IN

@@ -37,7 +37,7 @@ def generate(config: GenerateConfig) -> Path:
     """Write one row per example of `config.test` to `completions.jsonl`; return its folder.
 
     A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why
-    each ended (`finish`), its `alternatives`, token counts and how many sentences `fit` left out;
+    each ended (`finish`), its `alternatives`, token counts and how many sentences were left out;
     greedy rows list their `near_ties`. An example that cannot be asked has `refused`, the reason,
     instead. If an example takes several calls, each call has a row. Existing rows are kept.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from panjue.prompts.example import Solve
-from panjue.prompts.plumbing.model import has_classifier
+from panjue.prompts.model import has_classifier
 from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker

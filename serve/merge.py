@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from panjue.prompts.model import CLASSIFIER, load_tokenizer
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.model import CLASSIFIER, load_tokenizer
 from panjue.serve.modelfile import modelfile
 from panjue.serve.trained import check_base, is_merged, merged_manifest
 

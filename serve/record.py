@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     delete,
@@ -18,7 +19,6 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.model import model_sha256, prompt_sha256
 from panjue.prompts.render import RULES
 from panjue.prompts.task import Task
 from panjue.serve.settings import RESOURCES, GenerateConfig, trained_folder

@@ -13,10 +13,10 @@ from typing import Any
 import ray
 
 from panjue.prompts.example import Example
+from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference
-from panjue.prompts.plumbing.model import prompt_sha256
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu
 from panjue.serve.fleet import RESTARTS
 from panjue.serve.job import Job, start

@@ -7,9 +7,9 @@ from typing import Any
 
 from panjue.eval.decide import Decider, fitted_decider
 from panjue.prompts.labels import load_labels
+from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
-from panjue.prompts.plumbing.model import is_demo
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.judge import Judge

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.config import Config, load_config
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
-from panjue.prompts.plumbing.model import prompt_sha256
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task, no_labels
 

@@ -36,7 +36,7 @@ class Question(NamedTuple):
         prompt: Token ids up to where the reply begins.
         schema: JSON Schema of the reply; None for free text.
         room: Tokens left for the reply.
-        dropped: Number of sentences that `fit` left out of the prompt.
+        dropped: Number of sentences that `shorten` left out of the prompt.
         loosened: Whether the schema is looser than the task's.
         messages: The prompt as chat messages, for an endpoint with its own tokenizer.
     """

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from panjue.prompts.model import VLLM_RANKS, lora_rank, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
-from panjue.prompts.plumbing.model import VLLM_RANKS, lora_rank, model_folder, model_sha256
 
 
 class Served(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import ANSWERS, generation, read_json, sha256
-from panjue.prompts.plumbing.model import model_sha256
 from panjue.serve.bundle import EXPECTED, SUMS, names_in, row_hashes
 
 NO_NETWORK = (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"])

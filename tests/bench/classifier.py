@@ -24,8 +24,8 @@ from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import fit_classifier, training_set
 from panjue.prompts.example import Decide
 from panjue.prompts.labels import load_labels
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
-from panjue.prompts.plumbing.model import CLASSIFIER
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 

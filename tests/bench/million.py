@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.answers import open_run
+from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.model import DECISION
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 READ = """

@@ -33,10 +33,10 @@ from rich.table import Table
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.decode import after_thinking
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, read_lines
-from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids, render, reply_ids
 from panjue.prompts.task import load_task

@@ -18,7 +18,7 @@ import xgrammar
 from llguidance import LLMatcher
 
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.read import by_hand
 

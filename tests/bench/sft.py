@@ -28,7 +28,7 @@ from panjue.finetune.data import Report, pack, rows
 from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.model import has_bf16, load_base, with_lora
 from panjue.finetune.trainer import PartsTrainer
-from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 

@@ -166,7 +166,7 @@ def test_a_file_of_another_kind_is_one_line(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_classifier_is_part_of_the_adapter_s_hash(tmp_path: Path) -> None:
-    from panjue.prompts.plumbing.model import model_sha256
+    from panjue.prompts.model import model_sha256
 
     write_json(tmp_path / "labels.json", {})
     before: Any = model_sha256(tmp_path)

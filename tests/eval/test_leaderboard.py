@@ -10,8 +10,8 @@ import pytest
 
 from panjue.eval import leaderboard
 from panjue.eval.answers import decode_run
+from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.model import is_demo
 
 Panjue = Callable[..., CompletedProcess[str]]
 PREFIX = "for a leaderboard: "

@@ -15,9 +15,9 @@ from panjue.eval.score import remarks, score
 from panjue.eval.tune import _ratios, class_ratios, main
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
+from panjue.prompts.model import CLASSIFIER, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
-from panjue.prompts.plumbing.model import CLASSIFIER, model_sha256
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES

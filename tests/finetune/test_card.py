@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from panjue.eval.card import NOTES, scored_in, scored_on, write_card
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.model import model_sha256
 from panjue.prompts.render import prompt_files
 from panjue.serve.engine import AsyncEngineArgs
 

@@ -7,7 +7,7 @@ import pytest
 from panjue.finetune.data import IGNORED, Report, rows
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.model import load_tokenizer
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task

@@ -13,10 +13,10 @@ from panjue.finetune.examples import (
     train_examples,
 )
 from panjue.prompts.example import Example
-from panjue.prompts.fit import fit
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader, is_held_out, side_groups
+from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
@@ -89,7 +89,7 @@ def test_no_outcome_decides_what_is_asked_held_out_or_left_out(files: tuple[Path
         for other in (scramble(example), replace(example, answer=None)):
             assert TASK.ask.prompt(other) == TASK.ask.prompt(example)
             assert is_held_out(other) == is_held_out(example)
-            shorter = [fit(e, 60, lambda e: len(e.text)) for e in (example, other)]
+            shorter = [shorten(e, 60, lambda e: len(e.text)) for e in (example, other)]
             assert replace(shorter[0], example=example) == replace(shorter[1], example=example)
             assert shorter[0].example.text == shorter[1].example.text
 

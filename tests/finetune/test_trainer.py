@@ -14,8 +14,8 @@ from panjue.finetune.data import IGNORED, PADDING, Report, collate, pack, rows
 from panjue.finetune.samplers import length_sampler
 from panjue.finetune.sft import main
 from panjue.finetune.trainer import PartsTrainer
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.render import control_ids, neutralize_tokens, prompt_ids, reply_ids, reply_parts
 
 STYLES: dict[str, tuple[list[str], list[str]]] = {

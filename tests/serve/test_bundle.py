@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
-from panjue.prompts.plumbing.model import CLASSIFIER
 from panjue.serve import bundle as bundling
 from panjue.serve.bundle import bundle, pins, requirements
 from panjue.serve.verify import offline_prefix, only_pinned, verify

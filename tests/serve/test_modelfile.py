@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers.processors import TemplateProcessing
 
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_json
-from panjue.prompts.plumbing.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids, render
 from panjue.prompts.task import load_task

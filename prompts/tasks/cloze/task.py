@@ -52,7 +52,7 @@ def read(row: Mapping[str, Any]) -> Example:
     return Example(
         id=row["qid"],
         text=query,
-        names=(MASK,),  # `fit` keeps its sentence
+        names=(MASK,),  # `shorten` keeps its sentence
         answer={"answers": answers} if gold else None,
         references=(gold,) if gold else (),
         groups={name: str(row[name]) for name in GROUPS if name in row},

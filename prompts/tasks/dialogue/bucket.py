@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from panjue.prompts.example import Turn
-from panjue.prompts.fit import GAP
+from panjue.prompts.shorten import GAP
 from panjue.prompts.tasks.dialogue.similarity import Similarity
 
 OTHER = "其他"

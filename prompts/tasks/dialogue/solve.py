@@ -152,7 +152,7 @@ def sextuple_questions(
             context=context,
             sentence=transcript([turn]).rstrip("\n"),
         )
-        # The sentence is a field of its own, so `fit` may drop any line of the text.
+        # The sentence is a field of its own, so `shorten` may drop any line of the text.
         yield replace(question, text=text or question.text, names=())
 
 
@@ -168,7 +168,7 @@ def emotion_questions(
         asked = tuple(turns[new.start : new.stop])
         question = _question(dialogue, f"emotions {number}", (), asked)
         text = "".join(lines[i] for i in (*seen, *new))
-        yield replace(question, text=text, names=())  # `fit` may drop lines of a long text
+        yield replace(question, text=text, names=())  # `shorten` may drop lines of a long text
 
 
 def _line(turn: Turn, sextuple: Row) -> str:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from panjue.eval.rank import ranked
 from panjue.eval.score import score
 from panjue.prompts.example import Example, Rank
-from panjue.prompts.fit import fit
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
+from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.cloze.metric import f1, shown, token_f1, tokens
 from panjue.prompts.tasks.cloze.task import contest_form
@@ -59,8 +59,8 @@ def test_a_bad_question(fields: dict[str, Any], complaint: str) -> None:
 
 def test_a_question_never_loses_its_mask() -> None:
     query = "it rains! " * 30 + "he is from [MASK]! " + "it rains! " * 30
-    fitted = fit(asked(query=query), 60, lambda example: len(example.text))
-    assert (fitted.fits, "[MASK]" in fitted.example.text) == (True, True)
+    shortened = shorten(asked(query=query), 60, lambda example: len(example.text))
+    assert (shortened.fits, "[MASK]" in shortened.example.text) == (True, True)
 
 
 @given(st.text())

@@ -23,11 +23,11 @@ from panjue.eval.fairness import report
 from panjue.eval.fairness_page import page
 from panjue.eval.score import score
 from panjue.prompts.example import Decoded, Example, Turn, run_steps
-from panjue.prompts.fit import GAP
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import LARGEST_LINE
 from panjue.prompts.reader import Reader, side_groups
+from panjue.prompts.shorten import GAP
 from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
 from panjue.prompts.tasks.dialogue.bucket import MAX_SENTENCE_LENGTH, OTHER, Bucket, windows
 from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, says_yes

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from panjue.prompts.example import Example
-from panjue.prompts.fit import leaving_order, split_sentences
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.reader import Reader
+from panjue.prompts.shorten import leaving_order, split_sentences
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment import demo as demo_module
 from panjue.prompts.tasks.judgment.demo import CRIMES, write_demo

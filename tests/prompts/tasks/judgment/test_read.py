@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts.formats import format_hint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.formats import format_hint
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES

@@ -28,7 +28,7 @@ GAP = "……"
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Shortened:
     """An example shortened to its budget, with counts.
 
     Attributes:
@@ -47,7 +47,7 @@ class Fitted:
     fits: bool
 
 
-def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitted:
+def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> Shortened:
     """Shorten `example.text` until its prompt has at most `budget` tokens.
 
     Sentences without a name are dropped first: the least similar to `example.anchor` first, then
@@ -64,7 +64,7 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     """
     full = count(example)
     if full <= budget:
-        return Fitted(example, full, full, 0, fits=True)
+        return Shortened(example, full, full, 0, fits=True)
     max_length = MAX_SENTENCE_LENGTH if example.anchor else None
     sentences = split_sentences(example.text, max_length, example.names)
     order = leaving_order(sentences, example.names, example.anchor)
@@ -79,28 +79,28 @@ def fit(example: Example, budget: int, count: Callable[[Example], int]) -> Fitte
     dropped = order[:low]
     shorter = without(example, sentences, dropped) if dropped else example
     tokens = count(shorter)
-    return Fitted(shorter, tokens, full, len(dropped), fits=tokens <= budget)
+    return Shortened(shorter, tokens, full, len(dropped), fits=tokens <= budget)
 
 
-class FittedPrompt(NamedTuple):
+class ShortenedPrompt(NamedTuple):
     """The prompt of an example, shortened if necessary.
 
     Attributes:
-        fitted: The shortened example; not shortened if `room` alone exceeds `max_tokens`.
+        shortened: The shortened example; not shortened if `room` alone exceeds `max_tokens`.
         messages: The prompt as chat messages.
         ids: Its token ids.
         room: Tokens kept free for the reply.
     """
 
-    fitted: Fitted
+    shortened: Shortened
     messages: Messages
     ids: list[int]
     room: int
 
 
-def fit_prompt(
+def shortened_prompt(
     task: Task, example: Example, labels: Labels, tokenizer: Any, max_tokens: int
-) -> FittedPrompt:
+) -> ShortenedPrompt:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
     The room depends on the task's fallback, not on the gold answer: a case of 63 defendants gets
@@ -115,13 +115,13 @@ def fit_prompt(
         return len(prompts[0][1])
 
     if room < max_tokens:
-        fitted = fit(example, max_tokens - room, count)
+        shortened = shorten(example, max_tokens - room, count)
     else:  # no text is short enough: do not shorten it
         full = count(example)
-        fitted = Fitted(example, full, full, 0, fits=False)
+        shortened = Shortened(example, full, full, 0, fits=False)
     [(messages, ids)] = prompts
-    assert len(ids) == fitted.tokens, "the last count of `fit` is of the example that it returns"
-    return FittedPrompt(fitted, messages, ids, room)
+    assert len(ids) == shortened.tokens, "counted last: the example that is returned"
+    return ShortenedPrompt(shortened, messages, ids, room)
 
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:

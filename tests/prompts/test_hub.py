@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pytest
 
+from panjue.prompts.model import MODEL_FILES, model_folder
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.model import MODEL_FILES, model_folder
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "model.py": b"1/0", "a.bin": b""}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -60,7 +60,7 @@ def asked_of(endpoint: str, name: str, tmp_path: Path) -> subprocess.CompletedPr
     """Look for a base in a process of its own: the hub's library reads variables on import."""
     code = (
         "import sys; from panjue.prompts.plumbing.errors import in_one_line\n"
-        "from panjue.prompts.plumbing.model import model_folder\n"
+        "from panjue.prompts.model import model_folder\n"
         "with in_one_line(): print(model_folder(sys.argv[1]))"
     )
     given = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
@@ -147,7 +147,7 @@ def test_modelscope_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPat
 
 def test_an_adapter_finds_its_base_of_modelscope_again(modelscope: Path, tmp_path: Path) -> None:
     from panjue.finetune.result import _point_to_base
-    from panjue.prompts.plumbing.model import model_sha256
+    from panjue.prompts.model import model_sha256
     from panjue.serve.trained import check_base
 
     name = "modelscope:some/model"

@@ -2,16 +2,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from panjue.prompts.example import Example
-from panjue.prompts.fit import (
+from panjue.prompts.labels import Labels
+from panjue.prompts.shorten import (
     GAP,
-    Fitted,
-    fit,
-    fit_prompt,
+    Shortened,
     leaving_order,
+    shorten,
+    shortened_prompt,
     split_sentences,
     without,
 )
-from panjue.prompts.labels import Labels
 from panjue.prompts.task import load_task
 
 NAMES = ("张某", "张某甲", "李某")
@@ -33,12 +33,12 @@ def example_of(sentences: list[str]) -> Example:
     return Example(id=1, text="".join(sentences), names=NAMES)
 
 
-def shortened(sentences: list[str], budget: int) -> Fitted:
-    return fit(example_of(sentences), budget, length)
+def shortened_to(sentences: list[str], budget: int) -> Shortened:
+    return shorten(example_of(sentences), budget, length)
 
 
-def kept(sentences: list[str], fitted: Fitted) -> list[str]:
-    gone = leaving_order(sentences, NAMES)[: fitted.dropped]
+def kept(sentences: list[str], shortened: Shortened) -> list[str]:
+    gone = leaving_order(sentences, NAMES)[: shortened.dropped]
     return [sentence for i, sentence in enumerate(sentences) if i not in gone]
 
 
@@ -69,10 +69,10 @@ def test_a_text_without_full_stops_falls_apart_at_its_commas_where_it_is_asked_a
     text = "".join(clauses)
     assert split_sentences(text, 200) == clauses
     assert split_sentences(text) == split_sentences(text, len(text)) == [text]
-    asked = fit(Example(id=1, text=text, anchor="第7项？"), 60, length)
+    asked = shorten(Example(id=1, text=text, anchor="第7项？"), 60, length)
     assert (asked.fits, asked.dropped) == (True, 27)
     assert clauses[7] in asked.example.text
-    assert not fit(Example(id=1, text=text), 60, length).fits
+    assert not shorten(Example(id=1, text=text), 60, length).fits
 
 
 def test_without_names_what_is_asked_about_stays_longest() -> None:
@@ -80,51 +80,51 @@ def test_without_names_what_is_asked_about_stays_longest() -> None:
     sentences = ["甲。", "何时付清不明。", "乙。", "丙。", "丁。", "每月付款。"]
     assert leaving_order(sentences, (), "何时按月付款？") == [2, 3, 4, 0, 1]
     example = Example(id=1, text="".join(sentences), anchor="何时按月付款？")
-    assert fit(example, 16, length).example.text == f"甲。何时付清不明。{GAP}每月付款。"
-    least = fit(example, 1, length)
+    assert shorten(example, 16, length).example.text == f"甲。何时付清不明。{GAP}每月付款。"
+    least = shorten(example, 1, length)
     assert (least.example.text, least.fits) == (f"{GAP}每月付款。", False)
 
 
 @given(SENTENCES, st.integers(0, 300))
 def test_it_fits_wherever_the_rule_lets_it(sentences: list[str], budget: int) -> None:
-    fitted = shortened(sentences, budget)
-    assert fitted.tokens == length(fitted.example)
-    assert fitted.full_tokens == len("".join(sentences))
-    assert fitted.fits == (fitted.tokens <= budget)
+    shortened = shortened_to(sentences, budget)
+    assert shortened.tokens == length(shortened.example)
+    assert shortened.full_tokens == len("".join(sentences))
+    assert shortened.fits == (shortened.tokens <= budget)
     if shortest(sentences) <= budget:
-        assert fitted.fits
-    if not fitted.fits:
-        assert fitted.dropped == len(leaving_order(sentences, NAMES))
+        assert shortened.fits
+    if not shortened.fits:
+        assert shortened.dropped == len(leaving_order(sentences, NAMES))
 
 
 @given(SENTENCES, st.integers(0, 50))
 def test_nothing_changes_where_it_fits_already(sentences: list[str], room: int) -> None:
     example = example_of(sentences)
     full = length(example)
-    fitted = fit(example, full + room, length)
-    assert fitted == Fitted(example, full, full, 0, fits=True)
-    assert fitted.example is example
+    shortened = shorten(example, full + room, length)
+    assert shortened == Shortened(example, full, full, 0, fits=True)
+    assert shortened.example is example
 
 
 @given(SENTENCES, st.integers(0, 300))
 def test_sentences_that_introduce_a_name_stay(sentences: list[str], budget: int) -> None:
-    remaining = kept(sentences, shortened(sentences, budget))
+    remaining = kept(sentences, shortened_to(sentences, budget))
     for name in NAMES:
         # 张某甲 does not name 张某, so the longer name is taken out first.
         bare = [s.replace("张某甲", "") if name == "张某" else s for s in sentences]
         first = next((i for i, sentence in enumerate(bare) if name in sentence), None)
         if first is not None:
             assert sentences[first] in remaining
-            assert sentences[first] in shortened(sentences, budget).example.text
+            assert sentences[first] in shortened_to(sentences, budget).example.text
 
 
 @given(SENTENCES, st.integers(0, 300))
 def test_what_stays_stays_in_order_and_each_gap_shows(sentences: list[str], budget: int) -> None:
-    fitted = shortened(sentences, budget)
-    pieces = fitted.example.text.split(GAP)
-    assert "".join(pieces) == "".join(kept(sentences, fitted))
+    shortened = shortened_to(sentences, budget)
+    pieces = shortened.example.text.split(GAP)
+    assert "".join(pieces) == "".join(kept(sentences, shortened))
     assert "" not in pieces[1:-1]  # one gap per stretch
-    assert bool(fitted.dropped) == (len(pieces) > 1)
+    assert bool(shortened.dropped) == (len(pieces) > 1)
     place, text = 0, "".join(sentences)
     for piece in pieces:
         place = text.index(piece, place) + len(piece)
@@ -135,18 +135,18 @@ def test_more_room_never_costs_a_sentence(sentences: list[str], one: int, other:
     # A gap is two characters: what is shorter than that does not get shorter by leaving.
     assume(all(len(sentence) >= len(GAP) for sentence in sentences))
     tight, wide = sorted((one, other))
-    assert shortened(sentences, tight).dropped >= shortened(sentences, wide).dropped
-    assert set(kept(sentences, shortened(sentences, tight))) <= set(
-        kept(sentences, shortened(sentences, wide))
+    assert shortened_to(sentences, tight).dropped >= shortened_to(sentences, wide).dropped
+    assert set(kept(sentences, shortened_to(sentences, tight))) <= set(
+        kept(sentences, shortened_to(sentences, wide))
     )
 
 
 @given(SENTENCES, st.integers(0, 300))
 def test_no_sentence_goes_without_need(sentences: list[str], budget: int) -> None:
     assume(all(len(sentence) >= len(GAP) for sentence in sentences))
-    fitted = shortened(sentences, budget)
-    if fitted.dropped:
-        order = leaving_order(sentences, NAMES)[: fitted.dropped - 1]
+    shortened = shortened_to(sentences, budget)
+    if shortened.dropped:
+        order = leaving_order(sentences, NAMES)[: shortened.dropped - 1]
         assert length(without(example_of(sentences), sentences, order)) > budget
 
 
@@ -183,17 +183,17 @@ def test_shortening_by_hand() -> None:
         (19, "张某入室。……李某望风。……", 3),
         (14, "张某入室。……李某望风。……", 3),
     ):
-        fitted = fit(example, budget, length)
-        assert fitted == Fitted(
+        shortened = shorten(example, budget, length)
+        assert shortened == Shortened(
             Example(id=1, text=text, names=example.names), len(text), 28, dropped, fits=True
         )
-    refused = fit(example, 13, length)
+    refused = shorten(example, 13, length)
     assert (refused.fits, refused.dropped, refused.tokens) == (False, 3, 14)
 
 
 def test_an_example_without_sentences_to_spare_is_returned_as_it_is() -> None:
     example = Example(id=1, text="张某甲盗窃。", names=("张某甲",))
-    assert fit(example, 3, length) == Fitted(example, 6, 6, 0, fits=False)
+    assert shorten(example, 3, length) == Shortened(example, 6, 6, 0, fits=False)
 
 
 class Letters:
@@ -221,16 +221,16 @@ def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> 
         case.inputs,
         case.answer,
     )
-    fitted = fit_prompt(task, long, labels, Letters(), 1000).fitted
-    assert fitted.fits
-    assert fitted.dropped > 300
-    content = task.ask.prompt(fitted.example)[0]["content"]
+    shortened = shortened_prompt(task, long, labels, Letters(), 1000).shortened
+    assert shortened.fits
+    assert shortened.dropped > 300
+    content = task.ask.prompt(shortened.example)[0]["content"]
     assert "被告人张某甲、李某共同行窃。" in content
     assert "李某到案。" in content
-    assert fitted.tokens == len(content)
+    assert shortened.tokens == len(content)
     # The commonest answer is 76 + 75 characters for the two, a comma, 16 around them and the end:
     # 169, half as much again 253. 1000 - 64 - 253 = 683, and a sentence more would have been 7.
-    assert 683 - 7 < fitted.tokens <= 683
+    assert 683 - 7 < shortened.tokens <= 683
 
 
 def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels) -> None:
@@ -238,8 +238,8 @@ def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels
     text = case.text + "其间天气晴朗。" * 500
     trained = Example(case.id, text, case.names, case.inputs, case.answer)
     served = Example(case.id, text, case.names, case.inputs)
-    one = fit_prompt(task, trained, labels, Letters(), 800).fitted
-    other = fit_prompt(task, served, labels, Letters(), 800).fitted
+    one = shortened_prompt(task, trained, labels, Letters(), 800).shortened
+    other = shortened_prompt(task, served, labels, Letters(), 800).shortened
     assert one.example.text == other.example.text
     assert one.dropped == other.dropped > 0
 
@@ -247,9 +247,9 @@ def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels
 def test_a_case_whose_names_are_masked_otherwise_keeps_its_beginning() -> None:
     text = "经审理查明，被告人A某入室盗窃。" + "天气晴朗。" * 500
     example = Example(1, text, names=("张某甲",))
-    fitted = fit(example, 60, lambda e: len(e.text))
-    assert fitted.fits
-    assert fitted.example.text.startswith("经审理查明，被告人A某入室盗窃。")
+    shortened = shorten(example, 60, lambda e: len(e.text))
+    assert shortened.fits
+    assert shortened.example.text.startswith("经审理查明，被告人A某入室盗窃。")
 
 
 def test_an_english_text_loses_sentences_too() -> None:
@@ -257,22 +257,22 @@ def test_an_english_text_loses_sentences_too() -> None:
     sentences = [f"The applicant complained under Art. 6 § 1 of point {n}.2. " for n in range(300)]
     text = "".join(sentences)
     assert split_sentences(text) == sentences
-    fitted = fit(Example(1, text), len(text) // 2, lambda e: len(e.text))
-    assert fitted.fits
-    assert len(text) // 3 < len(fitted.example.text) <= len(text) // 2
-    assert fitted.example.text.startswith(sentences[0])
+    shortened = shorten(Example(1, text), len(text) // 2, lambda e: len(e.text))
+    assert shortened.fits
+    assert len(text) // 3 < len(shortened.example.text) <= len(text) // 2
+    assert shortened.example.text.startswith(sentences[0])
 
 
 def test_a_name_is_never_cut() -> None:
     text = "天气晴朗。" * 20 + "被告人John F. Kennedy在旁望风，张三行窃。" + "天气晴朗。" * 20
     example = Example(1, text, names=("张三", "John F. Kennedy"))
-    fitted = fit(example, 60, lambda e: len(e.text))
-    assert fitted.fits
-    assert "被告人John F. Kennedy在旁望风，张三行窃。" in fitted.example.text
+    shortened = shorten(example, 60, lambda e: len(e.text))
+    assert shortened.fits
+    assert "被告人John F. Kennedy在旁望风，张三行窃。" in shortened.example.text
 
 
 def test_white_space_is_not_what_stays() -> None:
     text = "甲" * 100 + "。" + "乙" * 20 + "。 "
     for anchor in ("丙丁", ""):
-        fitted = fit(Example(1, text, anchor=anchor), 50, lambda e: len(e.text))
-        assert set(fitted.example.text) & set("甲乙"), repr(fitted.example.text)
+        shortened = shorten(Example(1, text, anchor=anchor), 50, lambda e: len(e.text))
+        assert set(shortened.example.text) & set("甲乙"), repr(shortened.example.text)

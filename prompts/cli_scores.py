@@ -8,9 +8,7 @@ import typer
 from rich.console import Console
 
 from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import answers_in, atomic_write, sha256, write_json
-from panjue.prompts.plumbing.options import (
+from panjue.prompts.options import (
     Embeddings,
     JudgeName,
     OnBad,
@@ -19,6 +17,8 @@ from panjue.prompts.plumbing.options import (
     guarded,
     task_of,
 )
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import answers_in, atomic_write, sha256, write_json
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import comparing, load_task
 

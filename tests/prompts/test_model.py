@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.plumbing import model
+from panjue.prompts import model
+from panjue.prompts.model import PATHS, is_demo, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.plumbing.model import PATHS, is_demo, model_folder, model_sha256
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256(path)
 
-    monkeypatch.setattr("panjue.prompts.plumbing.model.sha256", counted)
+    monkeypatch.setattr("panjue.prompts.model.sha256", counted)
     monkeypatch.setattr(model, "MIN_CACHED_SIZE", 0)
     monkeypatch.setattr(model, "SETTLED_NS", -1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
