@@ -16,8 +16,6 @@ from panjue.prompts.example import (
     Answer,
     Decoded,
     Example,
-    Rank,
-    Solve,
     call_key,
     first_reply,
     run_steps,
@@ -156,7 +154,7 @@ def open_run(path: Path, gold: Path | None = None) -> Run:
             f"{test}: missing, or not the file that {folder}/completions.jsonl was made from"
         )
     reader = Reader(
-        configured(load_task(provenance["task"]), provenance.get("solve", {}), folder),
+        configured(load_task(provenance["task"]), provenance.get("solve", {})),
         held_out=bool(provenance.get("held_out")),
         on_bad_row=provenance.get("on_bad_row", "stop"),
     )
@@ -214,8 +212,7 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
         atomic_write(folder / "confidence.jsonl") as confidences,
     ):
         rows = run.rows()
-        # Some tasks of several calls cache vectors in a database.
-        alone = isinstance(task.answer, Solve)
+        alone = task.answer.several_calls
         work = partial(_parts, run, rows, decider, greedy)
         parts = on_all_cores(work, run.reader, run.test, alone=alone)
         with closing(parts), told(run.test, len(rows)) as progress:
@@ -274,17 +271,16 @@ def _answer(
 ) -> tuple[Answer, list[dict[str, float]] | None]:
     """Return the answer to an example, and its confidence if it was decided."""
     task = run.task
-    if isinstance(task.answer, Solve):
+    if task.answer.several_calls:
         return _solved(run, rows, example, tally), None
     row = run.row(rows, {"id": example.id})
     first = _decoded(task, example, row, run.labels, tally).answer
     replies = row.get("texts", ())[: 1 if greedy else None]
-    is_ranked = isinstance(task.answer, Rank)
-    if (decider and decider.pool) or (len(replies) > 1 and (decider or is_ranked)):
+    if (decider and decider.pool) or (len(replies) > 1 and (decider or task.answer.ranked)):
         tally.decided += 1
         tally.replies += len(replies)
-    if isinstance(task.answer, Rank):
-        answer, filled = ranked(task, task.answer, example, replies, run.labels)
+    if task.answer.ranked:
+        answer, filled = ranked(task, example, replies, run.labels)
         tally.filled += filled
         return answer, None
     if decider and (len(replies) > 1 or decider.pool):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from panjue.prompts.example import Decide, Example
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.parts import value_spans
@@ -71,7 +71,6 @@ class Beliefs:
 
     def __init__(self, task: Task, labels: Labels) -> None:
         """Index the task's labels by field."""
-        assert isinstance(task.answer, Decide)
         self._task, self._labels, self._decides = task, labels, task.answer
         self._indexes = {
             field: LabelIndex(task.answer.counts(field, labels.counts))

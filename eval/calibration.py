@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.means import ScoreTable, Summary, summarize
-from panjue.prompts.example import Decide, Example
+from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
@@ -84,7 +84,7 @@ class Certainty:
 
     def __init__(self, task: Task, path: Path) -> None:
         """Index the confidences of `path` by id."""
-        assert isinstance(task.answer, Decide), "only decided answers have a confidence"
+        assert task.answer.fields, "only decided answers have a confidence"
         self._decides, self._rows = task.answer, Rows(path)
         self._confidences: dict[str, list[float]] = {field: [] for field in task.answer.fields}
         self._correct: dict[str, list[bool]] = {field: [] for field in task.answer.fields}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
 from scipy.special import expit, softmax
 
-from panjue.prompts.example import Decide, Example
+from panjue.prompts.example import Example, First
 from panjue.prompts.model import CLASSIFIER, DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256
@@ -164,7 +164,7 @@ class FieldWeights:
 class Classifier:
     """A classifier for the fields that a task decides."""
 
-    decides: Decide
+    decides: First
     views: tuple[View, ...]
     fields: Mapping[str, FieldWeights]
 
@@ -214,7 +214,7 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
     Raises:
         UserError: The file is missing, broken, or not the one that the training wrote.
     """
-    if not has_classifier(trained) or not isinstance(task.answer, Decide):
+    if not has_classifier(trained) or not task.answer.fields:
         return None
     path, digest = trained / CLASSIFIER, read_json(trained / "manifest.json")["classifier_sha256"]
     if not path.exists() or sha256(path) != digest:
@@ -229,7 +229,7 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
         ) from None
 
 
-def _read(arrays: Mapping[str, NDArray[Any]], decides: Decide) -> Classifier:
+def _read(arrays: Mapping[str, NDArray[Any]], decides: First) -> Classifier:
     about = json.loads(arrays["about"].tobytes())
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
         raise ValueError

@@ -24,7 +24,7 @@ from panjue.eval.means import (
     summarize,
     without_nan,
 )
-from panjue.prompts.example import Decide, Example
+from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -154,8 +154,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
 
 def _attributes(task: Task, example: Example, gold: Row) -> Iterator[tuple[str, str]]:
     """Yield (attribute, value) once each: groups, gold classes, gold values of class fields."""
-    has_items = isinstance(task.answer, Decide) and task.answer.items
-    class_fields = task.answer.classes if has_items else ()  # type: ignore[attr-defined]
+    class_fields = task.answer.classes if task.answer.items else ()
     reserved = {"class", *class_fields}
     pairs = [
         (f"group {name}" if name in reserved else name, value)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from panjue.eval.beliefs import Belief, Beliefs, marginals
 from panjue.eval.classifier import trained_classifier
 from panjue.eval.pool import Pool
-from panjue.prompts.example import Answer, Decide, Example
+from panjue.prompts.example import Answer, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import read_json, sha256
@@ -70,7 +70,7 @@ class Decider:
                 another kind (Saerens et al., Neural Computation 2002).
             pool: Pools the beliefs with a text classifier's.
         """
-        assert isinstance(task.answer, Decide), "the answers of this task are not decided"
+        assert task.answer.fields, "the answers of this task are not decided"
         self._task, self._labels, self._decides = task, labels, task.answer
         self._beliefs = Beliefs(task, labels)
         self.pair_price, self.class_prior = pair_price, class_prior
@@ -166,7 +166,7 @@ def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider 
     Raises:
         UserError: The classifier that the settings need is missing or broken.
     """
-    if not isinstance(task.answer, Decide):
+    if not task.answer.fields:
         return None
     fitted = _fitted(trained)
     names = ("pair_price", "class_prior", "class_ratios")

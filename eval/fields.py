@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from panjue.prompts.example import Decide
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
 
@@ -12,12 +11,12 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield items with their fields: as the task shows them, or by items, classes or keys."""
     if task.score.shown:
         yield from task.score.shown(gold, row)
-    elif isinstance(task.answer, Decide) and task.answer.items:
+    elif task.answer.items:
         items = task.answer.items_of(row) if row else []
         predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
         for item in task.answer.items_of(gold):
             name = item["name"]
-            yield str(name), list(_decided(task, task.answer, item, predicted.get(name, {})))
+            yield str(name), list(_decided(task, item, predicted.get(name, {})))
     elif task.score.classes:
         yield "", [same("class", task.score.classes(gold), task.score.classes(row) if row else ())]
     else:
@@ -25,11 +24,9 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         yield "", [same(key, texts(gold.get(key)), texts((row or {}).get(key))) for key in keys]
 
 
-def _decided(
-    task: Task, decides: Decide, gold: Mapping[str, Any], predicted: Mapping[str, Any]
-) -> Iterator[Field]:
-    for name in decides.fields:
-        order, readable = decides.order.get(name, ()), task.score.readable.get(name, str)
+def _decided(task: Task, gold: Mapping[str, Any], predicted: Mapping[str, Any]) -> Iterator[Field]:
+    for name in task.answer.fields:
+        order, readable = task.answer.order.get(name, ()), task.score.readable.get(name, str)
         values = (_as_texts(judged.get(name), order) for judged in (gold, predicted))
         yield same(name, *(map(readable, value) for value in values))
 

@@ -10,7 +10,7 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.example import UNKNOWN, Decide, Example
+from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -175,7 +175,7 @@ def check_answered(reader: Reader, gold: Path, rows: Rows) -> None:
 def _names(task: Task, row: Row | None) -> dict[str, None]:
     """Return the names in a row whose items have names, in order; none in a row of another form."""
     with suppress(KeyError, TypeError):
-        if row is not None and isinstance(task.answer, Decide):
+        if row is not None and task.answer.fields:
             return {str(item["name"]): None for item in task.answer.items_of(row)}
     return {}
 

@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 
-from panjue.prompts.example import Answer, Example, Rank
+from panjue.prompts.example import Answer, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
 
 def ranked(
-    task: Task, ranks: Rank, example: Example, replies: Sequence[str], labels: Labels
+    task: Task, example: Example, replies: Sequence[str], labels: Labels
 ) -> tuple[Answer, int]:
     """Return the answer with its list ranked by votes, and how many places were filled up.
 
@@ -20,17 +20,17 @@ def ranked(
 
     Args:
         task: A task whose answers are ranked.
-        ranks: The list in the answer, and its length.
         example: The example that was asked.
         replies: Raw replies, the greedy one first.
         labels: The labels of training, commonest first.
     """
+    key, length = task.answer.ranked, task.answer.length
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
     votes: dict[str, float] = defaultdict(float)
     for reply in decoded:
-        for rank, value in enumerate(reply.answer[ranks.field] if reply.readable else (), start=1):
+        for rank, value in enumerate(reply.answer[key] if reply.readable else (), start=1):
             votes[value] += 1 / rank
-    voted = sorted(votes, key=lambda value: -votes[value])[: ranks.length]
-    commonest = islice(labels.counts.get(ranks.field, ()), ranks.length)
-    filled = list(dict.fromkeys([*voted, *commonest]))[: ranks.length]
-    return {**decoded[0].answer, ranks.field: filled}, len(filled) - len(voted)
+    voted = sorted(votes, key=lambda value: -votes[value])[:length]
+    commonest = islice(labels.counts.get(key, ()), length)
+    filled = list(dict.fromkeys([*voted, *commonest]))[:length]
+    return {**decoded[0].answer, key: filled}, len(filled) - len(voted)

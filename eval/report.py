@@ -13,7 +13,7 @@ from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
-from panjue.prompts.example import Decide, Example, Solve, call_key, first_reply
+from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.rows import Rows
@@ -207,7 +207,7 @@ def _handled(
         yield "shortened", f"shortened to fit by {dropped} sentences"
     if cut := sum(row["finish"][0] == "length" for row in asked):
         yield "cut", f"{cut} replies cut by length"
-    if asked and fallback and not isinstance(run.task.answer, Solve):
+    if asked and fallback and not run.task.answer.several_calls:
         decoded = run.task.ask.decode(first_reply(asked[0]), example, run.labels)
         if not decoded.readable:
             yield "unreadable", f"the reply was unreadable, its answer: {fallback}"
@@ -265,6 +265,6 @@ def _count(task: Task, result: Report) -> None:
 
 def _class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
     """Return the fields that are sets of classes, and the fields that always have one class."""
-    if isinstance(task.answer, Decide) and task.answer.items:
+    if task.answer.items:
         return task.answer.sets, task.answer.classes
     return (("class",) if task.score.classes else ()), ()

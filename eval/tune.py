@@ -14,7 +14,7 @@ from panjue.eval.decide import Decider, cases_of
 from panjue.eval.fit_pool import trials
 from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Exponents, Pool
-from panjue.prompts.example import Decide, first_reply
+from panjue.prompts.example import first_reply
 from panjue.prompts.model import DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -87,7 +87,6 @@ def class_ratios(run: Run, pool: Pool | None = None) -> Ratios:
     Gold is the whole file that the run answered, training cases included: these cases are like
     the test cases, but those that training mixed in may not be.
     """
-    assert isinstance(run.task.answer, Decide), "checked before"
     fields = run.task.answer.classes
     believed: dict[str, Counter[str]] = {field: Counter() for field in fields}
     decider = Decider(run.task, run.labels, pool=pool)

@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import SGDClassifier
 
 from panjue.eval.classifier import Classifier, FieldWeights, Hashes, View, views
-from panjue.prompts.example import Decide, Example
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
@@ -67,7 +67,7 @@ def fit(
         seed: Of the order in which a regression sees the items.
     """
     decides = task.answer
-    assert isinstance(decides, Decide), "only fields that are decided have a classifier"
+    assert decides.fields, "only fields that are decided have a classifier"
     texts: list[tuple[Hashes, ...]] = []
     gold: list[dict[str, Any]] = []
     keys: list[str] = []

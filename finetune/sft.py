@@ -49,7 +49,7 @@ from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.stages import fits_classifier, next_command, print_stage
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
-from panjue.prompts.example import UNKNOWN, Example, Solve
+from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -89,7 +89,7 @@ def train(config: SftConfig) -> None:
     """
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
-    if isinstance(task.answer, Solve):
+    if task.answer.several_calls:
         config = config.model_copy(update={"score_examples": 0})
     processes = join_processes(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True)

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from panjue.eval.next_step import command
 from panjue.finetune.settings import BaseConfig, SftConfig
-from panjue.prompts.example import Decide
 from panjue.prompts.task import load_task
 
 
@@ -17,7 +16,7 @@ def fits_classifier(config: SftConfig) -> bool:
     A tiny base is there to be trained further, and needs none.
     """
     is_base = isinstance(config, BaseConfig)
-    return config.classifier and not is_base and isinstance(load_task(config.task).answer, Decide)
+    return config.classifier and not is_base and bool(load_task(config.task).answer.fields)
 
 
 def stages(config: SftConfig) -> int:

@@ -1,10 +1,13 @@
 """One question, its answer, and the calls that produce the answer."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from panjue.prompts.plumbing.config import SolveSettings
+from pydantic import ValidationError
+
+from panjue.prompts.plumbing.config import Config, first_complaint
 from panjue.prompts.plumbing.errors import UserError
 
 Answer = Mapping[str, Any]
@@ -103,17 +106,70 @@ def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Ans
 class First:
     """The answer is the first reply. `Decide`, `Rank` and `Solve` are the alternatives.
 
+    Code asks a mode for these attributes, and never for its class.
+
     Attributes:
-        fields: The fields of an item of the answer that are decided from several replies.
+        several_calls: Whether an answer takes several calls, each with a row of its own.
         uses_samples: Whether replies after the first one change the answer.
+        fields: The fields of an item that are decided: first the `sets`, then the `classes`.
+        ranked: The key of the list that is ranked by votes; empty if none is.
+        settings: The settings of `solve`; None if the task takes one call.
+        items, sets, classes, order, kinds, nothing: See `Decide`.
+        length: See `Rank`.
     """
 
-    fields: tuple[str, ...] = ()
+    several_calls = False
     uses_samples = False
+    items: str = ""
+    sets: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    order: Mapping[str, Sequence[str]] = MappingProxyType({})
+    kinds: Mapping[str, str] = MappingProxyType({})
+    nothing: str = ""
+    ranked: str = ""
+    length: int = 0
+    settings: Config | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return the fields of an item that are decided from several replies."""
+        return (*self.sets, *self.classes)
+
+    def kind(self, name: str) -> str:
+        """Return the kind in `Labels` of a decided field."""
+        return self.kinds.get(name, name)
+
+    def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+        """Return label -> count of a decided field, from `Labels.counts`."""
+        kind = counts[self.kind(name)]
+        return {label: n for label, n in kind.items() if label != self.nothing}
+
+    def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the items of an answer, or of a row of a submission.
+
+        Raises:
+            KeyError: It has none.
+        """
+        items: Sequence[Mapping[str, Any]] = answer[self.items] if self.items else [answer]
+        return items
+
+    def with_items(self, answer: Answer, items: Sequence[Mapping[str, Any]]) -> Answer:
+        """Return the answer with these items instead of its own."""
+        return {**answer, self.items: items} if self.items else items[0]
+
+    def configured(self, given: Mapping[str, Any]) -> "First":
+        """Return the mode with these settings of `solve`; the others keep their defaults.
+
+        Raises:
+            UserError: A setting is unknown or invalid, or the task takes one call.
+        """
+        if given:
+            raise UserError("solve: this task takes one call and has no settings")
+        return self
 
     def provenance(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest has of it: none."""
-        return {}
+        """Return the settings that a run's manifest has of it."""
+        return {"solve": self.settings.model_dump()} if self.settings else {}
 
     def solving(self, example: Example) -> Solving:
         """Start the steps to an example's answer."""
@@ -146,43 +202,17 @@ class Decide(First):
     nothing: str = ""
     uses_samples = True
 
-    def __post_init__(self) -> None:
-        """Set `fields` to all fields that are decided."""
-        object.__setattr__(self, "fields", (*self.sets, *self.classes))
-
-    def kind(self, name: str) -> str:
-        """Return the kind in `Labels` of a field."""
-        return self.kinds.get(name, name)
-
-    def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Return label -> count of a field, from `Labels.counts`."""
-        kind = counts[self.kind(name)]
-        return {label: n for label, n in kind.items() if label != self.nothing}
-
-    def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the items of an answer, or of a row of a submission.
-
-        Raises:
-            KeyError: It has none.
-        """
-        items: Sequence[Mapping[str, Any]] = answer[self.items] if self.items else [answer]
-        return items
-
-    def with_items(self, answer: Answer, items: Sequence[Mapping[str, Any]]) -> Answer:
-        """Return the answer with these items instead of its own."""
-        return {**answer, self.items: items} if self.items else items[0]
-
 
 @dataclass(frozen=True)
 class Rank(First):
     """The answer is a list, best first, ranked by the votes of several samples.
 
     Attributes:
-        field: The key of the list in the answer, and of the labels that fill it up.
+        ranked: The key of the list in the answer, and of the labels that fill it up.
         length: The length of the list.
     """
 
-    field: str
+    ranked: str
     length: int
     uses_samples = True
 
@@ -200,11 +230,16 @@ class Solve(First):
 
     steps: Callable[[Example, Any], Solving]
     gold_oracle: Callable[[Example], Callable[[Example], Example]]
-    settings: SolveSettings
+    settings: Config
+    several_calls = True
 
-    def provenance(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest has of it."""
-        return {"solve": self.settings.model_dump()}
+    def configured(self, given: Mapping[str, Any]) -> "Solve":
+        """Return the mode with these settings of `solve`; the others keep their defaults."""
+        kind = type(self.settings)
+        try:
+            return replace(self, settings=kind.model_validate(dict(given)))
+        except ValidationError as error:
+            raise UserError(f"solve: {first_complaint(kind, error)}") from None
 
     def solving(self, example: Example) -> Solving:
         """Start the steps to an example's answer."""
@@ -227,13 +262,7 @@ class Solve(First):
 
 
 def call_key(row: Mapping[str, Any]) -> str:
-    """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any.
-
-    Raises:
-        UserError: The row has the form of panjue 0.1.
-    """
-    if "forks" in row:
-        raise UserError("the row was written by panjue 0.1; generate again into another run=FOLDER")
+    """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any."""
     return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
 
 

@@ -6,12 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from panjue.prompts import tasks
-from panjue.prompts.example import Answer, Decoded, Example, First, Solve
+from panjue.prompts.example import Answer, Decoded, Example, First
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import after_thinking, load_json
 from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -225,27 +222,13 @@ class AfterThinking:
         return replace(decoded, repairs=("think block dropped",))
 
 
-def configured(task: Task, given: Mapping[str, Any], folder: Path | None = None) -> Task:
-    """Return the task with these settings of `solve`.
-
-    Args:
-        task: Any task.
-        given: Settings of `solve`; the others keep their defaults.
-        folder: The run folder, where expensive intermediate results are cached.
+def configured(task: Task, given: Mapping[str, Any]) -> Task:
+    """Return the task with these settings of `solve`; the others keep their defaults.
 
     Raises:
         UserError: A setting is unknown or invalid, or the task takes one call.
     """
-    if not isinstance(task.answer, Solve):
-        if given:
-            raise UserError("solve: this task takes one call and has no settings")
-        return task
-    kind = type(task.answer.settings)
-    try:
-        settings = kind.model_validate(dict(given)).in_folder(folder)
-    except ValidationError as error:
-        raise UserError(f"solve: {first_complaint(kind, error)}") from None
-    return replace(task, answer=replace(task.answer, settings=settings))
+    return replace(task, answer=task.answer.configured(given))
 
 
 def comparing(task: Task, embeddings: str, judge: str) -> Task:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from panjue.eval.cores import count_examples
-from panjue.prompts.example import Decoded, Example, Solve, call_key, first_reply, run_steps
+from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, stream
@@ -54,7 +54,7 @@ def generate(config: GenerateConfig) -> Path:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise UserError(f"{config.test}: has no cases{skipped}")
     training = find_training(config, task)
-    task = configured(task, training.solve, config.folder)
+    task = configured(task, training.solve)
     reader = replace(reader, task=task)
     record = provenance(config, training, task)
     if config.held_out:
@@ -175,7 +175,7 @@ def answered_ids(
 ) -> set[str]:
     """Return the ids of the examples whose calls all have rows."""
     task = reader.task
-    if not isinstance(task.answer, Solve):
+    if not task.answer.several_calls:
         return old_rows.ids()
     return {str(e.id) for e in reader.read(config.test) if is_answered(task, e, labels, old_rows)}
 

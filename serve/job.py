@@ -5,7 +5,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from panjue.prompts.example import Solve
 from panjue.prompts.model import has_classifier
 from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.alternatives import ALTERNATIVES
@@ -39,7 +38,7 @@ class Job:
     @property
     def task(self) -> Task:
         """Return the task with the settings of this run."""
-        return configured(load_task(self.config.task), self.training.solve, self.config.folder)
+        return configured(load_task(self.config.task), self.training.solve)
 
 
 MIN_COMPILED_REPLIES = 300
@@ -72,7 +71,7 @@ def engine_arguments(config: GenerateConfig, task: Task, cases: int) -> dict[str
     The number of engines plays no part: a run may resume with another one.
     """
     replies = cases * (1 + config.samples)
-    is_many = isinstance(task.answer, Solve) or replies >= MIN_COMPILED_REPLIES
+    is_many = task.answer.several_calls or replies >= MIN_COMPILED_REPLIES
     if not on_cpu() or is_many or COMPILATION_SETTINGS & config.engine.keys():
         return config.engine
     return {"enforce_eager": True, **config.engine}

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from panjue.prompts.example import Decoded, Example, Solve, Solving, call_key, first_reply
+from panjue.prompts.example import Decoded, Example, Solving, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.alternatives import ALTERNATIVES, alternatives
 from panjue.serve.ask import Asker
@@ -145,7 +145,7 @@ class Calls:
         self._open[str(question.id)] = (run, call, question)
 
     def _key_fields(self, run: ExampleRun, call: int, question: Example) -> Row:
-        if not isinstance(self._asker.task.answer, Solve):
+        if not self._asker.task.answer.several_calls:
             return {"id": run.example.id}
         return {"id": run.example.id, "call": call, "question": str(question.id)}
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -30,23 +30,6 @@ class Config(BaseModel):
     def path(self) -> Path | None:
         """Return the file that the settings were read from."""
         return self._path
-
-
-class SolveSettings(Config):
-    """Base of the settings of a task that takes several calls."""
-
-    _cache_folder: Path | None = PrivateAttr(None)
-
-    @property
-    def cache_folder(self) -> Path | None:
-        """Return the run folder, which caches expensive results; None: no cache."""
-        return self._cache_folder
-
-    def in_folder(self, folder: Path | None) -> Self:
-        """Return the same settings for a run in `folder`."""
-        copy = self.model_copy()
-        copy._cache_folder = folder
-        return copy
 
 
 def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:

@@ -22,7 +22,6 @@ from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Pool
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import fit_classifier, training_set
-from panjue.prompts.example import Decide
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
@@ -35,7 +34,6 @@ def main(
 ) -> None:
     """Fit, decide every case of `test`, and print; put the classifier into an adapter."""
     task, console = load_task(name), Console(soft_wrap=True)
-    assert isinstance(task.answer, Decide)
     reader = Reader(task)
     files = {"train": train, "mix": mix}
     config = SftConfig.model_validate({"task": name, "run": "none", "model": "none", **files})

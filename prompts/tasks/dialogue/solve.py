@@ -8,14 +8,14 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from panjue.prompts.example import Decoded, Example, Solving, Turn
-from panjue.prompts.plumbing.config import SolveSettings
+from panjue.prompts.plumbing.config import Config
 from panjue.prompts.tasks.dialogue.bucket import Bucket, windows
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS
 from panjue.prompts.tasks.dialogue.similarity import BUILT_IN, check_similarity, similarity
 from panjue.prompts.tasks.metrics import Row
 
 
-class Settings(SolveSettings):
+class Settings(Config):
     """How a dialogue is solved; each key can be changed alone, to measure its effect."""
 
     way: Literal["window", "retrieval", "whole"] = "window"
@@ -87,7 +87,7 @@ def solve(dialogue: Example, settings: Settings) -> Solving:
 def first_pass(dialogue: Example, settings: Settings) -> Generator[Any, Any, Bucket]:
     """Slide a window over the dialogue and assign its sentences to events."""
     turns = dialogue.turns
-    bucket = Bucket(_similarity(settings), settings.same_event)
+    bucket = Bucket(similarity(settings.similarity), settings.same_event)
     positions = windows(len(turns), settings.window or len(turns), settings.step)
     for number, (seen, new) in enumerate(positions):
         asked = turns[new.start : new.stop]
@@ -103,11 +103,6 @@ def first_pass(dialogue: Example, settings: Settings) -> Generator[Any, Any, Buc
         for turn, sentence in zip(asked, decoded.answer["sentences"], strict=True):
             bucket.add(turn, sentence["target"], sentence["event"])
     return bucket
-
-
-def _similarity(settings: Settings) -> Any:
-    folder = settings.cache_folder
-    return similarity(settings.similarity, folder and folder / "vectors.sqlite")
 
 
 def _question(
@@ -131,7 +126,7 @@ def sextuple_questions(
 ) -> Iterator[Example]:
     """Yield one question per sentence; it shows nothing after its sentence."""
     texts = [turn.sentence for turn in turns]
-    cosines = _similarity(settings)(texts, texts) if settings.way == "retrieval" else None
+    cosines = similarity(settings.similarity)(texts, texts) if settings.way == "retrieval" else None
     for i, turn in enumerate(turns):
         shown: Sequence[Turn] = turns[max(0, i - (settings.window or i)) : i]
         context, text = "此前的对话：", ""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from panjue.eval.rank import ranked
 from panjue.eval.score import score
-from panjue.prompts.example import Example, Rank
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
@@ -200,13 +200,10 @@ def test_what_no_contest_would_take_is_not_scored(ret: object) -> None:
         f1({"references": (("peru",),)}, {"ret": ret})
 
 
-RANKS = Rank("answers", 5)
-
-
 def test_filled_places_are_counted() -> None:
-    assert ranked(TASK, RANKS, EXAMPLE, [reply("cuba", "peru")], COUNTED)[1] == 3
-    assert ranked(TASK, RANKS, EXAMPLE, [""], COUNTED)[1] == 5
-    assert ranked(TASK, RANKS, EXAMPLE, [reply(*"abcde"), reply("f")], COUNTED)[1] == 0
+    assert ranked(TASK, EXAMPLE, [reply("cuba", "peru")], COUNTED)[1] == 3
+    assert ranked(TASK, EXAMPLE, [""], COUNTED)[1] == 5
+    assert ranked(TASK, EXAMPLE, [reply(*"abcde"), reply("f")], COUNTED)[1] == 0
 
 
 def reply(*answers: str) -> str:
@@ -214,7 +211,7 @@ def reply(*answers: str) -> str:
 
 
 def answers(*replies: str, labels: Labels = COUNTED) -> list[str]:
-    found: list[str] = ranked(TASK, RANKS, EXAMPLE, replies, labels)[0]["answers"]
+    found: list[str] = ranked(TASK, EXAMPLE, replies, labels)[0]["answers"]
     return found
 
 

@@ -432,7 +432,6 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
     ("given", "told"),
     [
         ({"similarity": "words"}, "neither ngrams, nor a folder, nor URL#MODEL"),
-        ({"cache_folder": "/tmp"}, "no setting 'cache_folder'"),
         ({"way": "windows"}, "solve: way: Input should be"),
         ({"windw": 3}, "no setting 'windw'; did you mean 'window'"),
         ({"window": 4, "step": 5}, "step must not exceed its window, 4"),
