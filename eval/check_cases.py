@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from panjue.prompts.example import Example
-from panjue.prompts.formats import format_hint
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, Skipped
@@ -88,7 +87,7 @@ def check_cases(reader: Reader, path: Path) -> CasesCheck:
     bad = reader.skipped.rows
     if not result.cases and bad:
         [((_, place), reason), *_] = bad.items()
-        hint = format_hint(reader.task.data, path)
+        hint = reader.format_hint(path)
         raise UserError(f"{path}: no row is a case; the first, {place}: {reason}{hint}{way_out}")
     if not result.cases:
         raise UserError(f"{path}: has no cases")

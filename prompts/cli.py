@@ -17,7 +17,6 @@ from panjue.prompts.options import URL, Overrides, Size, TaskName
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
-from panjue.prompts.task import load_task
 
 watch_parent()  # acts only in the processes of an engine
 
@@ -54,16 +53,13 @@ def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) 
 
 
 @app.command()
-def convert(file: Path, out: Path, task: TaskName = "judgment") -> None:
-    """Write FILE, which has another format, to OUT as cases; exit code 1 if rows are left out."""
-    from panjue.prompts.formats import convert as write_cases
+def convert(file: Path, out: Path) -> None:
+    """Write FILE, cases of CAIL2018, to OUT as cases; exit code 1 if rows are left out."""
+    from panjue.prompts.tasks.judgment.convert import convert as write_cases
 
-    data = load_task(task).data
-    if not data.converters:
-        raise UserError(f"--task {task}: panjue reads no other format of this task")
     if out.exists():
         raise UserError(f"{out}: exists already; choose another OUT")
-    result = write_cases(data, file, out, print)
+    result = write_cases(file, out, print)
     for note, count in result.notes.items():
         print(f"{count} rows: {note}")
     print(f"written: {out}, {result.converted} of {result.rows} rows")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from panjue.prompts.example import Example, groups_of
-from panjue.prompts.formats import format_hint
+from panjue.prompts.plumbing.documents import format_hint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_case
 from panjue.prompts.task import Task
@@ -125,12 +125,16 @@ class Reader:
         except (UserError, KeyError) as error:
             reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
             if self.on_bad_row == "stop":
-                hint = "" if first else format_hint(self.task.data, path)
+                hint = "" if first else self.format_hint(path)
                 raise UserError(f"{path}:{place}: {reason}{hint}") from None
             self.skipped.add(path, place, reason)
             return
         if not self.held_out or is_held_out(example):
             yield replace(example, groups=groups)
+
+    def format_hint(self, path: Path) -> str:
+        """Return the end of a message about a file whose first row is no case."""
+        return format_hint(path, self.task.data.fields, self.task.data.convertible)
 
     def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the groups from the row's `groups` and from the side file; the latter win."""

@@ -18,10 +18,6 @@ from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
 
 Messages = list[dict[str, str]]
 Schema = dict[str, Any]
-Converter = Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[str]]]
-"""A row in another format -> the row of a cases file without its id, and notes on what the format
-does not tell. A row without an answer of ours is a UserError, a missing field a KeyError."""
-
 BUILT_IN = ("ngrams", "agree")
 """The default embeddings and judge: they compare texts without a model."""
 
@@ -89,7 +85,7 @@ class Data:
         by_hand: Typed text and names -> example; None if the task takes no typed input.
         languages: ISO 639-1 codes of the texts' languages.
         fields: The fields of a row of a cases file, for messages; the last one is the answer.
-        converters: Name of another format (see `formats.py`) -> how its rows become ours.
+        convertible: Formats of other contests that `panjue convert` reads.
     """
 
     read: Callable[[Mapping[str, Any]], Example]
@@ -100,7 +96,7 @@ class Data:
     by_hand: Callable[[str, Sequence[str]], Example] | None = None
     languages: tuple[str, ...] = ("zh",)
     fields: tuple[str, ...] = ()
-    converters: Mapping[str, Converter] = field(default_factory=dict)
+    convertible: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

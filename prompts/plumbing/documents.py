@@ -1,9 +1,11 @@
 """Files of cases: JSON lines, or one JSON document with a list of them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
@@ -65,3 +67,42 @@ def _checked_row(row: Any) -> dict[str, Any]:
         raise UserError(f"expected a JSON object, found {type(row).__name__}")
     check_text(row)
     return row
+
+
+OTHER_FORMATS = {
+    "CAIL2018": {"fact", "meta"},
+    "Alpaca": {"instruction", "output"},
+    "ShareGPT": {"conversations"},
+    "OpenAI messages": {"messages"},
+}
+"""Format of another program or contest -> the fields by which its rows are known."""
+
+
+def format_of(row: Mapping[str, Any]) -> str | None:
+    """Return the name of the format that has such rows, or None."""
+    return next((name for name, known in OTHER_FORMATS.items() if known <= row.keys()), None)
+
+
+def format_hint(path: Path, fields: Sequence[str], convertible: Sequence[str] = ()) -> str:
+    """Return the end of a message about a file whose first row is no case; it may be empty.
+
+    Args:
+        path: The file.
+        fields: The fields of a case; the last one is the answer.
+        convertible: The formats that `panjue convert` reads.
+    """
+    if path.suffix.lower() == ".csv":
+        return "; the file looks like CSV; convert it to the format in README.md"
+    with suppress(UserError, StopIteration):
+        _, load = next(case_rows(path))
+        row = load()
+        name = format_of(row)
+        if not name and {*fields[:-1]} <= row.keys():
+            return ""  # a field has a wrong value
+        looks = f"the file looks like {name}, its" if name else "its"
+        wanted = f"; a case has {', '.join(fields)}" if fields else ""
+        hint = f"; {looks} fields are {', '.join(row)}{wanted}"
+        if name in convertible:
+            return f"{hint}; `panjue convert {quote(str(path))} OUT.jsonl` converts it"
+        return f"{hint}; convert it to the format in README.md" if name else hint
+    return ""

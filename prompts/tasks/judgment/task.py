@@ -15,7 +15,6 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
-from panjue.prompts.tasks.judgment.convert import CONVERTERS
 from panjue.prompts.tasks.judgment.metric import (
     FINAL_PARTS,
     LABELS,
@@ -225,7 +224,7 @@ TASK = Task(
         check=check,
         by_hand=by_hand,
         fields=("id", "fact", "defendants", "outcomes"),
-        converters=CONVERTERS,
+        convertible=("CAIL2018",),
     ),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
     score=Score(

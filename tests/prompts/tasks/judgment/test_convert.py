@@ -1,12 +1,6 @@
-"""Rows of other formats become cases, or are named with the reason why they do not."""
+"""Cases of CAIL2018 become ours, or are named with the reason why they do not."""
 
-import csv
 import json
-import random
-import re
-import tracemalloc
-from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from panjue.prompts.example import Example
-from panjue.prompts.formats import Conversion, convert
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.convert import (
     NO_TERM,
-    ONLY_A_CLASS,
     SHORT_TERM,
+    Conversion,
     charge_name,
+    convert,
 )
-from panjue.prompts.tasks.judgment.demo import cases
 from panjue.prompts.tasks.judgment.read import sentence
-from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 
@@ -36,7 +27,7 @@ TASK = load_task("judgment")
 def converted(path: Path) -> tuple[Conversion, list[str], list[dict[str, Any]]]:
     """Return the counts, what was reported, and the rows of the new file."""
     out, reported = path.with_name("out.jsonl"), list[str]()
-    result = convert(TASK.data, path, out, reported.append)
+    result = convert(path, out, reported.append)
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert len(rows) == result.converted
     assert len(rows) + len(reported) == result.rows
@@ -115,51 +106,22 @@ def test_charges_of_cail2018(accusation: str, charge: str) -> None:
             "'criminals' has 2 names, and 'accusation' is not by name; only a case of one "
             "defendant can be converted",
         ),
-        (cail(criminals=7), "'criminals' has the wrong type: 7"),
+        (cail(criminals="张某"), "'criminals' has the wrong type: '张某'"),
         (cail(accusation=[None]), "'accusation' has the wrong type: [None]"),
         (cail(relevant_articles=[264.5]), "'relevant_articles' has the wrong type: [264.5]"),
         (cail(months=-2), "'imprisonment' must be months, 0 or more, found -2"),
         (cail(death_penalty="no"), "'death_penalty' must be true or false, found 'no'"),
         (cail(term_of_imprisonment=3), "'term_of_imprisonment' must be an object"),
         ({**cail(), "fact": " "}, "'fact' must be a text that is not empty"),
-        ({"fact": "张某盗窃。", "meta": {}}, "the row has no 'criminals'"),
+        ({"fact": "张某盗窃。", "meta": {}}, "the row has no 'term_of_imprisonment'"),
         (3, "expected a JSON object, found int"),
         (
-            {"text": "张某盗窃。", "label": 3},
-            "its fields are text, label; the formats that can be converted are CAIL2018 (fact, "
-            "meta), CAIL2018 without meta (accusation, fact), Alpaca (instruction, output), "
-            "ShareGPT (conversations), OpenAI messages (messages), as JSON lines, a JSON list or "
-            "CSV",
-        ),
-        (
             {"instruction": "判决", "output": "{}"},
-            "the question has no 案件事实：… 被告人名单：…, so that the facts cannot be told from "
-            "the instruction",
+            "its fields are instruction, output; only CAIL2018 (fact, meta) can be converted",
         ),
-        (
-            {"instruction": "判决", "input": "张某盗窃。", "output": "盗窃罪"},
-            "the answer has no JSON with the names and judgments of defendants",
-        ),
-        (
-            {"instruction": "判决", "input": "张某盗窃。", "output": '{"name": "张某"}'},
-            "the judgment of 张某 has no charges, articles, penalty",
-        ),
-        (
-            {
-                "instruction": "判决",
-                "input": "张某盗窃。",
-                "output": '{"name": "张某", "charges": [], "articles": [], "penalty": "重"}',
-            },
-            "the penalty of 张某, '重', is no class of ours",
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "…"}]},
-            "a conversation must be a question and its answer, found 1 turns",
-        ),
-        ({"conversations": "…"}, "the conversation must be a list of objects"),
     ],
 )
-def test_what_cannot_be_converted_is_listed_with_place_and_reason(
+def test_a_row_that_cannot_be_converted_is_listed_with_place_and_reason(
     row: object, reason: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "mixed.jsonl", row, cail(), row)
@@ -169,81 +131,17 @@ def test_what_cannot_be_converted_is_listed_with_place_and_reason(
     assert (result.rows, result.converted) == (3, 1)
 
 
-def test_a_file_of_which_nothing_can_be_converted_is_one_line(tmp_path: Path) -> None:
-    path, out = written(tmp_path / "x.jsonl", cail(months=-1), cail(months=-2)), tmp_path / "out"
-    with pytest.raises(UserError) as raised:
-        convert(TASK.data, path, out, lambda _: pytest.fail("all is in the error"))
-    reason = "'imprisonment' must be months, 0 or more, found -1"
-    assert str(raised.value) == f"{path}: no row can be converted; the first, 1: {reason}"
-    assert not out.exists()
-    path.write_text("", "utf-8")
-    with pytest.raises(UserError, match=r"x.jsonl: has no rows$"):
-        convert(TASK.data, path, out, print)
+def test_a_file_without_rows_to_convert_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
+    for path in (written(tmp_path / "x.jsonl", cail(months=-1)), written(tmp_path / "y.jsonl")):
+        with pytest.raises(UserError, match=rf"{path}: has no rows that can be converted$"):
+            convert(path, tmp_path / "out", print)
+        assert not (tmp_path / "out").exists()
 
 
-def chats(example: Example) -> list[dict[str, Any]]:
-    """Return an example as question and answer in every form that people train with."""
-    [asked], reply = TASK.ask.prompt(example), TASK.ask.target(example)
-    assert example.answer is not None
-    submission = dump(TASK.data.write(example, example.answer))
-    question, system = asked["content"], {"from": "system", "value": "你是法官。"}
-    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": reply}]
-    messages = [asked, {"role": "assistant", "content": f"<think>盗窃？</think>{submission}"}]
-    facts = {"from": "human", "value": example.text}
-    return [
-        {"instruction": question, "input": "", "output": reply},
-        {"instruction": "判决：", "input": example.text, "output": f"```json\n{reply}\n```"},
-        {"instruction": "判决：", "input": question, "output": submission, "history": []},
-        {"conversations": turns},
-        {"conversations": [system, facts, turns[1]]},
-        {"system": "你是法官。", "conversations": [facts, turns[1]]},
-        {"messages": messages},
-    ]
-
-
-def test_our_own_questions_and_answers_come_back_as_the_cases_they_were(tmp_path: Path) -> None:
-    drawn = islice(cases(random.Random(0), 1, 5), 40)
-    source = written(tmp_path / "cases.jsonl", *({"id": n, **c} for n, c in enumerate(drawn)))
-    examples = list(Reader(TASK).read(source))
-    rows = [row for example in examples for row in chats(example)]
-    result, reported, _ = converted(written(tmp_path / "chats.jsonl", *rows))
-    assert (reported, dict(result.notes)) == ([], {ONLY_A_CLASS: len(rows)})
-    wanted = [(e.text, e.names, e.answer) for e in examples for _ in chats(e)]
-    found = [(e.text, e.names, e.answer) for e in Reader(TASK).read(tmp_path / "out.jsonl")]
-    assert found == wanted
-
-
-def test_an_answer_may_be_official_outcomes(tmp_path: Path) -> None:
-    penalty = sentence(imprisonment=7)
-    outcome = {"name": "甲", "penalty": penalty, "charges": ["盗窃罪"], "articles": ["264"]}
-    row = {"instruction": "判决", "input": "甲盗窃。", "output": dump({"outcomes": [outcome]})}
-    result, _, [case] = converted(written(tmp_path / "x.jsonl", row))
-    assert case == {"id": 1, "fact": "甲盗窃。", "defendants": ["甲"], "outcomes": [outcome]}
-    assert not result.notes
-
-
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a case of CAIL2018 without the nested objects."""
-    meta = dict(row["meta"])
-    return {"fact": row["fact"], **meta.pop("term_of_imprisonment"), **meta}
-
-
-def test_csv_lists_and_flat_fields_are_read_alike(tmp_path: Path) -> None:
-    drugs = cail(accusation=["[走私、贩卖]毒品", "盗窃"], relevant_articles=[347, 264])
-    nested = [cail(), drugs, cail(months=0, life_imprisonment=True)]
-    _, _, wanted = converted(written(tmp_path / "cail.jsonl", *nested))
-    texts = {"accusation": "[走私、贩卖]毒品;盗窃", "relevant_articles": "347；264"}
-    one = {"criminals": "张某", "accusation": "盗窃", "relevant_articles": "264"}
-    by_hand = [{**flat(nested[0]), **one}, {**flat(drugs), **texts}, flat(nested[2])]
-    for rows in (list(map(flat, nested)), nested, by_hand):
-        (tmp_path / "list.json").write_text(json.dumps(rows, indent=1), "utf-8")
-        with (tmp_path / "table.csv").open("w", encoding="utf-8-sig", newline="") as file:
-            table = csv.DictWriter(file, rows[0])
-            table.writeheader()
-            table.writerows(rows)  # lists and objects as Python writes them, like pandas
-        for name in ("list.json", "table.csv"):
-            _, reported, found = converted(tmp_path / name)
-            assert (found, reported) == (wanted, []), name
+def test_a_json_list_is_read_like_lines(tmp_path: Path) -> None:
+    _, _, wanted = converted(written(tmp_path / "lines.jsonl", cail(), cail(months=3)))
+    (tmp_path / "list.json").write_text(json.dumps([cail(), cail(months=3)], indent=1), "utf-8")
+    assert converted(tmp_path / "list.json")[2] == wanted
 
 
 VALUES = st.recursive(
@@ -251,78 +149,17 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=6,
 )
-KEYS = re.findall(
-    r"\w+",
-    "fact meta criminals accusation relevant_articles term_of_imprisonment death_penalty "
-    "life_imprisonment imprisonment punish_of_money instruction input output conversations "
-    "messages system from value role content name charges articles penalty",
+
+
+@pytest.mark.parametrize(
+    "key", ["criminals", "accusation", "relevant_articles", "imprisonment", "term_of_imprisonment"]
 )
-OBJECTS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8)
-INNER = OBJECTS | st.lists(OBJECTS, max_size=3)
-ROWS = st.dictionaries(st.sampled_from(KEYS), VALUES | INNER | INNER.map(dump), max_size=8)
-
-
-@settings(max_examples=100)
-@given(ROWS)
-def test_any_row_is_converted_or_named(
-    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in (cail(), row)), "utf-8")
-    converted(path)
-
-
-@pytest.mark.parametrize("key", ["criminals", "accusation", "relevant_articles", "imprisonment"])
 @settings(max_examples=40)
 @given(value=VALUES)
-def test_any_value_of_cail2018_is_converted_or_named(
+def test_any_value_is_converted_or_named(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
 ) -> None:
-    path, row = tmp_path_factory.mktemp("rows") / "rows.jsonl", cail()
-    path.write_text(
-        "".join(json.dumps(r) + "\n" for r in [row, {**flat(row), key: value}]), "utf-8"
-    )
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    row = cail(months=value) if key == "imprisonment" else cail(**{key: value})
+    path.write_text("".join(json.dumps(r) + "\n" for r in [cail(), row]), "utf-8")
     converted(path)
-
-
-def test_half_a_character_within_an_answer_is_named(tmp_path: Path) -> None:
-    answer = '{"name": "\\ud800", "charges": [], "articles": [], "penalty": 3}'
-    row = {"instruction": "判决", "input": "事实", "output": answer}
-    _, [fault], _ = converted(written(tmp_path / "x.jsonl", cail(), row))
-    assert fault.endswith("a lone \\ud800-\\udfff escape is only half a character")
-
-
-def test_a_broken_csv_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "cail.csv"
-    head = "fact,criminals,accusation,relevant_articles,imprisonment,death_penalty,"
-    rows = ["life_imprisonment", "甲盗窃。,甲,盗窃,264,7,FALSE,false", "甲盗窃。,甲", ""]
-    path.write_text(head + "\n".join(rows), "utf-8")
-    _, reported, _ = converted(path)
-    reason = "it has more or fewer cells than the header"
-    assert reported == [f"{path}:row 2: not converted: {reason}"]
-    path.write_bytes((head + "\n".join(rows)).encode("gb18030"))
-    with pytest.raises(UserError, match=r"cail.csv: not UTF-8; save the file as UTF-8$"):
-        converted(path)
-
-
-def test_one_row_at_a_time_is_in_memory(tmp_path: Path) -> None:
-    row = dump({**cail(), "fact": "张某盗窃。" * 400}) + "\n"
-    path = tmp_path / "cail.jsonl"
-    path.write_text(row * 1000, "utf-8")
-    tracemalloc.start()
-    result = convert(TASK.data, path, tmp_path / "out.jsonl", print)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert result.converted == 1000
-    assert peak < path.stat().st_size / 5
-
-
-def test_every_penalty_of_ours_is_read(tmp_path: Path) -> None:
-    judged = [
-        {"name": f"甲{n}", "charges": ["盗窃罪"], "articles": ["264"], "penalty": penalty}
-        for n, penalty in enumerate(PENALTIES)
-    ]
-    row = {"instruction": "判决", "input": "事实", "output": dump({"judgments": judged})}
-    converted(written(tmp_path / "x.jsonl", row))
-    [example] = Reader(TASK).read(tmp_path / "out.jsonl")
-    assert example.answer == {"judgments": judged}

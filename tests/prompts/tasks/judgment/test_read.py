@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.formats import format_hint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
@@ -168,6 +167,7 @@ def test_a_json_list_of_cases_is_read_as_it_is(tmp_path: Path) -> None:
 
 WANTED = "a case has id, fact, defendants, outcomes"
 CONVERT = "`panjue convert {path} OUT.jsonl` converts it"
+BY_HAND = "convert it to the format in README.md"
 ID = "'id' must be a number or a string"
 
 
@@ -177,15 +177,15 @@ ID = "'id' must be a number or a string"
         (
             {"instruction": "判决", "input": "", "output": "…"},
             f"the file looks like Alpaca, its fields are instruction, input, output; {WANTED}; "
-            f"{CONVERT}",
+            f"{BY_HAND}",
         ),
         (
             {"conversations": []},
-            f"the file looks like ShareGPT, its fields are conversations; {WANTED}; {CONVERT}",
+            f"the file looks like ShareGPT, its fields are conversations; {WANTED}; {BY_HAND}",
         ),
         (
             {"messages": []},
-            f"the file looks like OpenAI messages, its fields are messages; {WANTED}; {CONVERT}",
+            f"the file looks like OpenAI messages, its fields are messages; {WANTED}; {BY_HAND}",
         ),
         (
             {"fact": "甲盗窃。", "meta": {}},
@@ -216,15 +216,8 @@ def test_a_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         list(read(path))
     assert str(raised.value) == (
-        f"{path}:1: not JSON: Expecting value: line 1 column 1 (char 0); the file looks like CSV, "
-        f"its fields are fact, accusation; {WANTED}; {CONVERT.format(path=path)}"
-    )
-    path.write_text("text,label\n甲盗窃。,1\n", "utf-8")
-    with pytest.raises(UserError) as raised:
-        list(read(path))
-    assert str(raised.value).endswith(
-        "; the file looks like CSV, its fields are text, label; "
-        f"{WANTED}; convert it to the format in README.md"
+        f"{path}:1: not JSON: Expecting value: line 1 column 1 (char 0); the file looks like CSV; "
+        f"{BY_HAND}"
     )
 
 
@@ -232,7 +225,7 @@ def test_a_table_is_named(tmp_path: Path) -> None:
 def test_what_has_no_format_gets_no_hint(text: str, tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(text, "utf-8")
-    assert format_hint(load_task("judgment").data, path) == ""
+    assert Reader(load_task("judgment")).format_hint(path) == ""
 
 
 def test_a_wrong_value_in_the_first_row_is_no_other_format(tmp_path: Path) -> None:
