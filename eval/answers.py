@@ -76,7 +76,7 @@ class Run:
         """Return the folder of the adapter that answered, here or at its old path, if unchanged."""
         digest, run = self.provenance["trained_sha256"], self.folder.resolve().parent.parent
         for folder in (run / self.trained.name, self.trained):
-            if folder.is_dir() and model_sha256(folder, digest) == digest:
+            if folder.is_dir() and model_sha256(folder) == digest:
                 return folder
         return None
 

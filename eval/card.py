@@ -8,7 +8,7 @@ from typing import Any
 
 from panjue.eval.answers import Run
 from panjue.prompts.labels import load_labels
-from panjue.prompts.model import MODELSCOPE, lora_rank
+from panjue.prompts.model import lora_rank
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.files import atomic_write, read_json
 from panjue.prompts.render import prompt_files
@@ -50,7 +50,7 @@ def write_card(folder: Path, scored: str = UNSCORED, name: str | None = None) ->
     task = manifest["task"]
     prompts, languages = _write_prompts(folder, task), load_task(task).data.languages
     is_adapter = (folder / "adapter_config.json").exists()
-    base = manifest["base"].removeprefix(MODELSCOPE)
+    base = manifest["base"]
     base = base if _is_on_hub(folder, base) else Path(base).name
     data = ModelCardData(
         language=list(languages),

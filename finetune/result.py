@@ -13,7 +13,7 @@ from panjue.eval.card import write_card
 from panjue.finetune.settings import SftConfig, record_of, results_in
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, MODELSCOPE, model_sha256, prompt_sha256
+from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -112,7 +112,7 @@ def _point_to_base(folder: Path, base: str) -> None:
     """Write the base's absolute path, so that plain peft finds it from any working folder."""
     config = folder / "adapter_config.json"
     if config.exists():
-        path = str(Path(base).resolve()) if Path(base).is_dir() else base.removeprefix(MODELSCOPE)
+        path = str(Path(base).resolve()) if Path(base).is_dir() else base
         write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 

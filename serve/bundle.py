@@ -129,7 +129,7 @@ def _provenance(run: Path) -> dict[str, Any]:
         raise UserError(f"{run}: was answered by an endpoint; there is no model to pack")
     trained = Path(provenance["trained"])
     digest = provenance["trained_sha256"]
-    if not trained.is_dir() or model_sha256(trained, digest) != digest:
+    if not trained.is_dir() or model_sha256(trained) != digest:
         raise UserError(f"{trained}: is not what {run} was answered with; generate again")
     if prompt_sha256(provenance["task"]) != provenance["prompt_sha256"]:
         raise UserError(f"{run}: was asked with another prompt than the code has; generate again")

@@ -13,7 +13,6 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     delete,
     difference,
-    generation,
     manifest_diff,
     read_json,
     sha256,
@@ -78,13 +77,13 @@ def check_held_out(trained: Path | None, test_sha256: str) -> None:
 
 def provenance(config: GenerateConfig, training: Training, task: Task) -> dict[str, Any]:
     """Return what the completions depend on; a run resumes only with the same values."""
-    trained, recorded = training.folder, generation(config.folder).get("trained_sha256")
+    trained = training.folder
     return {
         "task": config.task,
         "test": str(config.test),
         "test_sha256": sha256(config.test),
         "trained": trained and str(trained),
-        "trained_sha256": trained and model_sha256(trained, recorded),
+        "trained_sha256": trained and model_sha256(trained),
         "labels_sha256": trained and sha256(trained / "labels.json"),
         "prompt_sha256": prompt_sha256(config.task),
         "adapter": config.adapter,

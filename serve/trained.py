@@ -59,7 +59,7 @@ def merge_now(adapter: Path, out: Path, base: str | None) -> None:
 
 def merged_manifest(adapter: Path, out: Path) -> dict[str, Any]:
     """Return the manifest that the merge of an adapter into `out` has, or gets."""
-    digest = model_sha256(adapter, existing_manifest(out).get("adapter_sha256"))
+    digest = model_sha256(adapter)
     return {**read_json(adapter / "manifest.json"), "adapter_sha256": digest}
 
 

@@ -1,33 +1,19 @@
-"""The hash of a model: that of what its files hold now, though large ones are read once."""
+"""Models: where a base comes from, and the fingerprint of its files."""
 
-import hashlib
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 
-from panjue.prompts import model
-from panjue.prompts.model import PATHS, is_demo, model_folder, model_sha256
+from panjue.prompts.model import DECISION, MIB, is_demo, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import sha256, write_json
-
-
-@pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the files that are read, where all count as large and as settled."""
-    names: list[str] = []
-
-    def counted(path: Path) -> str:
-        names.append(path.name)
-        return sha256(path)
-
-    monkeypatch.setattr("panjue.prompts.model.sha256", counted)
-    monkeypatch.setattr(model, "MIN_CACHED_SIZE", 0)
-    monkeypatch.setattr(model, "SETTLED_NS", -1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return names
+from panjue.prompts.plumbing.files import write_json
 
 
 @pytest.fixture
@@ -37,6 +23,33 @@ def folder(tmp_path: Path) -> Path:
     for name in ("model.safetensors", "config.json"):
         (place / name).write_text(name, "utf-8")
     return place
+
+
+@pytest.mark.parametrize("size", [1, MIB - 1, MIB, MIB + 1, 2 * MIB, 3 * MIB])
+def test_the_first_and_last_mebibyte_and_the_size_of_a_file_count(folder: Path, size: int) -> None:
+    weights, content = folder / "model.safetensors", bytearray(size)
+    weights.write_bytes(content)
+    first = model_sha256(folder)
+    for place in {0, min(size - 1, MIB - 1), max(0, size - MIB), size - 1}:
+        content[place] = 1
+        weights.write_bytes(content)
+        assert model_sha256(folder) != first
+        content[place] = 0
+    weights.write_bytes(content + b"0")
+    assert model_sha256(folder) != first
+    weights.write_bytes(content)
+    assert model_sha256(folder) == first
+
+
+def test_files_that_are_not_of_the_model_do_not_count(folder: Path) -> None:
+    first = model_sha256(folder)
+    for name in (DECISION, "README.md", "model.py"):
+        (folder / name).write_text("{}", "utf-8")
+    assert model_sha256(folder) == first
+    (folder / "labels.json").write_text("{}", "utf-8")
+    second = model_sha256(folder)
+    (folder / "labels.json").rename(folder / "names.json")
+    assert len({first, second, model_sha256(folder)}) == 3
 
 
 def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None:
@@ -53,129 +66,16 @@ def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None
     assert not is_demo(adapter)
 
 
-def test_a_large_file_is_read_once(folder: Path, read: list[str]) -> None:
-    first = model_sha256(folder)
-    assert read == ["config.json", "model.safetensors"]
-    assert model_sha256(folder) == first
-    assert len(read) == 2
-
-
-def test_a_file_that_changed_is_read_again(folder: Path, read: list[str]) -> None:
-    weights = folder / "model.safetensors"
-    first, state = model_sha256(folder), weights.stat()
-    weights.write_bytes(weights.read_bytes()[::-1])  # as long as before
-    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))  # and as old, says who copied it
-    assert model_sha256(folder) != first
-    assert read[2:] == ["model.safetensors"]
-
-
-def test_what_is_remembered_is_what_would_be_read(
-    folder: Path, read: list[str], tmp_path: Path
-) -> None:
-    first = model_sha256(folder)
-    for note in (tmp_path / "cache").rglob("*.json"):
-        note.write_text("torn", "utf-8")
-    assert model_sha256(folder) == first
-    assert len(read) == 4
-
-
-def test_what_was_written_just_now_is_not_remembered(
-    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model, "SETTLED_NS", 10**12)
-    assert model_sha256(folder) == model_sha256(folder)
-    assert len(read) == 4
-
-
-def test_without_a_place_to_write_it_is_read_again(
-    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert model_sha256(folder) == model_sha256(folder)
-    assert len(read) == 4
-
-
-ADAPTER: dict[str, dict[str, Any]] = {
-    "adapter_config.json": {"r": 8, "base_model_name_or_path": "/a", "bias": "none"},
-    "tokenizer_config.json": {"eos_token": "x", "_name_or_path": "/a"},
-    "manifest.json": {"base": "/a", "base_sha256": "1", "train": "/a", "train_sha256": "2"},
-    "labels.json": {"counts": {"charges": {"盗窃罪": 1, "诈骗罪": 1}}},
-}
-
-
-@pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    folder = tmp_path / "adapter"
-    for name, content in ADAPTER.items():
-        write_json(folder / name, content)
-    (folder / "adapter_model.safetensors").write_bytes(b"weights")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("adapter_config.json", dict(reversed(ADAPTER["adapter_config.json"].items()))),
-        ("adapter_config.json", {**ADAPTER["adapter_config.json"], PATHS[0]: "/b/c"}),
-        ("adapter_config.json", {"r": 8, "bias": "none"}),
-        ("tokenizer_config.json", {"_name_or_path": "/b", "eos_token": "x"}),
-        ("manifest.json", {**ADAPTER["manifest.json"], "base": "/b", "train": "/b"}),
-    ],
-)
-def test_an_adapter_with_other_paths_or_order_of_keys_is_the_same(
-    name: str, content: dict[str, Any], adapter: Path
-) -> None:
-    first = model_sha256(adapter)
-    (adapter / name).write_text(json.dumps(content, indent=7), "utf-8")
-    assert model_sha256(adapter) == first
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("adapter_config.json", {**ADAPTER["adapter_config.json"], "r": 9}),
-        ("tokenizer_config.json", {"eos_token": "y", "_name_or_path": "/a"}),
-        ("manifest.json", {**ADAPTER["manifest.json"], "base_sha256": "3"}),
-        ("labels.json", {"counts": {"charges": {"诈骗罪": 1, "盗窃罪": 1}}}),  # the first counts
-        ("labels.json", "{"),
-    ],
-)
-def test_an_adapter_with_other_settings_is_another(
-    name: str, content: object, adapter: Path
-) -> None:
-    first = model_sha256(adapter)
-    write_json(adapter / name, content)
-    assert model_sha256(adapter) != first
-    (adapter / name).write_text("{", "utf-8")
-    assert model_sha256(adapter) != first
-
-
-def test_the_files_of_a_base_count_by_their_bytes(folder: Path) -> None:
-    write_json(folder / "config.json", {"a": 1, "b": 2})
-    first = model_sha256(folder)
-    write_json(folder / "config.json", {"b": 2, "a": 1})
-    assert model_sha256(folder) != first
-
-
-def test_the_hash_in_an_older_record_is_accepted(adapter: Path) -> None:
-    names = sorted(path.name for path in adapter.iterdir())
-    parts = "\n".join(f"{sha256(adapter / name)} {name}" for name in names)
-    recorded = hashlib.sha256(parts.encode()).hexdigest()
-    assert model_sha256(adapter) != recorded
-    assert model_sha256(adapter, recorded) == recorded
-    assert model_sha256(adapter, "another") == model_sha256(adapter)
-    (adapter / "adapter_model.safetensors").write_bytes(b"changed")
-    assert model_sha256(adapter, recorded) != recorded
-
-
 def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
     write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "Qwen/Qwen3-8B"})
     with pytest.raises(UserError, match=r"is an adapter; give the base .* \(Qwen/Qwen3-8B\)"):
         model_folder(str(tmp_path))
 
 
-def test_a_missing_base_of_the_demo_is_told_how_it_is_made() -> None:
+def test_a_missing_base_of_the_demo_is_told_how_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="`make base` makes that of the demo"):
         model_folder("runs/base/model")
 
@@ -185,3 +85,84 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         model_folder(str(tmp_path))
     told = f"{tmp_path}: has no config.json; give the folder of the base model"
     assert str(error.value) == told
+
+
+FILES = {"config.json": b"{}", "model.safetensors": b"weights", "model.py": b"1/0", "a.bin": b""}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """The part of the hub's API that a download uses, for one model."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if self.path.startswith("/api/models/some/model/revision/main"):
+            siblings = [{"rfilename": name} for name in FILES]
+            body = {"id": "some/model", "sha": COMMIT, "siblings": siblings}
+            return self.answer(json.dumps(body).encode())
+        if self.path.startswith(f"/api/models/some/model/tree/{COMMIT}"):
+            tree = [
+                {"type": "file", "path": name, "size": len(body), "oid": COMMIT}
+                for name, body in FILES.items()
+            ]
+            return self.answer(json.dumps(tree).encode())
+        name = self.path.rpartition("/")[2]
+        if self.path == f"/some/model/resolve/{COMMIT}/{name}" and name in FILES:
+            return self.answer(FILES[name])
+        return self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        fields = {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(body)}"', "Content-Length": len(body)}
+        for field, value in fields.items():
+            self.send_header(field, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def asked_of(endpoint: str, name: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Look for a base in a process of its own: the hub's library reads variables on import."""
+    code = (
+        "import sys; from panjue.prompts.plumbing.errors import in_one_line\n"
+        "from panjue.prompts.model import model_folder\n"
+        "with in_one_line(): print(model_folder(sys.argv[1]))"
+    )
+    given = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    return subprocess.run(
+        [sys.executable, "-c", code, name],
+        env={**os.environ, **given, "HF_HUB_DISABLE_XET": "1", "no_proxy": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_base_comes_from_the_mirror_in_hf_endpoint(
+    tmp_path: Path, serving: Callable[[HTTPServer], None]
+) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Mirror)
+    serving(server)
+    done = asked_of(f"http://127.0.0.1:{server.server_port}", "some/model", tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert not any(path.endswith((".py", ".bin")) for path in Mirror.asked)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Path) -> None:
+    done = asked_of("http://127.0.0.1:9", "Qwen/Qwen3-8B", tmp_path)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(
+        "panjue: base model 'Qwen/Qwen3-8B': no such folder, and the hub cannot provide it "
+        "(http://127.0.0.1:9: "
+    )
+    assert line.endswith("); set HF_ENDPOINT to a mirror, or give a folder")
