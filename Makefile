@@ -80,8 +80,7 @@ demo: install  # write invented cases
 base: demo  # train the tiny base model from nothing
 	$(PANJUE) base finetune/configs/base.yaml
 sft: $(if $(filter-out demo,$(CONFIG))$(MODEL)$(RECORD),install,base)  # fine-tune: cases in, adapter out
-	$(strip $(LAUNCH) $(PANJUE)) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT) \
-	  $(if $(filter sft,$(MAKECMDGOALS)),,--as-trained)
+	$(strip $(LAUNCH) $(PANJUE)) sft finetune/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK MODEL TRAIN DEV MIX) $(BAD) $(SFT)
 generate: sft  # answer every test case
 	$(PANJUE) generate serve/configs/$(CONFIG).yaml run=$(RUN) $(call given,TASK) test=$(GOLD) answers=$(ANSWERS) $(BAD) $(GENERATE)
 tune: sft  # fit how answers are decided to answers of held-out cases

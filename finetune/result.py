@@ -10,56 +10,54 @@ from rich.console import Console
 from safetensors import safe_open
 
 from panjue.eval.card import write_card
-from panjue.finetune.settings import SftConfig, record_of, results_in
+from panjue.finetune.settings import SftConfig
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
+from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
     difference,
-    manifest_diff,
     read_json,
     replace_folder,
     sha256,
     write_json,
 )
+from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.task import Task
 
 
-def provenance(config: SftConfig, folder: Path, task: Task) -> dict[str, Any]:
-    """Return the manifest of this training; runs with equal manifests give equal adapters."""
-    attention = config.attn_implementation
-    return {
-        "task": config.task,
-        "base": config.model,
-        "base_sha256": model_sha256(folder),
-        "train": str(config.train),
-        "train_sha256": sha256(config.train),
-        "dev": str(config.dev) if config.dev else None,
-        "dev_sha256": sha256(config.dev) if config.dev else None,
-        "mix": str(config.mix) if config.mix else None,
-        "mix_sha256": sha256(config.mix) if config.mix else None,
-        "mix_ratio": config.mix_ratio if config.mix else None,
-        **({"on_bad_row": "skip"} if config.on_bad_row == "skip" else {}),
-        **({"groups_sha256": sha256(config.groups)} if config.groups else {}),
-        **task.answer.provenance(),
-        **({"robust": config.robust.model_dump()} if config.robust else {}),
-        "token_weights": config.token_weights,
-        "score_examples": config.score_examples,
-        "patience": config.patience,
-        "prompt_sha256": prompt_sha256(config.task),
-        "max_tokens": config.max_tokens,
-        "method": config.method,
-        "dtype": config.dtype,
-        "seed": config.seed,
-        "trainer": {name: v for name, v in config.trainer.items() if name != "report_to"},
-        "lora": config.lora,
-        "quantization": config.quantization,
-        **({"attn_implementation": attention} if attention != "sdpa" else {}),
-        **({"loraplus_lr_ratio": config.loraplus_lr_ratio} if config.loraplus_lr_ratio else {}),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
-    }
+def run_record(config: SftConfig, folder: Path, task: Task) -> RunRecord:
+    """Return the record of a training that begins; `folder` has the base model."""
+    return RunRecord(
+        task=config.task,
+        base=config.model,
+        base_sha256=model_sha256(folder),
+        train=str(config.train),
+        train_sha256=sha256(config.train),
+        dev=str(config.dev) if config.dev else None,
+        dev_sha256=sha256(config.dev) if config.dev else None,
+        mix=str(config.mix) if config.mix else None,
+        mix_sha256=sha256(config.mix) if config.mix else None,
+        mix_ratio=config.mix_ratio if config.mix else None,
+        groups_sha256=sha256(config.groups) if config.groups else None,
+        on_bad_row=config.on_bad_row,
+        solve=task.answer.provenance().get("solve", {}),
+        robust=config.robust.model_dump() if config.robust else None,
+        prompt_sha256=prompt_sha256(config.task),
+        max_tokens=config.max_tokens,
+        method=config.method,
+        dtype=config.dtype,
+        seed=config.seed,
+        score_examples=config.score_examples,
+        patience=config.patience,
+        attn_implementation=config.attn_implementation,
+        trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
+        lora=config.lora,
+        quantization=config.quantization,
+        versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+    )
 
 
 def trained_folder(config: SftConfig) -> Path:
@@ -67,43 +65,41 @@ def trained_folder(config: SftConfig) -> Path:
     return config.run / ("model" if config.method == "full" else "adapter")
 
 
-def is_finished(run: Path, manifest: dict[str, Any]) -> bool:
-    """Say whether `run` holds the finished result of the training with this manifest.
+def is_finished(run: Run, record: RunRecord) -> bool:
+    """Say whether a run folder holds the finished result of the training with this record.
 
     Raises:
         UserError: It holds a run with other settings; the message names the difference.
     """
-    has_result = bool(results_in(run))
+    has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
     # Transformers creates `checkpoints/` before the first step: after a dry run or a kill it may be
     # empty, and then no work can be lost.
-    if not has_result and not any((run / "checkpoints").glob("checkpoint-*")):
+    if not has_result and not any((run.folder / "checkpoints").glob("checkpoint-*")):
         return False
-    path = run / "manifest.json"
-    previous = read_json(path).get("sft", {}) if path.exists() else {}
-    previous.get("trainer", {}).pop("report_to", None)  # of an earlier version of panjue
-    diff = manifest_diff(previous, manifest)
-    if diff:
-        reason = diff if previous else "there is no record of how it was made"
+    is_recorded = (run.folder / MANIFEST).exists()
+    reason = "there is no record of how it was made"
+    if is_recorded:
+        reason = RunRecord.read(run.folder).difference(record)
+    if reason:
         raise UserError(
-            f"{run}: holds another run ({reason}); it is kept: choose another run=FOLDER for this "
-            "one, or leave out what differs"
+            f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "
+            "for this one, or leave out what differs"
         )
     return has_result
 
 
-def claim(config: SftConfig, manifest: dict[str, Any], console: Console) -> None:
+def claim(config: SftConfig, record: RunRecord, console: Console) -> None:
     """Write config.yaml and manifest.json, which assign the run folder to this training."""
-    settings = config.run / "config.yaml"
-    if config.path != settings:  # else it is the record of this training already
-        with atomic_write(settings) as out:
-            out.write(record_of(config.path))
-            out.write(OmegaConf.to_yaml(config.model_dump(mode="json")))
-    path = config.run / "manifest.json"
-    stages = read_json(path) if path.exists() else {}
-    versions = stages.get("sft", {}).get("versions", {})
-    if config.resume and versions and (diff := difference(versions, manifest["versions"])):
-        console.print(f"resuming with other versions: {diff}", highlight=False, markup=False)
-    write_json(path, {**stages, "sft": manifest})
+    run = Run(config.run)
+    sections = load_values(config.path) if config.path else {}
+    sections = {**sections, "sft": config.model_dump(mode="json")}
+    with atomic_write(run.config) as out:
+        out.write(OmegaConf.to_yaml(sections))
+    if config.resume and (run.folder / MANIFEST).exists():
+        before = RunRecord.read(run.folder).versions
+        if diff := difference(before, record.versions):
+            console.print(f"resuming with other versions: {diff}", highlight=False, markup=False)
+    record.write(run.folder)
     if not config.resume:
         shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
 
@@ -136,11 +132,11 @@ def save(
     trainer: PartsTrainer,
     labels: Labels,
     classifier: Path | None,
-    manifest: dict[str, Any],
+    record: RunRecord,
     folder: Path,
     examples: int,
 ) -> None:
-    """Write weights, labels, classifier, manifest and card; `folder` appears when it is complete.
+    """Write weights, labels, classifier, record and card; `folder` appears when it is complete.
 
     `classifier` is a file; `examples` is the number of training examples.
     """
@@ -153,12 +149,13 @@ def save(
         return
     check_weights(temporary)
     (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-    _point_to_base(temporary, manifest["base"])
+    _point_to_base(temporary, record.base)
     labels.save(temporary)
-    results = {"examples": examples, "labels_sha256": sha256(temporary / "labels.json")}
+    digest = sha256(temporary / "labels.json")
+    results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
     if classifier:
         shutil.copy(classifier, temporary / CLASSIFIER)
         results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
-    write_json(temporary / "manifest.json", {**manifest, **results})
+    record.model_copy(update=results).write(temporary)
     write_card(temporary)
     replace_folder(temporary, folder)

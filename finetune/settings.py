@@ -1,33 +1,27 @@
 """Settings of a training run, and the checks that need no torch."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from panjue.prompts.model import is_hub_name, model_folder, model_sha256
+from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import (
     DATA,
     Config,
     check_known,
-    key_of,
-    load_config,
+    load_section,
     load_values,
 )
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import difference, read_json, sha256
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
-
-
-NO_RESULT = {"run", "resume", "dry_run", "on_bad_row", "classifier"}
-"""Settings in which a command may differ from the finished training of its run."""
 
 
 class RobustConfig(Config):
@@ -128,6 +122,9 @@ class BaseConfig(SftConfig):
     """Passed unchanged to transformers' Qwen3Config."""
 
 
+C = TypeVar("C", bound=SftConfig)
+
+
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Read the config at `path` and check it before torch is imported.
 
@@ -137,102 +134,21 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     Raises:
         UserError: A key or value is wrong, or the task, a file or the base model is missing.
     """
-    config = load_config(SftConfig, path, overrides)
-    check_data(config)
-    check_names(config)
+    config = _settings(SftConfig, path, overrides)
     if not is_hub_name(config.model):
         model_folder(config.model)
     return config
 
 
-def as_trained(path: Path, words: Sequence[str]) -> tuple[Path, Path | None]:
-    """Return the config of the training in the run folder, and that folder if it is finished.
-
-    Of a finished training only the words are compared with its settings, and its files need not
-    exist any more. Without a training in the run folder the config is `path`.
-
-    Raises:
-        UserError: An override differs from the settings of the finished training; names them.
-    """
-    run = Path(load_values(path, words).get("run") or ".")
-    found = results_in(run)
-    recorded = run / "config.yaml"
-    if not recorded.exists():
-        is_kept = bool(found) and all(key_of(word) in {"task", *NO_RESULT} for word in words)
-        return path, run if is_kept else None
-    if not found:
-        return recorded, None
-    diff = difference(*_compared(recorded, words, read_json(found[0])))
-    if diff:
-        raise UserError(
-            f"{run}: was trained with other settings ({diff}); it is kept: choose another "
-            "run=FOLDER (make: RUN=) to train with these, or leave out what differs"
-        )
-    return recorded, run
-
-
-def results_in(run: Path) -> list[Path]:
-    """Return the manifests of the finished results in a run folder."""
-    manifests = (run / name / "manifest.json" for name in ("adapter", "model"))
-    return [path for path in manifests if path.exists()]
-
-
-def record_of(path: Path | None) -> str:
-    """Return the comment with which the config.yaml of a run names the config file it came from."""
-    digest = sha256(path) if path else None
-    return f"# {path}\n# SHA-256 {digest}\n"
-
-
-def changed_since(run: Path, path: Path) -> Iterator[str]:
-    """Yield what is no longer as it was when the finished training of `run` began.
-
-    Args:
-        run: The run folder.
-        path: The config file of this command.
-    """
-    lines = (run / "config.yaml").read_text("utf-8").splitlines()[:2]
-    recorded = [line for line in lines if line.startswith("# ")]  # older runs have fewer
-    source, digest = record_of(path).splitlines() if path.exists() else (None, None)
-    if source and recorded[:1] not in ([], [source]):
-        name = recorded[0].removeprefix("# ")
-        yield f"{path} is another config than that of the training ({name})"
-    elif digest and recorded[1:] not in ([], [digest]):
-        yield f"{path} has changed since"
-    settings = load_config(SftConfig, run / "config.yaml")
-    manifest = read_json(run / "manifest.json").get("sft", {})
-    for name in DATA:
-        file = getattr(settings, name)
-        if file and file.exists() and sha256(file) != manifest.get(f"{name}_sha256"):
-            yield f"{file} has changed since"
-
-
-def _compared(
-    recorded: Path, words: Sequence[str], manifest: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a training, and the same overridden by words.
-
-    Files and bases are compared by their content: a word may give the new place of a moved one.
-    """
-    old, new = load_config(SftConfig, recorded), load_config(SftConfig, recorded, words)
-    check_names(new)
-    before, after = (config.model_dump(mode="json", exclude=NO_RESULT) for config in (old, new))
-    for name in set(DATA) & set(map(key_of, words)):
-        file = getattr(new, name)
-        if file and not file.exists():
-            raise UserError(f"{name}: no file {file}")
-        if file and sha256(file) == manifest.get(f"{name}_sha256"):
-            after[name] = before[name]
-        elif file and after[name] == before[name]:
-            after[name] = f"{file}, changed since"
-    if new.model != old.model and not is_hub_name(new.model):
-        is_same = model_sha256(model_folder(new.model)) == manifest["base_sha256"]
-        after["model"] = before["model"] if is_same else new.model
-    return before, after
-
-
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
-    """Do the same for the tiny base, whose model need not exist yet."""
-    config = load_config(BaseConfig, path, overrides)
+    """Read the settings of the tiny base, whose model need not exist yet."""
+    return _settings(BaseConfig, path, overrides)
+
+
+def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
+    """Read the section `sft` of a config file, which must exist, and check its names and files."""
+    load_values(path)  # raises if the file is missing
+    config = load_section(cls, path, "sft", overrides)
     check_data(config)
     check_names(config)
     return config

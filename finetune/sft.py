@@ -1,7 +1,7 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -42,11 +42,11 @@ from panjue.finetune.model import (
 from panjue.finetune.optimizers import check_optimizer
 from panjue.finetune.plan import evaluations, print_example, print_plan
 from panjue.finetune.processes import check_number, join_processes, on_main_process, wait_for
-from panjue.finetune.result import claim, is_finished, provenance, save, trained_folder
+from panjue.finetune.result import claim, is_finished, run_record, save, trained_folder
 from panjue.finetune.robust import Objective
 from panjue.finetune.scoring import HeldOutScore, held_out_questions, kept_score
 from panjue.finetune.settings import SftConfig, sft_settings
-from panjue.finetune.stages import fits_classifier, next_command, print_stage
+from panjue.finetune.stages import fits_classifier, print_stage
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.example import UNKNOWN, Example
@@ -56,6 +56,7 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.parts import SYNTAX
+from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
@@ -73,7 +74,7 @@ ROW_CACHE_KEYS = (
     "groups_sha256",
     "solve",
 )
-"""Manifest entries that decide the token rows."""
+"""Entries of the record that decide the token rows."""
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
@@ -96,29 +97,29 @@ def train(config: SftConfig) -> None:
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
     folder = model_folder(config.model)
-    manifest = on_main_process(processes, lambda: provenance(config, folder, task))
-    if not config.dry_run and is_finished(config.run, manifest):
+    record = on_main_process(processes, lambda: run_record(config, folder, task))
+    if not config.dry_run and is_finished(Run(config.run), record):
         console.print(f"{trained_folder(config)}: already trained with these settings")
         return
     check_side(reader, [path for path in (config.train, config.dev, config.mix) if path])
     writes = processes.is_main_process and not config.dry_run
     with exclusive_lock(config.run) if writes else nullcontext():
         if writes:
-            is_finished(config.run, manifest)  # another process may have finished it
-        run_training(config, reader, folder, manifest, console)
+            is_finished(Run(config.run), record)  # another process may have finished it
+        run_training(config, reader, folder, record, console)
 
 
 def run_training(
     config: SftConfig,
     reader: Reader,
     folder: Path,
-    manifest: dict[str, Any],
+    record: RunRecord,
     console: Console,
 ) -> None:
-    """Train from the newest checkpoint if there is one, then save the result with `manifest`."""
+    """Train from the newest checkpoint if there is one, then save the result with `record`."""
     print_stage(config, console, 1, "reading and tokenizing the cases")
     labels = reader.task.ask.labels(training_set(config, reader))
-    trainer, report, held_report = make_trainer(config, reader, folder, labels, manifest, console)
+    trainer, report, held_report = make_trainer(config, reader, folder, labels, record, console)
     mixed = sum(1 for _ in mixed_set(config, reader))
     if config.on_bad_row == "skip":
         for _ in held_out_set(config, reader):
@@ -130,7 +131,7 @@ def run_training(
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
         return
     if trainer.is_world_process_zero():
-        claim(config, manifest, console)
+        claim(config, record, console)
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
@@ -141,17 +142,16 @@ def run_training(
             f"(at most {MAX_EXAMPLES:,} of a file)",
             highlight=False,
         )
-        classifier = fitted_classifier(config, reader, labels, manifest)
+        classifier = fitted_classifier(config, reader, labels, record)
     print_stage(config, console, 3, f"training the {result.name}")
     with tracker_errors():
         checkpoint = newest_complete(config.run / "checkpoints")
         train_or_resume(trainer, checkpoint, config.patience, console)
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
-    save(trainer, labels, classifier, manifest, result, len(report.tokens))
+    save(trainer, labels, classifier, record, result, len(report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", highlight=False, markup=False)
-    if following := next_command(config):
-        console.print(f"next: {following}", highlight=False, markup=False)
+    console.print(f"next: panjue generate {config.run} TEST", highlight=False, markup=False)
 
 
 def train_or_resume(
@@ -177,13 +177,13 @@ def token_rows(
     reader: Reader,
     tokenizer: Any,
     labels: Labels,
-    manifest: dict[str, Any],
+    record: RunRecord,
     train_report: Report | None = None,
 ) -> tuple[Dataset, Report]:
     """Return the training rows or, if `train_report` is given, the held-out rows."""
     examples = held_out_set if train_report else training_set
     attribute = config.robust.by if config.robust else None
-    key = {name: manifest.get(name) for name in ROW_CACHE_KEYS}
+    key = record.model_dump(include=set(ROW_CACHE_KEYS))
     return cached(
         config.run / "rows",
         {**key, "by": attribute, "part": "dev" if train_report else "train", "rules": RULES},
@@ -202,13 +202,11 @@ def token_rows(
     )
 
 
-def fitted_classifier(
-    config: SftConfig, reader: Reader, labels: Labels, manifest: Mapping[str, Any]
-) -> Path:
+def fitted_classifier(config: SftConfig, reader: Reader, labels: Labels, record: RunRecord) -> Path:
     """Return the file with the text classifier of this training; one process fits it, once."""
     names = ("task", "train_sha256", "dev_sha256", "mix_sha256", "mix_ratio", "on_bad_row", "seed")
     limits = {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES}
-    key = {**limits, **{name: manifest.get(name) for name in names}}
+    key = {**limits, **record.model_dump(include=set(names))}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     path = config.run / "rows" / f"{digest[:16]}-{CLASSIFIER}"
     if not PartialState().is_main_process:
@@ -250,13 +248,13 @@ def make_trainer(
     reader: Reader,
     folder: Path,
     labels: Labels,
-    manifest: dict[str, Any],
+    record: RunRecord,
     console: Console,
 ) -> tuple[PartsTrainer, Report, Report]:
     """Return the trainer, ready to start, and the reports of the training and held-out rows."""
     tokenizer = load_tokenizer(folder)
-    train_rows, report = token_rows(config, reader, tokenizer, labels, manifest)
-    held_rows, held_report = token_rows(config, reader, tokenizer, labels, manifest, report)
+    train_rows, report = token_rows(config, reader, tokenizer, labels, record)
+    held_rows, held_report = token_rows(config, reader, tokenizer, labels, record, report)
     check_report(config, report)
     args = trainer_config(config, reader.task, evaluates=len(held_rows) > 0)
     packing = config.trainer.get("packing", False)

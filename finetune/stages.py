@@ -1,11 +1,7 @@
-"""The stages of a training, as they are printed, and the command after it."""
-
-import os
-from pathlib import Path
+"""The stages of a training, as they are printed."""
 
 from rich.console import Console
 
-from panjue.eval.next_step import command
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.prompts.task import load_task
 
@@ -27,24 +23,3 @@ def stages(config: SftConfig) -> int:
 def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:
     """Print the number of a stage and what it does."""
     console.print(f"{number}/{stages(config)} {text}", highlight=False)
-
-
-def next_command(config: SftConfig) -> str:
-    """Return the command after training; empty if there is no config for it.
-
-    Only make knows a test file. Without one, the held-out cases can be answered.
-    """
-    recorded = (config.run / "config.yaml").read_text("utf-8").partition("\n")[0]
-    source = Path(recorded.removeprefix("# "))
-    answering = source.parent.parent.parent / "serve/configs" / source.name
-    if not answering.exists():
-        return ""
-    variables = os.environ.get("MAKEFLAGS", "").partition("-- ")[2]
-    test = [word for word in variables.split() if word.startswith("TEST=")]
-    if "MAKELEVEL" in os.environ and (test or not variables):
-        return " ".join(["make generate", f"RUN={config.run}", *test])
-    words = [f"run={config.run}", f"test={config.dev or config.train}"]
-    words += [] if config.dev else ["held_out=true"]
-    words += [f"task={config.task}"] if config.task != "judgment" else []
-    words += ["on_bad_row=skip"] if config.on_bad_row == "skip" else []
-    return command("generate", answering, *words)

@@ -75,26 +75,9 @@ def base(config: Path, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def sft(
-    config: Path,
-    overrides: Overrides = None,
-    as_trained: Annotated[
-        bool,
-        typer.Option("--as-trained", help="settings not given here are those of RUN's training"),
-    ] = False,
-) -> None:
+def sft(config: Path, overrides: Overrides = None) -> None:
     """Fine-tune: cases in, adapter out."""
-    words = overrides or []
-    if as_trained:
-        given = config
-        config, finished = _load("finetune.settings", "as_trained")(config, words)
-        if finished:
-            print(f"{finished}: is trained already")
-            if config != given:
-                for line in _load("finetune.settings", "changed_since")(finished, given):
-                    print(f"{finished}: is kept, but {line}")
-            return
-    settings = _load("finetune.settings", "sft_settings")(config, words)
+    settings = _load("finetune.settings", "sft_settings")(config, overrides or [])
     with debug_log(settings.run):
         _load("finetune.sft", "train")(settings)
 

@@ -251,7 +251,7 @@ def _pack_training(folder: Path, trained: Path) -> str:
         raise UserError(f"{place}: is missing; a bundle needs the settings of its training")
     config: Any = OmegaConf.to_container(OmegaConf.load(place))
     (folder / "sft.yaml").write_text(OmegaConf.to_yaml(scrubbed(config)), "utf-8")
-    return " ".join(f"{name}={name.upper()}" for name in DATA if config.get(name))
+    return " ".join(f"{name}={name.upper()}" for name in DATA if config["sft"].get(name))
 
 
 def _pack_code(folder: Path) -> None:

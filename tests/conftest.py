@@ -33,48 +33,50 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 
 BASE_YAML = """
-run: {folder}/base
-model: {folder}/base/untrained
-train: {folder}/demo/base.jsonl
-method: full
-max_tokens: 1024
-vocab_size: 1024
-shape:
-  hidden_size: 64
-  intermediate_size: 128
-  num_hidden_layers: 2
-  num_attention_heads: 4
-  num_key_value_heads: 2
-  head_dim: 32  # 16 is too narrow for vLLM on a CPU
-  max_position_embeddings: 16384
-  tie_word_embeddings: true
-  initializer_range: 0.2
-trainer:
-  max_steps: 60
-  per_device_train_batch_size: 16
-  learning_rate: 3.0e-3
-  save_strategy: "no"
-  eval_strategy: "no"
+sft:
+  run: {folder}/base
+  model: {folder}/base/untrained
+  train: {folder}/demo/base.jsonl
+  method: full
+  max_tokens: 1024
+  vocab_size: 1024
+  shape:
+    hidden_size: 64
+    intermediate_size: 128
+    num_hidden_layers: 2
+    num_attention_heads: 4
+    num_key_value_heads: 2
+    head_dim: 32  # 16 is too narrow for vLLM on a CPU
+    max_position_embeddings: 16384
+    tie_word_embeddings: true
+    initializer_range: 0.2
+  trainer:
+    max_steps: 60
+    per_device_train_batch_size: 16
+    learning_rate: 3.0e-3
+    save_strategy: "no"
+    eval_strategy: "no"
 """
 
 SFT_YAML = """
-run: {folder}/run
-model: {folder}/base/model
-train: {folder}/demo/train.jsonl
-max_tokens: 1024
-lora:
-  r: 8
-  target_modules: all-linear
-trainer:
-  max_steps: 12
-  per_device_train_batch_size: 8
-  learning_rate: 2.0e-3
-  logging_steps: 1
-  save_strategy: steps
-  save_steps: 6
-  eval_strategy: steps
-  eval_steps: 6
-  report_to: [tensorboard]
+sft:
+  run: {folder}/run
+  model: {folder}/base/model
+  train: {folder}/demo/train.jsonl
+  max_tokens: 1024
+  lora:
+    r: 8
+    target_modules: all-linear
+  trainer:
+    max_steps: 12
+    per_device_train_batch_size: 8
+    learning_rate: 2.0e-3
+    logging_steps: 1
+    save_strategy: steps
+    save_steps: 6
+    eval_strategy: steps
+    eval_steps: 6
+    report_to: [tensorboard]
 """
 
 

@@ -19,14 +19,16 @@ from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.sft import main, train
 from panjue.finetune.trainer import PartsTrainer
 from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.config import load_config
+from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import difference, read_json, read_lines
+from panjue.prompts.plumbing.files import read_json, read_lines
+from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.serve.settings import generate_settings, trained_folder
 
 from .conftest import PLAIN_WORDS, Trained
+
+UNFINISHED = {"examples": None, "labels_sha256": None, "classifier_sha256": None}
 
 
 def losses(run: Path) -> list[float]:
@@ -104,18 +106,10 @@ def test_the_plan_counts_the_evaluations(
 
 
 def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
-    workshop: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("MAKELEVEL", raising=False)  # `make test` sets it
-    run, configs = tmp_path / "run", tmp_path / "finetune/configs"
-    configs.mkdir(parents=True)
-    shutil.copy(workshop / "sft.yaml", configs)
-    shutil.copytree(configs, tmp_path / "serve/configs")
-    (tmp_path / "serve/configs/sft.yaml").write_text("run: nowhere\n", "utf-8")
-    main(configs / "sft.yaml", [f"run={run}", "trainer.max_steps=2", "trainer.eval_steps=1"])
+    run = tmp_path / "run"
+    main(workshop / "sft.yaml", [f"run={run}", "trainer.max_steps=2", "trainer.eval_steps=1"])
     lines = capsys.readouterr().out.splitlines()
     stages = [line for line in lines if line.split(" ")[0] in ("1/4", "2/4", "3/4", "4/4")]
     assert stages == [
@@ -129,16 +123,21 @@ def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
     checkpoint = newest_complete(run / "checkpoints")
     assert checkpoint
     best = read_json(checkpoint / "trainer_state.json")["best_metric"]
-    assert lines[-2] == (
+    assert lines[-2:] == [
         f"written: {run}/adapter (final {best:.4f} on 10 held-out cases, free replies without the "
-        "schema; `panjue score` scores all cases, decoded under the schema)"
-    )
-    config = tmp_path / "serve/configs/sft.yaml"
-    assert lines[-1] == (
-        f"next: panjue generate {config} run={run} test={workshop}/demo/train.jsonl held_out=true"
-    )
-    settings = generate_settings(config, lines[-1].split()[4:])
-    assert trained_folder(settings) == run / "adapter"
+        "schema; `panjue score` scores all cases, decoded under the schema)",
+        f"next: panjue generate {run} TEST",
+    ]
+
+
+def test_a_run_keeps_its_settings_and_its_record(trained: Path, workshop: Path) -> None:
+    run = Run(trained)
+    assert load_section(SftConfig, run.config, "sft").lora == {
+        "r": 8,
+        "target_modules": "all-linear",
+    }
+    assert run.record.base == f"{workshop}/base/model"
+    assert not RunRecord.read(trained).difference(run.record.model_copy(update=UNFINISHED))
 
 
 def test_a_finished_run_is_left_alone(
@@ -155,94 +154,6 @@ def test_other_settings_in_the_same_folder_are_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=r"seed: 0 -> 1"):
         main(workshop / "sft.yaml", ["seed=1"])
-
-
-Panjue = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def as_trained(panjue: Panjue, config: Path, *words: str) -> str:
-    """Return what `panjue sft --as-trained` says where nothing is to be trained."""
-    done = panjue("sft", config, *words, "--as-trained")
-    assert done.returncode in (0, 2), done.stderr
-    return str(done.stdout or done.stderr)
-
-
-def test_as_trained_only_the_words_are_compared_with_a_finished_training(
-    trained: Path, workshop: Path, tmp_path: Path, panjue: Panjue
-) -> None:
-    run, train = shutil.copytree(trained, tmp_path / "run"), tmp_path / "cases.jsonl"
-    shutil.copy(workshop / "demo/train.jsonl", train)
-    other = tmp_path / "other.yaml"  # without model and training file, and of other settings
-    other.write_text("run: nowhere\nseed: 7\nlora: {r: 4}\n", "utf-8")
-    for words in (
-        [],
-        ["seed=0", "lora.r=8"],
-        [f"train={train}"],
-        [f"model={workshop}/base/model/"],
-    ):
-        assert as_trained(panjue, other, f"run={run}", *words).startswith(
-            f"{run}: is trained already\n"
-        )
-    for word, changed in (
-        ("lora.r=4", "lora.r: 8 -> 4"),
-        ("trainer.max_steps=13", "trainer.max_steps: 12 -> 13"),
-        (f"mix={train}", difference({"mix": None}, {"mix": str(train)})),
-    ):
-        assert as_trained(panjue, other, f"run={run}", word) == (
-            f"panjue: {run}: was trained with other settings ({changed}); it is kept: choose "
-            "another run=FOLDER (make: RUN=) to train with these, or leave out what differs\n"
-        )
-    train.write_text("", "utf-8")
-    changed = difference({"train": f"{workshop}/demo/train.jsonl"}, {"train": str(train)})
-    assert f"settings ({changed});" in as_trained(panjue, other, f"run={run}", f"train={train}")
-    assert "no file nowhere.jsonl" in as_trained(panjue, other, f"run={run}", "train=nowhere.jsonl")
-    for word in ("on_bad_row=skip", "dev=null"):  # of test files, and what it is already
-        assert "is trained already" in as_trained(panjue, other, f"run={run}", word)
-
-
-def test_what_has_changed_since_a_training_is_printed(
-    workshop: Path, tmp_path: Path, panjue: Panjue
-) -> None:
-    train, config, run = tmp_path / "train.jsonl", tmp_path / "own.yaml", tmp_path / "run"
-    shutil.copy(workshop / "demo/train.jsonl", train)
-    shutil.copy(workshop / "sft.yaml", config)
-    steps = ["trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
-    assert panjue("sft", config, f"run={run}", f"train={train}", *steps).returncode == 0
-    assert as_trained(panjue, config, f"run={run}") == f"{run}: is trained already\n"
-    with config.open("a", encoding="utf-8") as out:
-        out.write("seed: 3\n")
-    with train.open("a", encoding="utf-8") as out:
-        out.write("\n")
-    assert as_trained(panjue, config, f"run={run}") == (
-        f"{run}: is trained already\n"
-        f"{run}: is kept, but {config} has changed since\n"
-        f"{run}: is kept, but {train} has changed since\n"
-    )
-    other = Path(shutil.copy(config, tmp_path / "other.yaml"))
-    assert as_trained(panjue, other, f"run={run}").splitlines()[1] == (
-        f"{run}: is kept, but {other} is another config than that of the training ({config})"
-    )
-    text = (run / "config.yaml").read_text("utf-8")
-    (run / "config.yaml").write_text(text.partition("\n")[2].partition("\n")[2], "utf-8")
-    assert "config" not in as_trained(panjue, other, f"run={run}").replace(str(run), "")
-    told = as_trained(panjue, config, f"run={run}", "trainer.max_step=3")
-    assert told == "panjue: trainer: no setting 'max_step'; did you mean 'max_steps'?\n"
-
-
-def test_as_trained_resumes_with_the_settings_of_the_training(
-    trained: Path, workshop: Path, tmp_path: Path, panjue: Panjue
-) -> None:
-    run = shutil.copytree(trained, tmp_path / "run")
-    shutil.rmtree(run / "adapter")
-    other = tmp_path / "other.yaml"
-    other.write_text("run: nowhere\nseed: 7\n", "utf-8")
-    done = panjue("sft", other, f"run={run}", "--as-trained")
-    assert done.returncode == 0, done.stderr
-    assert "resuming from" in done.stdout
-    again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
-    assert all(torch.equal(again[name], once[name]) for name in once)
-    first = (run / "config.yaml").read_text("utf-8").splitlines()[0]
-    assert first == f"# {workshop}/sft.yaml", "the record is not replaced"
 
 
 def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
@@ -570,7 +481,7 @@ def test_another_attention_gives_the_same_losses(
     words = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.bf16=false"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words, "attn_implementation=eager"])
     assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed(words)), rel=1e-4)
-    assert read_json(tmp_path / "run/manifest.json")["sft"]["attn_implementation"] == "eager"
+    assert read_json(tmp_path / "run/manifest.json")["attn_implementation"] == "eager"
 
 
 def test_an_accelerator_of_any_maker_is_used(
@@ -742,6 +653,8 @@ def test_every_shipped_config_loads(path: Path) -> None:
     from panjue.finetune.libraries import check_library_settings
     from panjue.finetune.settings import BaseConfig
 
-    config = load_config(BaseConfig if path.stem == "base" else SftConfig, path, ["train=x.jsonl"])
+    config = load_section(
+        BaseConfig if path.stem == "base" else SftConfig, path, "sft", ["train=x.jsonl"]
+    )
     check_library_settings(config)
     assert train is not None

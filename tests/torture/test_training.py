@@ -55,7 +55,7 @@ def test_kills(
     config, draw = tmp_path / "sft.yaml", random.Random(keep)
     text = (workshop / "sft.yaml").read_text("utf-8")
     order = "group_by_length" if keep == 1 else "random"
-    more = f"  save_total_limit: {keep}\n  train_sampling_strategy: {order}\n"
+    more = f"    save_total_limit: {keep}\n    train_sampling_strategy: {order}\n"
     config.write_text(text + more, "utf-8")
     complete = None
     for _ in range(10 if full else 1):
