@@ -27,9 +27,7 @@ OptionalTask = Annotated[
     str | None, typer.Option(help="default: that of the run folder, else judgment")
 ]
 
-Embeddings = Annotated[
-    str, typer.Option(help="dialogues: embeddings; ngrams, a model's folder, or URL#MODEL")
-]
+Embeddings = Annotated[str, typer.Option(help="dialogues: embeddings; ngrams, or URL#MODEL")]
 
 JudgeName = Annotated[
     str, typer.Option(help="dialogues: judge of equal events; agree, or URL#MODEL")

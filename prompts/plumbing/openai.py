@@ -6,17 +6,17 @@ a busy server may need, would also delay the error for a mistyped address by ten
 
 import json
 import os
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
+from panjue.prompts.plumbing.endpoint import parse_address, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 
-T = TypeVar("T")
+__all__ = ("parse_address", "parse_endpoint")  # for callers that have not moved yet
 
 PAUSES_S = (1, 4, 16)
 """Seconds to wait before each retry of a failed request."""
@@ -37,29 +37,6 @@ REQUEST_ERRORS = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeEr
 """Exceptions of sending a request (RuntimeError: the client is closed) and of reading its reply."""
 
 
-def parse_address(url: str) -> httpx.URL | None:
-    """Return `url` parsed; None if it is not a valid HTTP address."""
-    try:
-        parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # raises UnicodeError now instead of on connecting
-    except (httpx.InvalidURL, UnicodeError):
-        return None
-    return parsed if parsed.scheme in {"http", "https"} and parsed.host else None
-
-
-def parse_endpoint(name: str) -> tuple[str, str] | None:
-    """Return the address and the model of `URL#MODEL`; None if `name` has another form.
-
-    Raises:
-        UserError: The address has a user name or password, which would be saved in files.
-    """
-    url, _, model = name.partition("#")
-    parsed = parse_address(url)
-    if parsed and parsed.userinfo:
-        raise UserError(f"{parsed.host}: no password in an address; set its key variable instead")
-    return (url.rstrip("/"), model) if parsed and model else None
-
-
 def key_header(*variables: str) -> dict[str, str]:
     """Return the header with the key of the first environment variable that is set.
 
@@ -73,23 +50,6 @@ def key_header(*variables: str) -> dict[str, str]:
         if key:
             return {"Authorization": f"Bearer {key}"}
     return {}
-
-
-def post(url: str, body: dict[str, Any], variable: str, read: Callable[[Any], T]) -> T:
-    """Send one request, with retries, and return `read` of the JSON of the response.
-
-    Raises:
-        UserError: The error is permanent, or all retries failed; the message has the address.
-    """
-    headers, policy = key_header(variable), RetryPolicy(url, variable)
-    while True:
-        try:
-            response = httpx.post(url, json=body, headers=headers, timeout=120)
-            return read(response.raise_for_status().json())
-        except REQUEST_ERRORS as error:
-            seconds = policy.pause_after(error)
-        print(f"{url}: no answer yet, next try in {seconds:g} s", file=sys.stderr)
-        time.sleep(seconds)
 
 
 def reply_text(choice: Any) -> str:

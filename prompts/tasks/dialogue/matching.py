@@ -4,11 +4,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from panjue.prompts.plumbing.decode import after_thinking
+from panjue.prompts.plumbing.endpoint import asking, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.openai import parse_endpoint, post, reply_text
 from panjue.prompts.tasks.dialogue.similarity import BUILT_IN, Similarity, similarity
 
 Judge = Callable[[str, str], bool]
@@ -78,27 +77,24 @@ def _endpoint_judge(name: str) -> Judge:
     endpoint = parse_endpoint(name)
     if endpoint is None:
         raise UserError(f"judge: {name!r} is neither {AGREE} nor URL#MODEL")
-    url, model = f"{endpoint[0]}/chat/completions", endpoint[1]
+    url, model = endpoint
 
     @cache
     def judge(gold: str, predicted: str) -> bool:
         question = QUESTION.format(gold=gold, predicted=predicted)
-        request = {
-            "model": model,
-            "messages": [{"role": "user", "content": question}],
-            "temperature": 0,
-            "max_tokens": MAX_REPLY_TOKENS,  # enough for a think block
-        }
-        reply, finish_reason = post(url, request, KEY, _read_reply)
+        with asking(url, KEY) as client:
+            reply = client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": question}],
+                temperature=0,
+                max_tokens=MAX_REPLY_TOKENS,  # enough for a think block
+            )
+            choice = reply.choices[0]
+            text, finish_reason = choice.message.content or "", choice.finish_reason
         if finish_reason == "length":
             raise UserError(
                 f"judge {model}: reply cut off at {MAX_REPLY_TOKENS} tokens; set another judge"
             )
-        return says_yes(reply, f"judge {model}")
+        return says_yes(text, f"judge {model}")
 
     return judge
-
-
-def _read_reply(response: Any) -> tuple[str, Any]:
-    choice = response["choices"][0]
-    return reply_text(choice), choice.get("finish_reason")

@@ -1,21 +1,17 @@
-"""The similarity of texts: cosines of character n-grams, or of a model's embeddings."""
+"""The similarity of texts: cosines of character n-grams, or of an endpoint's embeddings."""
 
-import sqlite3
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
+from panjue.prompts.plumbing.endpoint import asking, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.openai import parse_endpoint, post
 
 Numbers = NDArray[np.float64]
 
@@ -65,68 +61,51 @@ def _with_empty(cosines: Numbers, texts: Sequence[str], others: Sequence[str]) -
 
 
 class Embedded:
-    """Cosines of a model's embeddings; each text is embedded once, optionally with a file cache."""
+    """Cosines of an endpoint's embeddings; each text is embedded once."""
 
-    def __init__(self, embed: Callable[[list[str]], Numbers], path: Path | None, name: str) -> None:
-        """Set the function that embeds texts, [texts, size], the cache and the model's name."""
-        self._embed, self._name = embed, name
-        try:
-            self._cache = sqlite3.connect(path or ":memory:", check_same_thread=False)
-            self._cache.execute(
-                "CREATE TABLE IF NOT EXISTS vectors (name, text, vector, PRIMARY KEY (name, text))"
-            )
-            weakref.finalize(self, self._cache.close)
-        except sqlite3.Error as error:
-            raise UserError(f"{path}: {error}; delete it, it is only a cache") from None
+    def __init__(self, url: str, model: str) -> None:
+        """Set the address and the model; the key is in `PANJUE_EMBEDDINGS_KEY`."""
+        self._url, self._model = url, model
+        self._vectors: dict[str, Numbers] = {}
 
     def __call__(self, texts: Sequence[str], others: Sequence[str]) -> Numbers:
         """Return cosines, [texts, others]."""
-        vectors = self._vectors([*texts, *others])
+        vectors = self._unit_vectors([*texts, *others])
         cosines = vectors[: len(texts)] @ vectors[len(texts) :].T
         return _with_empty(cosines, texts, others)
 
-    def _vectors(self, texts: list[str]) -> Numbers:
-        unique = dict.fromkeys(texts)
-        missing = [text for text in unique if text and self._cached(text) is None]
+    def _unit_vectors(self, texts: list[str]) -> Numbers:
+        missing = [text for text in dict.fromkeys(texts) if text and text not in self._vectors]
         for start in range(0, len(missing), BATCH_SIZE):
             batch = missing[start : start + BATCH_SIZE]
-            for text, vector in zip(batch, self._embed(batch), strict=True):
-                row = (self._name, text, np.asarray(vector, np.float32).tobytes())
-                self._cache.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)", row)
-            self._cache.commit()
-        cached = {text: vec for text in unique if (vec := self._cached(text)) is not None}
-        sizes = {len(vector) for vector in cached.values()} or {1}
-        if len(sizes) > 1:
-            raise UserError(f"{self._name}: its vectors have the sizes {sorted(sizes)}")
-        zeros = np.zeros(sizes.pop())
-        vectors = np.stack([cached.get(text, zeros) for text in texts])
+            self._vectors.update(zip(batch, self._embed(batch), strict=True))
+        zeros = np.zeros(len(next(iter(self._vectors.values()), [0.0])))
+        vectors = np.stack([self._vectors.get(text, zeros) for text in texts])
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.asarray(vectors / np.maximum(norms, 1e-12))
 
-    def _cached(self, text: str) -> Numbers | None:
-        query = "SELECT vector FROM vectors WHERE name = ? AND text = ?"
-        row = self._cache.execute(query, (self._name, text)).fetchone()
-        return np.frombuffer(row[0], np.float32).astype(np.float64) if row else None
+    def _embed(self, texts: list[str]) -> Numbers:
+        with asking(self._url, KEY) as client:
+            reply = client.embeddings.create(
+                model=self._model, input=texts, encoding_format="float"
+            )
+            rows = sorted(reply.data, key=lambda row: row.index)
+            vectors = np.array([row.embedding for row in rows], dtype=np.float64)
+            if vectors.shape[:1] != (len(texts),) or vectors.ndim != 2:
+                raise ValueError(f"{len(texts)} texts, vectors of shape {vectors.shape}")
+            return vectors
 
 
 @lru_cache(maxsize=8)
-def similarity(name: str = BUILT_IN, path: Path | None = None) -> Similarity:
-    """Return the similarity of this name.
-
-    Args:
-        name: `ngrams`; a folder with a sentence-transformers model; or `URL#MODEL` of an
-            OpenAI-compatible endpoint, such as `http://127.0.0.1:8001/v1#bge`.
-        path: The cache file of the embeddings, so that no text is embedded twice.
+def similarity(name: str = BUILT_IN) -> Similarity:
+    """Return the similarity of this name: `ngrams`, or `URL#MODEL` of an endpoint.
 
     Raises:
-        UserError: The name is none of these, or the package for it is missing.
+        UserError: The name is neither.
     """
     check_similarity(name)
-    if name == BUILT_IN:
-        return ngrams
-    if endpoint := parse_endpoint(name):
-        return Embedded(_endpoint(*endpoint), path, name)
-    return Embedded(_local(Path(name)), path, name)
+    endpoint = parse_endpoint(name)
+    return Embedded(*endpoint) if endpoint else ngrams
 
 
 def check_similarity(name: str) -> None:
@@ -135,43 +114,11 @@ def check_similarity(name: str) -> None:
     Raises:
         UserError: The name is invalid.
     """
-    if parse_endpoint(name) or name == BUILT_IN or Path(name).is_dir():
+    if parse_endpoint(name) or name == BUILT_IN:
         return
     if name.startswith(("http://", "https://")) and "#" not in name:
         raise UserError(f"similarity: add the model: {name}#MODEL")
-    raise UserError(f"similarity: {name!r} is neither {BUILT_IN}, nor a folder, nor URL#MODEL")
-
-
-def _endpoint(url: str, model: str) -> Callable[[list[str]], Numbers]:
-    def embed(texts: list[str]) -> Numbers:
-        def read(response: Any) -> Numbers:
-            rows = sorted(response["data"], key=lambda row: row["index"])
-            vectors = np.array([row["embedding"] for row in rows], dtype=np.float64)
-            if vectors.shape[:1] != (len(texts),) or vectors.ndim != 2:
-                raise ValueError(f"{len(texts)} texts, vectors of shape {vectors.shape}")
-            return vectors
-
-        return post(f"{url}/embeddings", {"model": model, "input": texts}, KEY, read)
-
-    return embed
-
-
-def _local(folder: Path) -> Callable[[list[str]], Numbers]:
-    try:
-        # This imports torch, so only if a local model is used.
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415
-    except ImportError:
-        raise UserError(
-            "similarity: a local model needs `pip install panjue[embeddings]`"
-        ) from None
-    model: Any = SentenceTransformer(
-        str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
-    )
-
-    def embed(texts: list[str]) -> Numbers:
-        return np.asarray(model.encode(texts, show_progress_bar=False), dtype=np.float64)
-
-    return embed
+    raise UserError(f"similarity: {name!r} is neither {BUILT_IN} nor URL#MODEL")
 
 
 def best_pairs(points: Numbers) -> Iterator[tuple[int, int]]:

@@ -39,7 +39,7 @@ class Settings(Config):
     merge: bool = True
     """Whether equal consecutive states of a chain become one."""
     similarity: str = BUILT_IN
-    """`ngrams`, a folder with a sentence-transformers model, or URL#MODEL of an endpoint."""
+    """`ngrams`, or URL#MODEL of an endpoint with embeddings."""
 
     @field_validator("similarity")
     @classmethod

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from panjue.prompts.tasks.dialogue.bucket import MAX_SENTENCE_LENGTH, OTHER, Buc
 from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, says_yes
 from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, sextuple_points
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS, MAX_EVENTS, emotion_faults
-from panjue.prompts.tasks.dialogue.similarity import Embedded, best_pairs, ngrams, similarity
+from panjue.prompts.tasks.dialogue.similarity import best_pairs, ngrams, similarity
 from panjue.prompts.tasks.dialogue.solve import joined, merged
 from panjue.prompts.tasks.metrics import Row
 
@@ -431,7 +431,7 @@ def test_what_the_schema_cannot_hold_is_refused_in_training() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"similarity": "words"}, "neither ngrams, nor a folder, nor URL#MODEL"),
+        ({"similarity": "words"}, "neither ngrams nor URL#MODEL"),
         ({"way": "windows"}, "solve: way: Input should be"),
         ({"windw": 3}, "no setting 'windw'; did you mean 'window'"),
         ({"window": 4, "step": 5}, "step must not exceed its window, 4"),
@@ -892,33 +892,21 @@ def test_cosines_by_hand() -> None:
     assert np.allclose(table, [first, [0.0, 0.0, 1.0, 0.0]])
 
 
-def test_a_text_is_embedded_once(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    def embed(texts: list[str]) -> np.ndarray:
-        asked.extend(texts)
-        return np.array([[len(text), text.count("a")] for text in texts], dtype=float)
-
-    kept = tmp_path / "vectors.sqlite"
-    for again in range(2):
-        cosines = Embedded(embed, kept, "m")(["aa", "bbb"], ["aa", ""])
-        assert np.allclose(cosines, [[1.0, 0.0], [1 / np.sqrt(2), 0.0]]), again
-        assert asked == ["aa", "bbb"]
-    Embedded(embed, kept, "another")(["aa"], ["aa"])
-    assert asked == ["aa", "bbb", "aa"]
-
-
 class Handler(BaseHTTPRequestHandler):
     """An embeddings endpoint: how often a text has a, b and c; its rows come in another order."""
+
+    embedded: ClassVar[list[str]] = []
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         known = self.path == "/v1/embeddings" and asked["model"] == "abc"
+        self.embedded.extend(asked["input"])
         data = [
             {"index": i, "embedding": [text.count(letter) for letter in "abc"]}
             for i, text in enumerate(asked["input"])
         ]
         self.send_response(200 if known else 404)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(json.dumps({"data": data[::-1]}).encode())
 
@@ -932,9 +920,11 @@ def endpoint(serving: Callable[[ThreadingHTTPServer], None]) -> str:
     return f"http://127.0.0.1:{server.server_port}/v1"
 
 
-def test_an_endpoint_embeds(endpoint: str) -> None:
-    cosines = similarity(f"{endpoint}#abc")(["aab"], ["a", "c", "baa"])
-    assert np.allclose(cosines, [[2 / np.sqrt(5), 0.0, 1.0]])
+def test_an_endpoint_embeds_each_text_once(endpoint: str) -> None:
+    for _ in range(2):
+        cosines = similarity(f"{endpoint}#abc")(["aab", ""], ["a", "c", "baa", "aab"])
+        assert np.allclose(cosines, [[2 / np.sqrt(5), 0.0, 1.0, 1.0], [0.0] * 4])
+        assert Handler.embedded == ["aab", "a", "c", "baa"], "each text once"
     with pytest.raises(UserError, match="404"):
         similarity(f"{endpoint}#other")(["a"], ["b"])
 
@@ -943,7 +933,7 @@ def test_an_endpoint_embeds(endpoint: str) -> None:
     ("name", "told"),
     [
         ("http://u:pw@x/v1#m", "no password in an address"),
-        ("words", "neither ngrams, nor a folder, nor URL#MODEL"),
+        ("words", "neither ngrams nor URL#MODEL"),
         ("http://x/v1", "add the model"),
     ],
 )

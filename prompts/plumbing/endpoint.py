@@ -1,0 +1,77 @@
+"""OpenAI-compatible endpoints: their names, their keys, and requests that wait for a reply."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+
+from panjue.prompts.plumbing.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+TIMEOUT_S = 120
+RETRIES = 5
+"""Retries of a request, after 0.5 s and then up to 8 s each, or what the server asks for."""
+
+
+def parse_address(url: str) -> httpx.URL | None:
+    """Return `url` parsed; None if it is not a valid HTTP address."""
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")  # raises UnicodeError now instead of on connecting
+    except (httpx.InvalidURL, UnicodeError):
+        return None
+    return parsed if parsed.scheme in {"http", "https"} and parsed.host else None
+
+
+def parse_endpoint(name: str) -> tuple[str, str] | None:
+    """Return the address and the model of `URL#MODEL`; None if `name` has another form.
+
+    Raises:
+        UserError: The address has a user name or password, which would be saved in files.
+    """
+    url, _, model = name.partition("#")
+    parsed = parse_address(url)
+    if parsed and parsed.userinfo:
+        raise UserError(f"{parsed.host}: no password in an address; set its key variable instead")
+    return (url.rstrip("/"), model) if parsed and model else None
+
+
+def key_of(*variables: str) -> str:
+    """Return the key in the first environment variable that is set; empty if none is.
+
+    Raises:
+        UserError: The key has invalid characters; the message does not show it.
+    """
+    for variable in variables:
+        key = os.environ.get(variable, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"{variable}: must be of printable ASCII characters")
+        if key:
+            return key
+    return ""
+
+
+@contextmanager
+def asking(url: str, variable: str) -> Iterator["OpenAI"]:
+    """Return a client of an endpoint; its errors become one line with the address.
+
+    Raises:
+        UserError: A request failed for good, or its reply is not in OpenAI's format.
+    """
+    from openai import APIStatusError, OpenAI, OpenAIError  # noqa: PLC0415  # it takes a second
+
+    key = key_of(variable) or "none"  # the client insists on one
+    try:
+        with OpenAI(base_url=url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES) as client:
+            yield client
+    except APIStatusError as error:
+        hint = f"; is {variable} right?" if error.status_code in {401, 403} else ""
+        raise UserError(f"{url}: {first_line(error)[:300]}{hint}") from None
+    except OpenAIError as error:
+        raise UserError(f"{url}: {first_line(error)}") from None
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{url}: its reply is not in OpenAI's format") from None
