@@ -14,7 +14,7 @@ import typer
 
 from panjue.prompts import cli_scores
 from panjue.prompts.options import URL, Overrides, Size, TaskName
-from panjue.prompts.plumbing.debug import debug_log
+from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
 
@@ -41,6 +41,7 @@ def options(
 
 def _load(module: str, name: str) -> Callable[..., Any]:
     function: Callable[..., Any] = getattr(import_module(f"panjue.{module}"), name)
+    quiet_libraries()
     return function
 
 

@@ -158,11 +158,7 @@ class First:
         return {**answer, self.items: items} if self.items else items[0]
 
     def configured(self, given: Mapping[str, Any]) -> "First":
-        """Return the mode with these settings of `solve`; the others keep their defaults.
-
-        Raises:
-            UserError: A setting is unknown or invalid, or the task takes one call.
-        """
+        """Return the mode with these settings of `solve`; the others keep their defaults."""
         if given:
             raise UserError("solve: this task takes one call and has no settings")
         return self
@@ -279,11 +275,7 @@ UNKNOWN_VALUES = (None, "", UNKNOWN, "n/a", "N/A")
 
 
 def groups_of(groups: Any) -> dict[str, str]:
-    """Return attribute -> group, without the unknown ones.
-
-    Raises:
-        UserError: `groups` is no mapping, or a group is no text, number or truth value.
-    """
+    """Return attribute -> group, without the unknown ones."""
     if not isinstance(groups, dict):
         raise UserError("groups must be an object: attribute to group")
     for name, group in groups.items():

@@ -58,11 +58,7 @@ LABELS = TypeAdapter(Labels)
 
 
 def load_labels(path: Path) -> Labels:
-    """Read a `labels.json`.
-
-    Raises:
-        UserError: The file is missing, broken, or no labels file.
-    """
+    """Read a `labels.json`."""
     try:
         return LABELS.validate_python(read_json(path))
     except ValidationError as error:

@@ -35,9 +35,6 @@ def model_folder(name: str) -> Path:
     """Return the folder of a base model: a local folder, or a model of the hub, downloaded once.
 
     The hub is Hugging Face's, or the mirror in `HF_ENDPOINT`.
-
-    Raises:
-        UserError: It is neither, has no safetensors weights, or needs its own code.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -116,12 +113,7 @@ def has_classifier(trained: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a model; check that no text can forge its control tokens.
-
-    Raises:
-        UserError: It has no chat template or no end token, or a control token that the text of a
-            case could forge despite `neutralize_tokens`.
-    """
+    """Load the tokenizer of a model; check that no text can forge its control tokens."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -35,11 +35,7 @@ JudgeName = Annotated[
 
 
 def task_of(name: str | None, submission: Path) -> tuple[str, str]:
-    """Return the task of a submission, and a note for errors if no run folder states the task.
-
-    Raises:
-        UserError: The run folder states another task.
-    """
+    """Return the task of a submission, and a note for errors if no run folder states the task."""
     folder = submission if (submission / "manifest.json").exists() else submission.parent
     task = generation(folder).get("task")
     if task is None:

@@ -80,11 +80,7 @@ class Reader:
     skipped: Skipped = field(default_factory=Skipped)
 
     def read(self, path: Path) -> Iterator[Example]:
-        """Yield the examples of a file, each id once.
-
-        Raises:
-            UserError: The file cannot be read, or a row is bad and `on_bad_row` is `stop`.
-        """
+        """Yield the examples of a file, each id once."""
         first: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             yield from self._example(path, place, load, first)
@@ -93,9 +89,6 @@ class Reader:
         """Yield the examples of each block of a share of a file.
 
         An id that is used twice is noticed only within a share.
-
-        Raises:
-            UserError: As for `read`.
         """
         first: dict[str, int | str] = {}
         rows = self.task.data.rows(path)
@@ -146,9 +139,6 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
 
     If a case has the same attribute, the value of the side file counts. An id must mean the same
     case in all files that are read with it.
-
-    Raises:
-        UserError: The file is missing or broken, or has an id twice.
     """
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():

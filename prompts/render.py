@@ -114,9 +114,6 @@ def render(task: str, example: Example, call: str = "") -> Messages:
         example: The example with the fields of the template.
         call: For a task with several calls, the name of the call; its template is
             `prompt-<call>.md`.
-
-    Raises:
-        UserError: The template names a field that the example lacks.
     """
     name = f"{task}/prompt{call and f'-{call}'}.md"
     path = next(path for root in tasks.__path__ if (path := Path(root) / name).exists())

@@ -23,11 +23,7 @@ BUILT_IN = ("ngrams", "agree")
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
-    """Return a row's id.
-
-    Raises:
-        UserError: The id is missing, or is neither a number nor a string.
-    """
+    """Return a row's id."""
     value = row.get("id")
     if not isinstance(value, int | str) or isinstance(value, bool):
         raise UserError("'id' must be a number or a string")
@@ -35,11 +31,7 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """Return the text of a field.
-
-    Raises:
-        UserError: The field is missing, empty, or not a string.
-    """
+    """Return the text of a field."""
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{field!r} must be a text that is not empty")
@@ -219,20 +211,12 @@ class AfterThinking:
 
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:
-    """Return the task with these settings of `solve`; the others keep their defaults.
-
-    Raises:
-        UserError: A setting is unknown or invalid, or the task takes one call.
-    """
+    """Return the task with these settings of `solve`; the others keep their defaults."""
     return replace(task, answer=task.answer.configured(given))
 
 
 def comparing(task: Task, embeddings: str, judge: str) -> Task:
-    """Return the task with metrics that compare texts by these embeddings and this judge.
-
-    Raises:
-        UserError: A name is invalid, or the metrics of the task compare no texts.
-    """
+    """Return the task with metrics that compare texts by these embeddings and this judge."""
     if (embeddings, judge) == BUILT_IN:
         return task
     if task.score.by_meaning is None:
@@ -247,11 +231,7 @@ def task_folders() -> dict[str, Path]:
 
 
 def load_task(name: str) -> Task:
-    """Return `TASK` from `prompts/tasks/<name>/task.py`.
-
-    Raises:
-        UserError: There is no such folder.
-    """
+    """Return `TASK` from `prompts/tasks/<name>/task.py`."""
     names = list(task_folders())
     if name not in names:
         raise UserError(

@@ -33,11 +33,7 @@ class Config(BaseModel):
 
 
 def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
-    """Build `cls` from the YAML file `path`, overridden by words such as `trainer.max_steps=10`.
-
-    Raises:
-        UserError: The file is missing or broken, or a key is unknown, absent or of the wrong type.
-    """
+    """Build `cls` from the YAML file `path`, overridden by words such as `trainer.max_steps=10`."""
     return _validated(cls, path, load_values(path, overrides))
 
 
@@ -58,9 +54,6 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
     """Build `cls` from a section of a config file, overridden by words without the section's name.
 
     A file without the section gives the defaults, and so does a missing `config.yaml` of a run.
-
-    Raises:
-        UserError: The file is broken or has another section, or as for `load_config`.
     """
     sections = load_values(path) if path.exists() else {}
     for section in sections:
@@ -72,11 +65,7 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
 
 
 def load_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the values of the YAML file `path`, overridden by words; no names are checked.
-
-    Raises:
-        UserError: The file is missing or broken, or a word is no override.
-    """
+    """Return the values of the YAML file `path`, overridden by words; no names are checked."""
     return _overridden(path, _load_yaml(path), overrides)
 
 
@@ -167,9 +156,6 @@ def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str])
         section: Name of the section in the config file.
         keys: The names of the settings in it.
         managed: Settings that panjue sets -> the setting to use instead.
-
-    Raises:
-        UserError: Names the setting and the one to use.
     """
     for key in keys:
         if key in managed:
@@ -177,11 +163,7 @@ def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str])
 
 
 def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse settings that a library does not have.
-
-    Raises:
-        UserError: Names the setting and the nearest known one.
-    """
+    """Refuse settings that a library does not have."""
     names = list(known)
     for key in keys:
         if key not in names:

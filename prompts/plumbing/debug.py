@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -36,6 +36,8 @@ class DebugLog(logging.FileHandler):
         """Take the path of the file."""
         super().__init__(path, encoding="utf-8", delay=True)
         self.setFormatter(logging.Formatter(FORMAT))
+        self.setLevel(logging.WARNING)
+        self.addFilter(lambda record: not _is_error(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; without space on the disk it is lost."""
@@ -49,31 +51,59 @@ class DebugLog(logging.FileHandler):
 
 @contextmanager
 def debug_log(run: Path) -> Iterator[None]:
-    """Send the warnings of libraries to `run`/debug.log while the block runs.
+    """Send the warnings of libraries to `run`/debug.log while the block runs; errors are printed.
 
-    Libraries add handlers of their own to their loggers, many of them on import; so it is decided
-    for each record, at the one method through which all loggers pass theirs on.
+    Call `quiet_libraries` after an import in the block.
     """
-    log, call_handlers = DebugLog(run / "debug.log"), logging.Logger.callHandlers
+    log, errors = DebugLog(run / "debug.log"), logging.StreamHandler()
+    errors.setLevel(logging.ERROR)
+    errors.setFormatter(logging.Formatter("%(message)s"))
     for name in ("py.warnings", ENGINE):  # some libraries raise the level of all loggers
         logging.getLogger(name).setLevel(logging.WARNING)
-
-    def divert(logger: logging.Logger, record: logging.LogRecord) -> None:
-        is_shown = record.levelno >= logging.ERROR or record.name.partition(".")[0] == SHOWN
-        if is_shown:
-            call_handlers(logger, record)
-        else:
-            log.handle(record)
-
-    logging.Logger.callHandlers = divert  # type: ignore[assignment,method-assign]
-    logging.captureWarnings(True)
-    try:
+    with ExitStack() as undo:
+        undo.callback(_close, log)
+        for handler in (log, errors):
+            logging.root.addHandler(handler)
+            undo.callback(logging.root.removeHandler, handler)
+        logging.captureWarnings(True)
+        undo.callback(logging.captureWarnings, False)
+        _active.append((log, undo))
+        undo.callback(_active.pop)
+        quiet_libraries()
         yield
-    finally:
-        logging.captureWarnings(False)
-        logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
-        with suppress(OSError):  # it writes what a full disk has refused before
-            log.close()
+
+
+_active: list[tuple[DebugLog, ExitStack]] = []
+"""The log of the running command, and what restores the handlers at its end."""
+
+
+def quiet_libraries() -> None:
+    """Let the handlers that libraries have by now print errors only; their warnings are logged."""
+    for log, undo in _active[-1:]:
+        _quiet(log, undo)
+
+
+def _quiet(log: DebugLog, undo: ExitStack) -> None:
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if not isinstance(logger, logging.Logger) or name.partition(".")[0] == SHOWN:
+            continue
+        printing = [h for h in logger.handlers if isinstance(h, logging.StreamHandler)]
+        for handler in printing:
+            if handler is not log and _is_error not in handler.filters:
+                handler.addFilter(_is_error)
+                undo.callback(handler.removeFilter, _is_error)
+        if printing and not logger.propagate and log not in logger.handlers:
+            logger.addHandler(log)
+            undo.callback(logger.removeHandler, log)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+def _close(log: DebugLog) -> None:
+    with suppress(OSError):  # it writes what a full disk has refused before
+        log.close()
 
 
 @contextmanager

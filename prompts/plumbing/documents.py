@@ -41,9 +41,6 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
     """Return the items of a file's JSON list or, with `key`, of the list `key` in its object.
 
     The whole file is read into memory, as the official scorers do. A byte order mark is accepted.
-
-    Raises:
-        UserError: The file cannot be opened, is not UTF-8 or not JSON, or has no such list.
     """
     with open_bytes(path) as file, at(str(path)):
         raw = file.read().removeprefix(BOM)

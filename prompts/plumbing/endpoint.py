@@ -28,11 +28,7 @@ def parse_address(url: str) -> httpx.URL | None:
 
 
 def parse_endpoint(name: str) -> tuple[str, str] | None:
-    """Return the address and the model of `URL#MODEL`; None if `name` has another form.
-
-    Raises:
-        UserError: The address has a user name or password, which would be saved in files.
-    """
+    """Return the address and the model of `URL#MODEL`; None if `name` has another form."""
     url, _, model = name.partition("#")
     parsed = parse_address(url)
     if parsed and parsed.userinfo:
@@ -41,11 +37,7 @@ def parse_endpoint(name: str) -> tuple[str, str] | None:
 
 
 def key_of(*variables: str) -> str:
-    """Return the key in the first environment variable that is set; empty if none is.
-
-    Raises:
-        UserError: The key has invalid characters; the message does not show it.
-    """
+    """Return the key in the first environment variable that is set; empty if none is."""
     for variable in variables:
         key = os.environ.get(variable, "").strip()
         if not (key.isascii() and key.isprintable()):
@@ -57,11 +49,7 @@ def key_of(*variables: str) -> str:
 
 @contextmanager
 def asking(url: str, variable: str) -> Iterator["OpenAI"]:
-    """Return a client of an endpoint; its errors become one line with the address.
-
-    Raises:
-        UserError: A request failed for good, or its reply is not in OpenAI's format.
-    """
+    """Return a client of an endpoint; its errors become one line with the address."""
     from openai import APIStatusError, OpenAI, OpenAIError  # noqa: PLC0415  # it takes a second
 
     key = key_of(variable) or "none"  # the client insists on one

@@ -15,7 +15,8 @@ class UserError(Exception):
     """The run cannot continue, and the user can fix the cause.
 
     Its message is one line: the thing, the place, the way out. The command line prints it and
-    exits with code 2; any other exception is our bug and keeps its traceback.
+    exits with code 2; any other exception is our bug and keeps its traceback. Every function that
+    reads what a user gave may raise it, so docstrings name other exceptions only.
     """
 
 

@@ -42,9 +42,6 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     The official example file starts with two such comments. A byte order mark is accepted. A line
     above `LARGEST_LINE` is cut one byte after it, so that `parse_case` refuses it.
-
-    Raises:
-        UserError: The file cannot be opened.
     """
     with open_bytes(path) as file:
         for number in itertools.count(1):
@@ -59,11 +56,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open an input file.
-
-    Raises:
-        Unreadable: The file cannot be opened.
-    """
+    """Open an input file."""
     try:
         return path.open("rb")
     except IsADirectoryError:
@@ -75,11 +68,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
-    """Yield (line number, object) of a JSONL file, as `lines` does.
-
-    Raises:
-        UserError: The file is missing, or a line is not UTF-8 or no JSON object; names the line.
-    """
+    """Yield (line number, object) of a JSONL file, as `lines` does."""
     for number, raw in lines(path):
         with at(f"{path}:{number}"):
             row = parse_case(raw)
@@ -96,11 +85,7 @@ def at(place: str) -> Iterator[None]:
 
 
 def parse_case(raw: bytes) -> dict[str, Json]:
-    """Read one line of an input file as a JSON object.
-
-    Raises:
-        UserError: As for `parse_line`, or the line is longer than `LARGEST_LINE`.
-    """
+    """Read one line of an input file as a JSON object."""
     if len(raw) > LARGEST_LINE:
         raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
     return parse_line(raw)
@@ -136,9 +121,6 @@ def answers_in(path: Path, gold: Path | None = None) -> Path:
     Args:
         path: A run folder, the folder of one test file's answers in it, or a submission.
         gold: The gold file of the answers, which decides if the run has several.
-
-    Raises:
-        UserError: The run has answers to several test files; names their folders.
     """
     found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/manifest.json"))
     if generation(path):
@@ -156,21 +138,13 @@ def answers_in(path: Path, gold: Path | None = None) -> Path:
 
 
 def parse_line(raw: bytes) -> dict[str, Json]:
-    """Read one line as a JSON object.
-
-    Raises:
-        UserError: The line is not UTF-8, not JSON, or no object.
-    """
+    """Read one line as a JSON object."""
     row: dict[str, Json] = parse(raw, dict)
     return row
 
 
 def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
-    """Read bytes as a JSON object or a JSON list.
-
-    Raises:
-        UserError: They are not UTF-8, not JSON, or of another kind.
-    """
+    """Read bytes as a JSON object or a JSON list."""
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -186,11 +160,7 @@ def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
 
 
 def check_text(value: Json) -> None:
-    """Refuse strings that cannot be written as UTF-8: a JSON escape can be half a character.
-
-    Raises:
-        UserError: There is such a string.
-    """
+    """Refuse strings that cannot be written as UTF-8: a JSON escape can be half a character."""
     try:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
@@ -206,11 +176,7 @@ def dump(value: Json) -> str:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that appears under its name only if the block ends without an error.
-
-    Raises:
-        UserError: The path is a folder.
-    """
+    """Open a text file that appears under its name only if the block ends without an error."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -275,11 +241,7 @@ def write_json(path: Path, value: Json) -> None:
 
 
 def read_json(path: Path) -> Json:
-    """Read one JSON file.
-
-    Raises:
-        UserError: The file is missing or broken.
-    """
+    """Read one JSON file."""
     try:
         return json.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -22,9 +22,6 @@ def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> 
         folder: A run folder.
         name: Name of the lock file, if the lock is only for a part of the folder.
         wait: Whether to wait for the process that has the lock.
-
-    Raises:
-        UserError: Another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S, fallback_to_soft=False)

@@ -38,11 +38,7 @@ REQUEST_ERRORS = (httpx.HTTPError, RuntimeError, LookupError, ValueError, TypeEr
 
 
 def key_header(*variables: str) -> dict[str, str]:
-    """Return the header with the key of the first environment variable that is set.
-
-    Raises:
-        UserError: The key has invalid characters; the message does not show it.
-    """
+    """Return the header with the key of the first environment variable that is set."""
     for variable in variables:
         key = os.environ.get(variable, "").strip()
         if not (key.isascii() and key.isprintable()):
@@ -94,11 +90,7 @@ class RetryPolicy:
         self._pauses, self._busy_until = list(PAUSES_S), time.monotonic() + MAX_BUSY_S
 
     def pause_after(self, error: Exception) -> float:
-        """Return the seconds to wait before the next try.
-
-        Raises:
-            UserError: The error is permanent, or there are no retries left.
-        """
+        """Return the seconds to wait before the next try."""
         response = error.response if isinstance(error, httpx.HTTPStatusError) else None
         is_busy = response is not None and response.status_code in BUSY_STATUSES
         if response is not None and is_busy and time.monotonic() < self._busy_until:

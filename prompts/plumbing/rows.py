@@ -37,9 +37,6 @@ class Rows:
             path: The file.
             name: The path for error messages; by default `path`.
             key: Returns the key of a row.
-
-        Raises:
-            UserError: A line is not a JSON object or has no `id`; the message has the line number.
         """
         self.path, self._key = name or path, key
         self.duplicates: list[tuple[int, str]] = []

@@ -33,11 +33,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the record in a folder.
-
-        Raises:
-            UserError: There is none, or it is of panjue 0.1 or 0.2.
-        """
+        """Read the record in a folder."""
         path = folder / MANIFEST
         try:
             return cls.model_validate(read_json(path))
@@ -143,11 +139,7 @@ class Run:
 
     @property
     def trained(self) -> Path:
-        """Return the same folder.
-
-        Raises:
-            UserError: Nothing trained is there.
-        """
+        """Return the same folder."""
         if result := self.result:
             return result
         missing = "" if self.folder.is_dir() else "there is no such folder; "
@@ -155,11 +147,7 @@ class Run:
 
     @property
     def record(self) -> RunRecord:
-        """Return the record of the finished training.
-
-        Raises:
-            UserError: Nothing trained is there, or panjue before 0.3 made it.
-        """
+        """Return the record of the finished training."""
         return RunRecord.read(self.trained)
 
     @property
@@ -176,11 +164,7 @@ class Answers:
 
     @property
     def record(self) -> AnswersRecord:
-        """Return what the answers were made from.
-
-        Raises:
-            UserError: There are no answers, or panjue before 0.3 made them.
-        """
+        """Return what the answers were made from."""
         if not (self.folder / MANIFEST).is_file():
             raise UserError(f"{self.folder}: has no answers; `panjue generate` makes them")
         return AnswersRecord.read(self.folder)
@@ -204,9 +188,6 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     Args:
         path: A run folder, the folder of one test file's answers in it, or a submission in it.
         gold: The gold file of the answers, which decides if the run has answers to several files.
-
-    Raises:
-        UserError: The run has answers to several test files; names their folders.
     """
     if not path.is_dir():
         return Answers(path.parent) if (path.parent.parent.name == ANSWERS) else None

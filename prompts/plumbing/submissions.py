@@ -48,11 +48,7 @@ class SubmissionFormat:
     is_one: Callable[[Path], bool] = lambda _folder: False
 
     def find(self, path: Path) -> Path:
-        """Return the submission in a run folder; any other path as it is.
-
-        Raises:
-            UserError: The folder has no submission in this format.
-        """
+        """Return the submission in a run folder; any other path as it is."""
         if not path.is_dir() or self.is_one(path):
             return path
         if not (path / self.name).exists():
@@ -80,11 +76,7 @@ def _writing_lines(path: Path) -> Iterator[Write]:
 
 
 def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
-    """Return the rows by id, stored in a temporary file: only offsets are in memory.
-
-    Raises:
-        UserError: A row is broken or has no `id`; the message has its place.
-    """
+    """Return the rows by id, stored in a temporary file: only offsets are in memory."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
         for place, load in read(path):
             with at(f"{path}:{place}"):
@@ -97,11 +89,7 @@ def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
 
 
 def check_bom(path: Path) -> None:
-    """Refuse a byte order mark.
-
-    Raises:
-        UserError: The file cannot be opened, or starts with one.
-    """
+    """Refuse a byte order mark."""
     with open_bytes(path) as file:
         if file.read(len(BOM)) == BOM:
             raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")

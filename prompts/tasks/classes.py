@@ -67,11 +67,7 @@ class Classes:
             yield number, partial(_with_id, number, load)
 
     def read(self, row: Mapping[str, Any]) -> Example:
-        """Read one row. The groups are fields of the row, or of its `attributes`.
-
-        Raises:
-            UserError: A field is missing or of the wrong type.
-        """
+        """Read one row. The groups are fields of the row, or of its `attributes`."""
         key = id_of(row)
         text = text_of(row, next((name for name in self.text if name in row), self.text[0]))
         attributes = row.get("attributes") or {}

@@ -37,11 +37,7 @@ BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one question.
-
-    Raises:
-        UserError: A field is missing or of the wrong type.
-    """
+    """Read one question."""
     if not isinstance(row.get("qid"), str) or not row["qid"]:
         raise UserError("'qid' must be a text that is not empty")
     query = row.get("query")

@@ -25,9 +25,6 @@ def dialogues(folder: Path) -> Iterator[Record]:
 
     An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`: the chat is
     still valid.
-
-    Raises:
-        UserError: The folder has no chats.
     """
     chats = (folder / "chat").glob("chat_*.json")
     for path in sorted(chats, key=lambda path: _number(_key(path))):

@@ -46,9 +46,6 @@ def make_matching(embeddings: str = BUILT_IN, judge: str = AGREE) -> Matching:
     Args:
         embeddings: As for `panjue.prompts.tasks.dialogue.similarity.similarity`.
         judge: `agree`, or `URL#MODEL` of an OpenAI-compatible endpoint.
-
-    Raises:
-        UserError: A setting is invalid.
     """
     cosines = "character 1-2-grams" if embeddings == BUILT_IN else embeddings
     built_in = " (built in)" if (embeddings, judge) == (BUILT_IN, AGREE) else ""
@@ -61,10 +58,6 @@ def says_yes(reply: str, judge: str) -> bool:
     """Return whether a judge's reply is a yes: its last 是, 否, yes or no decides.
 
     The think block is ignored.
-
-    Raises:
-        UserError: The reply has no yes or no, or its think block has no end. The message has the
-            name `judge`.
     """
     words = re.findall(r"是否|不是|是|否|\byes\b|\bno\b", after_thinking(reply).lower())
     verdicts = [word for word in words if word != "是否"]

@@ -98,22 +98,14 @@ class Embedded:
 
 @lru_cache(maxsize=8)
 def similarity(name: str = BUILT_IN) -> Similarity:
-    """Return the similarity of this name: `ngrams`, or `URL#MODEL` of an endpoint.
-
-    Raises:
-        UserError: The name is neither.
-    """
+    """Return the similarity of this name: `ngrams`, or `URL#MODEL` of an endpoint."""
     check_similarity(name)
     endpoint = parse_endpoint(name)
     return Embedded(*endpoint) if endpoint else ngrams
 
 
 def check_similarity(name: str) -> None:
-    """Check a name of `similarity` before any text is embedded.
-
-    Raises:
-        UserError: The name is invalid.
-    """
+    """Check a name of `similarity` before any text is embedded."""
     if parse_endpoint(name) or name == BUILT_IN:
         return
     if name.startswith(("http://", "https://")) and "#" not in name:

@@ -31,11 +31,7 @@ from panjue.prompts.tasks.metrics import Row
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one dialogue.
-
-    Raises:
-        UserError: A sentence is broken. Broken emotions are only a note: the sentences are valid.
-    """
+    """Read one dialogue."""
     chat = row.get("chat")
     if not isinstance(chat, list) or not chat or not all(isinstance(s, dict) for s in chat):
         raise UserError("the chat must list one sentence or more")

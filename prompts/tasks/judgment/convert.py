@@ -47,9 +47,6 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> Conversion:
     """Write the cases of a CAIL2018 file to `out`; a row's number is its id.
 
     `report` gets one line for each row that cannot be converted, with its place and the reason.
-
-    Raises:
-        UserError: The file cannot be read, has another format, or no row can be converted.
     """
     result = Conversion()
     with atomic_write(out) as file:

@@ -69,11 +69,7 @@ def sentence_of_class(number: int) -> dict[str, Any]:
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one case.
-
-    Raises:
-        UserError: A field is missing, of the wrong type, or contradicts another.
-    """
+    """Read one case."""
     key, fact = id_of(row), text_of(row, "fact")
     names: Any = row.get("defendants")
     if not _is_names(names):
@@ -95,11 +91,7 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def by_hand(fact: str, names: Sequence[str]) -> Example:
-    """Return the example of a typed case.
-
-    Raises:
-        UserError: There are no facts, or no names.
-    """
+    """Return the example of a typed case."""
     return read({"id": 0, "fact": fact, "defendants": list(names)})
 
 

@@ -45,11 +45,7 @@ EDGES = " \n.。`"
 
 
 def rows(path: Path) -> Iterator[Record]:
-    """Yield every question of a SQuAD-like file with its text.
-
-    Raises:
-        UserError: The file is not JSON, or has no list `data`.
-    """
+    """Yield every question of a SQuAD-like file with its text."""
     for i, document in enumerate(list_items(path, "data")):
         for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
             for place, question in _items(paragraph, "qas", outer_place):
@@ -78,9 +74,6 @@ def read(row: Mapping[str, Any]) -> Example:
 
     Of several references, the gold answer is one of the commonest type, then of the commonest
     text. `is_impossible` is not read: the references contain this information.
-
-    Raises:
-        UserError: A field is missing or of the wrong type.
     """
     key, context, question = id_of(row), text_of(row, "context"), text_of(row, "question")
     for field in ("casename", "domain"):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.plumbing.debug import WARNING, debug_log, engine_stderr
+from panjue.prompts.plumbing.debug import WARNING, debug_log, engine_stderr, quiet_libraries
 
 PRINTED = (
     "Traceback (most recent call last):\n"
@@ -36,14 +36,13 @@ LOGGED = (
 def loggers() -> Iterator[list[logging.Logger]]:
     """Return loggers with a handler of their own, as libraries have, of `library` and vLLM."""
     made = [logging.getLogger("library.part"), logging.getLogger("vllm.part")]
-    handler = logging.StreamHandler(sys.__stderr__)
     for logger in made:
-        logger.addHandler(handler)
+        logger.addHandler(logging.StreamHandler(sys.__stderr__))
         logger.propagate = False
         logger.setLevel(logging.WARNING)  # some libraries raise the level of all loggers
     yield made
     for logger in made:
-        logger.removeHandler(handler)
+        logger.handlers.clear()
 
 
 def test_warnings_are_logged_with_their_time_and_errors_printed(
@@ -64,8 +63,12 @@ def test_warnings_are_logged_with_their_time_and_errors_printed(
     log = (run / "debug.log").read_text("utf-8")
     assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ \d+ py.warnings WARNING: .*判决 of Python", log)
     assert log.endswith(" library.part WARNING: aligned 1\n")
+    library.handlers.clear()
     with debug_log(run):
+        library.addHandler(logging.StreamHandler(sys.__stderr__))  # as on an import in the block
+        quiet_libraries()
         library.warning("appended")
+    assert not capfd.readouterr().err
     assert (run / "debug.log").read_text("utf-8").startswith(log)
 
 
