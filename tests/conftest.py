@@ -5,8 +5,6 @@ import os
 import shutil
 import sys
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import HTTPServer
@@ -40,22 +38,11 @@ sft:
   method: full
   max_tokens: 1024
   vocab_size: 1024
-  shape:
-    hidden_size: 64
-    intermediate_size: 128
-    num_hidden_layers: 2
-    num_attention_heads: 4
-    num_key_value_heads: 2
-    head_dim: 32  # 16 is too narrow for vLLM on a CPU
-    max_position_embeddings: 16384
-    tie_word_embeddings: true
-    initializer_range: 0.2
-  trainer:
-    max_steps: 60
-    per_device_train_batch_size: 16
-    learning_rate: 3.0e-3
-    save_strategy: "no"
-    eval_strategy: "no"
+  shape: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4,
+    num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 16384,
+    tie_word_embeddings: true, initializer_range: 0.2}}  # a head_dim of 16 is too narrow for vLLM
+  trainer: {{max_steps: 60, per_device_train_batch_size: 16, learning_rate: 3.0e-3,
+    save_strategy: "no", eval_strategy: "no"}}
 """
 
 SFT_YAML = """
@@ -64,19 +51,10 @@ sft:
   model: {folder}/base/model
   train: {folder}/demo/train.jsonl
   max_tokens: 1024
-  lora:
-    r: 8
-    target_modules: all-linear
-  trainer:
-    max_steps: 12
-    per_device_train_batch_size: 8
-    learning_rate: 2.0e-3
-    logging_steps: 1
-    save_strategy: steps
-    save_steps: 6
-    eval_strategy: steps
-    eval_steps: 6
-    report_to: [tensorboard]
+  lora: {{r: 8, target_modules: all-linear}}
+  trainer: {{max_steps: 12, per_device_train_batch_size: 8, learning_rate: 2.0e-3,
+    logging_steps: 1, save_strategy: steps, save_steps: 6, eval_strategy: steps, eval_steps: 6,
+    report_to: [tensorboard]}}
 """
 
 
@@ -102,7 +80,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # it would take both cores
     # oneDNN keeps 0.1 MB for each shape of a batch, up to 1,024 of them: a leak looks like that.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
-    config.pluginmanager.register(FixtureCosts())
 
 
 RAY_FILES = {
@@ -128,43 +105,6 @@ def work_unit(nodeid: str) -> str:
     """Return the name that tests of the same process share."""
     file = nodeid.partition("::")[0]
     return "ray" if file in RAY_FILES else file
-
-
-class FixtureCosts:
-    """What the set-ups of each fixture took, those of the fixtures it asks for not included.
-
-    A plugin, since the hooks of a conftest.py are not called for fixtures of the whole session.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = defaultdict(float)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-        """Measure one."""
-        began = time.perf_counter()
-        try:
-            return (yield)
-        finally:
-            self._seconds[fixturedef.argname] += time.perf_counter() - began
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand the seconds to the process that prints them, where `make test` has several."""
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["fixtures"] = dict(self._seconds)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Add up what the processes took."""
-        for name, seconds in getattr(node, "workeroutput", {}).get("fixtures", {}).items():
-            self._seconds[name] += seconds
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the slowest."""
-        terminalreporter.section("slowest 10 fixtures")
-        slowest = sorted(self._seconds.items(), key=lambda item: -item[1])[:10]
-        for name, seconds in slowest:
-            terminalreporter.write_line(f"{seconds:.2f}s {name}")
 
 
 @pytest.fixture(scope="session")
