@@ -1,14 +1,11 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.cores import on_all_cores, told
 from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.eval.rank import ranked
 from panjue.eval.tally import Tally
@@ -33,8 +30,9 @@ from panjue.prompts.plumbing.files import (
     trained_in,
     write_json,
 )
+from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import Reader, Share
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
 
 
@@ -212,17 +210,12 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
         atomic_write(folder / "confidence.jsonl") as confidences,
     ):
         rows = run.rows()
-        alone = task.answer.several_calls
-        work = partial(_parts, run, rows, decider, greedy)
-        parts = on_all_cores(work, run.reader, run.test, alone=alone)
-        with closing(parts), told(run.test, len(rows)) as progress:
-            for part in parts:
-                for row, confidence in part.answers:
-                    write(row)
-                    if confidence:
-                        confidences.write(dump(confidence) + "\n")
-                tally.add(part.tally)
-                progress(tally.examples)
+        for example in counted(run.examples(), len(rows)):
+            answer, confidence = _answer(run, rows, example, decider, tally, greedy=greedy)
+            write(task.data.write(example, answer))
+            if confidence is not None:
+                confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
+            tally.examples += 1
     if decider and tally.decided:
         tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
         tally.classifier = decider.pool.exponents if decider.pool else None
@@ -238,26 +231,6 @@ def decode_run(path: Path, *, greedy: bool = False) -> Tally:
     report["submission_sha256"] = sha256(submission)
     write_json(folder / "decode.json", report)
     return tally
-
-
-class _Part(NamedTuple):
-    """What came of one block: rows of the submission, each with its row of confidences, if any."""
-
-    answers: list[tuple[Mapping[str, Any], Mapping[str, Any] | None]]
-    tally: Tally
-
-
-def _parts(
-    run: Run, rows: Rows, decider: Decider | None, greedy: bool, share: Share
-) -> Iterator[_Part]:
-    """Decode the blocks of a share of the test file."""
-    for examples in run.reader.blocks(run.test, share):
-        part = _Part([], Tally(examples=len(examples)))
-        for example in examples:
-            answer, confidence = _answer(run, rows, example, decider, part.tally, greedy=greedy)
-            row = None if confidence is None else {"id": example.id, "confidence": confidence}
-            part.answers.append((run.task.data.write(example, answer), row))
-        yield part
 
 
 def _answer(

@@ -1,22 +1,22 @@
 """The scores that a submission is compared with: trivial or human answers, and the classifier."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from panjue.eval.classifier import CLASSIFIER_NAME, trained_classifier
 from panjue.eval.decide import Decider
-from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Pool
+from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Numbers, Row
+from panjue.prompts.tasks.metrics import Row
 
 NO_LABELS = "there is no labels.json beside the submission"
 
@@ -37,35 +37,31 @@ class Baselines:
             self._classifying = classifier_alone(task, run, gold)
         except UserError as error:
             self.unknown[CLASSIFIER_NAME] = str(error)
-        self._tables: dict[str, ScoreTable] = defaultdict(lambda: ScoreTable(task))
+        self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
 
-    def values(self, example: Example) -> dict[str, Numbers]:
-        """Return the metric values of every baseline: the mean if it gives several answers."""
-        task, values_by_name = self._task, defaultdict(list)
+    def add(self, example: Example, gold: Row) -> None:
+        """Score the answers of every baseline; if it gives several, their mean counts."""
+        values_by_name = defaultdict(list)
+        for name, gold_row, row in self._answers(example, gold):
+            values_by_name[name].append(metric_values(self._task, gold_row, row, name))
+        for name, values in values_by_name.items():
+            self._values[name].add(example, np.mean(values, axis=0))
+
+    def _answers(self, example: Example, gold: Row) -> Iterator[tuple[str, Row, Row]]:
+        """Yield (name, gold row, row) of the baselines."""
+        task = self._task
         if self._labels:
             answer = task.ask.decode("", example, self._labels).answer
-            row: Row = task.data.write(example, answer)
-            values_by_name[task.score.fallback].append(
-                metric_values(task, task.gold(example), row, task.score.fallback)
-            )
+            yield task.score.fallback, gold, task.data.write(example, answer)
         if self._classifying:
-            row = task.data.write(example, self._classifying.decide_alone(example).answer)
-            values_by_name[CLASSIFIER_NAME].append(
-                metric_values(task, task.gold(example), row, CLASSIFIER_NAME)
-            )
-        for name, gold_row, row in task.score.baselines(example):
-            values_by_name[name].append(metric_values(task, gold_row, row, name))
-        return {name: np.mean(values, axis=0) for name, values in values_by_name.items()}
-
-    def add(self, groups: Mapping[str, str], weight: float, values: Mapping[str, Numbers]) -> None:
-        """Count one example."""
-        for name, numbers in values.items():
-            self._tables[name].add(groups, weight, numbers)
+            answer = self._classifying.decide_alone(example).answer
+            yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
+        yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float] | None]:
         """Return every baseline's metrics, over the examples that it answers."""
         unknown = dict.fromkeys(self.unknown)
-        means = {name: summarize(table, resamples=0).mean for name, table in self._tables.items()}
+        means = {name: summarize(of, resamples=0).mean for name, of in self._values.items()}
         return {**unknown, **means}
 
 

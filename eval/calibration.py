@@ -1,15 +1,17 @@
 """Calibration of a run's confidences, and the score without its least certain cases."""
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.means import ScoreTable, Summary, summarize
+from panjue.eval.values import MetricValues, Summary, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
@@ -48,7 +50,22 @@ class Calibration:
         return {"ece": self.error, "bins": [vars(b) for b in self.bins]}
 
 
-def calibration(confidence: Sequence[float], correct: Sequence[bool]) -> Calibration:
+@dataclass
+class Judgments:
+    """The judgments of one field: number of the example, confidence, whether it is correct."""
+
+    example: "array[int]" = field(default_factory=lambda: array("q"))
+    confidence: "array[float]" = field(default_factory=lambda: array("d"))
+    correct: "array[int]" = field(default_factory=lambda: array("b"))
+
+    def add(self, example: int, confidence: float, *, correct: bool) -> None:
+        """Append one."""
+        self.example.append(example)
+        self.confidence.append(confidence)
+        self.correct.append(correct)
+
+
+def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
     """Bin confidences in [0, 1] and compare their means with the accuracy of the bins."""
     confidences, hits = np.array(confidence, dtype=float), np.array(correct, dtype=float)
     numbers = np.minimum((confidences * BINS).astype(int), BINS - 1)
@@ -67,30 +84,21 @@ def mean_confidence(row: Mapping[str, Any]) -> float:
     return float(sum(values) / len(values))
 
 
-class Judged(NamedTuple):
-    """The confidences of one example.
+class Certainty:
+    """Collects confidences, and whether the judgments are correct, example by example.
 
     Attributes:
-        confidence: Their mean.
-        judgments: (field, confidence, whether it is correct) of each of its judgments.
+        judgments: Field -> its judgments.
     """
-
-    confidence: float
-    judgments: list[tuple[str, float, bool]]
-
-
-class Certainty:
-    """Collects confidences, and whether the judgments are correct, example by example."""
 
     def __init__(self, task: Task, path: Path) -> None:
         """Index the confidences of `path` by id."""
         assert task.answer.fields, "only decided answers have a confidence"
         self._decides, self._rows = task.answer, Rows(path)
-        self._confidences: dict[str, list[float]] = {field: [] for field in task.answer.fields}
-        self._correct: dict[str, list[bool]] = {field: [] for field in task.answer.fields}
-        self._means: list[float] = []
+        self.judgments = {field: Judgments() for field in task.answer.fields}
+        self._means = array("d")
 
-    def judge(self, example: Example, gold: Row, row: Row | None) -> Judged:
+    def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Compare the confidences of one example with its gold answer.
 
         Without a confidence (if it was not asked) it counts as least certain.
@@ -98,40 +106,31 @@ class Certainty:
         Raises:
             UserError: The confidence is of another submission.
         """
-        confidence_row = self._rows.get(example.id)
+        number, confidence_row = len(self._means), self._rows.get(example.id)
         if confidence_row is None or row is None:
-            return Judged(0.0, [])
+            self._means.append(0.0)
+            return
+        self._means.append(mean_confidence(confidence_row))
         predicted = self._decides.items_of(row)
         items = (confidence_row["confidence"], _align(self._decides.items_of(gold), predicted))
         if any(len(part) != len(predicted) for part in items):
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
-        judgments = [
-            (field, float(confidence[field]), _as_set(gold_item[field]) == _as_set(item[field]))
-            for confidence, gold_item, item in zip(*items, predicted, strict=True)
-            for field in self._decides.fields
-        ]
-        return Judged(mean_confidence(confidence_row), judgments)
-
-    def add(self, judged: Judged) -> None:
-        """Count one example."""
-        for field, confidence, correct in judged.judgments:
-            self._confidences[field].append(confidence)
-            self._correct[field].append(correct)
-        self._means.append(judged.confidence)
+        for confidence, gold_item, item in zip(*items, predicted, strict=True):
+            for name, judgments in self.judgments.items():
+                is_correct = _as_set(gold_item[name]) == _as_set(item[name])
+                judgments.add(number, float(confidence[name]), correct=is_correct)
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
-        return {f: calibration(c, self._correct[f]) for f, c in self._confidences.items()}
+        return {name: calibration(j.confidence, j.correct) for name, j in self.judgments.items()}
 
-    def abstention(self, table: ScoreTable) -> dict[float, Summary]:
+    def abstention(self, values: MetricValues) -> dict[float, Summary]:
         """Return share set aside -> score of the other examples."""
         order = np.argsort(np.array(self._means), kind="stable")
-        summaries = {}
-        for share in ABSTENTION_SHARES:
-            mask = np.ones(len(order), dtype=bool)
-            mask[order[: round(share * len(order))]] = False
-            summaries[share] = summarize(table, resamples=0, mask=mask)
-        return summaries
+        return {
+            share: summarize(values, np.sort(order[round(share * len(order)) :]), resamples=0)
+            for share in ABSTENTION_SHARES
+        }
 
 
 def _align(gold: Sequence[Row], predicted: Sequence[Row]) -> Sequence[Row]:
@@ -160,8 +159,8 @@ def show(
 def _tables(
     fields: Mapping[str, Calibration], abstention: Mapping[float, Summary]
 ) -> Iterator[Table]:
-    for field, result in fields.items():
-        table = Table(f"{field}: ECE {result.error:.3f}", *(str(b.count) for b in result.bins))
+    for name, result in fields.items():
+        table = Table(f"{name}: ECE {result.error:.3f}", *(str(b.count) for b in result.bins))
         table.add_row("confidence", *(f"{b.confidence:.2f}" for b in result.bins))
         table.add_row("right", *(f"{b.accuracy:.2f}" for b in result.bins))
         yield table

@@ -1,6 +1,7 @@
 """Compare two submissions on the same gold: the differences with intervals, and where they are."""
 
 import math
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,20 +14,17 @@ from rich.table import Table
 
 from panjue.eval.answers import Run
 from panjue.eval.fields import items_of
-from panjue.eval.means import (
-    ScoreTable,
-    check_answered,
-    gold_rows,
-    metric_values,
+from panjue.eval.values import (
+    MetricValues,
     percentiles,
     pooled,
     resampled,
+    score_rows,
     summarize,
     without_nan,
 )
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Numbers, Row
@@ -45,9 +43,9 @@ class Difference:
     """The difference of one metric between two submissions.
 
     Attributes:
-        mean: First minus second.
+        mean: Second minus first.
         low, high: 95% percentile interval of the paired bootstrap over examples.
-        better: Share of the resamples in which the first is better.
+        better: Share of the resamples in which the second is better.
     """
 
     mean: float
@@ -92,11 +90,6 @@ class Comparison:
     where: dict[str, dict[str, Part]]
     compared_by: str | None = None
 
-    @property
-    def is_worse(self) -> bool:
-        """Say whether the second has a lower headline metric, or NaN."""
-        return not self.differences[self.metric].mean >= -TIE
-
     def to_json(self) -> dict[str, Any]:
         """Return all numbers for JSON; NaN is null."""
         result: dict[str, Any] = without_nan(asdict(self))
@@ -124,28 +117,38 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     """Compare two submissions: metrics, examples won and lost, and where.
 
     Raises:
-        UserError: As for `compare`; or one answers examples that the other does not.
+        UserError: A file is missing or broken, a gold example has no answer, or one submission
+            answers examples that the other does not: a partial submission is not a baseline.
     """
-    task = reader.task
-    rows = _row_indexes(task, first, second)
-    _check_covers(rows[1], rows[0], first)
-    tables = [_score_table(reader, gold, index) for index in rows]
+    task, submission = reader.task, reader.task.data.submission
+    rows = [submission.index(submission.find(path)) for path in (first, second)]
+    for one, other, path in ((rows[0], rows[1], second), (rows[1], rows[0], first)):
+        if missing := sorted(one.ids() - other.ids()):
+            raise UserError(
+                f"{path}: has no row for id {missing[0]} ({len(missing)} in all); "
+                "no fair comparison"
+            )
+    values = [MetricValues(task), MetricValues(task)]
+    for _ in score_rows(reader, gold, rows[0], values[0]):
+        pass
+    members: dict[str, dict[str, array[int]]] = {}
+    for number, scored in enumerate(score_rows(reader, gold, rows[1], values[1])):
+        for attribute, value in _attributes(task, scored.example, scored.gold):
+            members.setdefault(attribute, {}).setdefault(value, array("q")).append(number)
     # A corpus metric of one example is computed as if the corpus had only this example.
-    headlines = [pooled(task, np.array(t.values), np.ones(len(t.values)))[:, -1] for t in tables]
+    headlines = [pooled(task, of.values, np.ones(len(of)))[:, -1] for of in values]
     changes = headlines[1] - headlines[0]
-    members: dict[str, dict[str, list[int]]] = {}
-    for number, (example, gold_row) in enumerate(gold_rows(reader, gold)):
-        for attribute, value in _attributes(task, example, gold_row):
-            members.setdefault(attribute, {}).setdefault(value, []).append(number)
     where = {
-        attribute: _most_changed({v: _part(changes[numbers]) for v, numbers in values.items()})
-        for attribute, values in members.items()
+        attribute: _most_changed(
+            {v: _part(changes[np.asarray(numbers)]) for v, numbers in of.items()}
+        )
+        for attribute, of in members.items()
     }
     return Comparison(
         metric=task.score.names[-1],
-        first=summarize(tables[0], resamples=0).mean,
-        second=summarize(tables[1], resamples=0).mean,
-        differences=_differences(task, tables[1], tables[0]),
+        first=summarize(values[0], resamples=0).mean,
+        second=summarize(values[1], resamples=0).mean,
+        differences=_differences(*values),
         all=_part(changes),
         where=where,
         compared_by=task.score.compared_by,
@@ -177,70 +180,21 @@ def _most_changed(parts: dict[str, Part]) -> dict[str, Part]:
     return dict(sorted(parts.items(), key=lambda item: -abs(item[1].mean) * item[1].examples))
 
 
-def compare(reader: Reader, gold: Path, first: Path, second: Path) -> dict[str, Difference]:
-    """Return metric -> difference between `first` and `second`, by a paired bootstrap (seed 0).
+def _differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
+    """Return metric -> difference, by a paired bootstrap (seed 0).
 
-    Both submissions are resampled with the same examples, so that common variation cancels out.
-
-    Raises:
-        UserError: A file is missing or broken, a gold example has no answer, or `second` has no row
-            for an example that `first` answers: a partial submission is not a baseline.
+    Both are resampled with the same examples, so that common variation cancels out.
     """
-    rows = _row_indexes(reader.task, first, second)
-    return _differences(reader.task, *(_score_table(reader, gold, index) for index in rows))
-
-
-def _row_indexes(task: Task, first: Path, second: Path) -> list[Rows]:
-    rows = [task.data.submission.index(task.data.submission.find(path)) for path in (first, second)]
-    _check_covers(rows[0], rows[1], second)
-    return rows
-
-
-def _check_covers(rows: Rows, baseline: Rows, path: Path) -> None:
-    if missing := sorted(rows.ids() - baseline.ids()):
-        raise UserError(
-            f"{path}: has no row for id {missing[0]} ({len(missing)} in all); no fair comparison"
-        )
-
-
-def _differences(task: Task, first: ScoreTable, second: ScoreTable) -> dict[str, Difference]:
-    weights = np.array(first.weights)
+    task, weights = first.task, first.weights
     if not weights.any():
         weights = np.ones_like(weights)
-    values = [np.array(table.values) for table in (first, second)]
-    # Both with the same seed: each draw has the same examples.
-    draws = [resampled(task, weights, table, RESAMPLES) for table in values]
-    gain = draws[0] - draws[1]
+    draws = [resampled(task, weights, of.values, RESAMPLES) for of in (first, second)]
+    gain = draws[1] - draws[0]
     low, high = percentiles(gain)
-    metrics = [pooled(task, weights @ table, weights.sum()) for table in values]
-    mean, better = metrics[0] - metrics[1], (gain > 0).mean(axis=0)
+    metrics = [pooled(task, weights @ of.values, weights.sum()) for of in (first, second)]
+    mean, better = metrics[1] - metrics[0], (gain > 0).mean(axis=0)
     numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
     return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
-
-
-def _score_table(reader: Reader, gold: Path, rows: Rows) -> ScoreTable:
-    task = reader.task
-    table = ScoreTable(task)
-    check_answered(reader, gold, rows)
-    for example, gold_row in gold_rows(reader, gold):
-        row = rows.get(example.id)
-        values = metric_values(task, gold_row, row, f"{rows.path}: id {example.id}")
-        table.add(example.groups, task.score.weight(example), values)
-    return table
-
-
-def show(
-    differences: dict[str, Difference], against: Path, console: Console, title: str | None = None
-) -> None:
-    """Print the table."""
-    title = escape(title) if title else None
-    table = Table(
-        escape(f"minus {against}"), "difference", "95% interval", "better in", title=title
-    )
-    for name, d in differences.items():
-        interval = f"{d.low:+.4f} - {d.high:+.4f}"
-        table.add_row(name, f"{d.mean:+.4f}", interval, f"{d.better:.1%} of resamples")
-    console.print(table)
 
 
 def short_names(first: Path, second: Path) -> tuple[str, str]:

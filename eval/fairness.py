@@ -1,4 +1,4 @@
-"""One metric for each group of examples, and three measures that may explain the differences.
+"""The headline metric for each group of examples, and measures that may explain the differences.
 
 The measures are those of FairLex:
 
@@ -10,15 +10,17 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.eval.calibration import calibration
+from panjue.eval.calibration import Certainty, calibration
 from panjue.eval.group_measures import (
     Attribute,
+    ClassCounts,
     Classes,
     Group,
     divergence,
@@ -26,20 +28,13 @@ from panjue.eval.group_measures import (
     widest_recall_gap,
     worst_class,
 )
-from panjue.eval.means import (
-    ScoreTable,
-    check_answered,
-    gold_rows,
-    metric_values,
-    summarize,
-    without_nan,
-)
 from panjue.eval.score import certainty_of, decoding_of
-from panjue.prompts.example import UNKNOWN, Example
+from panjue.eval.values import Members, MetricValues, by_code, score_rows, summarize, without_nan
+from panjue.prompts.example import UNKNOWN
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
-from panjue.prompts.reader import Reader, is_held_out, side_groups
+from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -51,7 +46,7 @@ MIN_CLASS_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Report:
+class Fairness:
     """Everything that `panjue fairness` prints.
 
     Attributes:
@@ -63,7 +58,6 @@ class Report:
             over the examples in both groups.
     """
 
-    task: str
     metric: str
     total: float
     examples: int
@@ -81,130 +75,118 @@ class Report:
         return result
 
 
-def report(  # noqa: PLR0913  # one parameter per option of the command line
-    name: str,
+def fairness(
     reader: Reader,
     gold: Path,
     submission: Path,
     by: Sequence[str],
     *,
     train: Path | None = None,
-    train_groups: Path | None = None,
-    metric: str | None = None,
     min_n: int = 20,
-) -> Report:
+) -> Fairness:
     """Score `submission` by the groups of every attribute in `by`.
 
     Args:
-        name: The task's name.
         reader: The task's reader, with the side file that adds groups, if there is one.
         gold: The file with the gold labels.
         submission: The submission, or its run folder.
         by: Names of the attributes.
-        train: The training file; by default the one in the run's provenance, if it is unchanged.
-        train_groups: The side file of the training file, whose ids may differ from those of `gold`.
-        metric: One of the task's metrics; by default its headline metric.
+        train: The training file; by default the one in the run's record, if it is unchanged.
         min_n: Groups with fewer examples are flagged.
 
     Raises:
-        UserError: A file is missing or broken, or an attribute or the metric is unknown.
+        UserError: A file is missing or broken, or an attribute is unknown.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     run = submission.parent
-    metric = metric or task.score.names[-1]
-    if metric not in task.score.names:
-        hint = did_you_mean(metric, task.score.names)
-        raise UserError(f"--metric: no {metric!r} in {name}{hint}")
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
     labels = _labels(run) if CLASS_FREQUENCY in by else None
-    table = _Table(reader, gold, submission, labels, metric)
-    attributes = list(table.scores.groups)
+    cases = _Cases(MetricValues(task))
+    extra_rows = cases.read(reader, gold, submission, labels)
     for attribute in by:
-        if attribute not in attributes:
-            choices = f"there are {', '.join(attributes) or 'none'}; add others in a side file"
-            hint = did_you_mean(attribute, attributes)
-            raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
+        _check_attribute(attribute, cases.values.attributes)
     training_file = TrainingFile(train, held_out=False) if train else _find_training_file(run)
-    train_reader = replace(reader, side=side_groups(train_groups))
-    counts = _count_training(train_reader, training_file, by, labels)
-    return Report(
-        task=name,
-        metric=metric,
-        total=table.metric_value(np.ones(len(table.gold), dtype=bool)),
-        examples=len(table.gold),
+    counts = _count_training(replace(reader, side={}), training_file, by, labels)
+    return Fairness(
+        metric=cases.metric,
+        total=cases.metric_value(None),
+        examples=len(cases.values),
         min_n=min_n,
-        attributes={
-            attribute: _attribute(table, attribute, counts.get(attribute), min_n)
-            for attribute in by
-        },
-        missing=table.missing,
-        extra_rows=table.extra_rows,
+        attributes={name: _attribute(cases, name, counts.get(name), min_n) for name in by},
+        missing=cases.missing,
+        extra_rows=extra_rows,
         train=str(training_file.path) if training_file else None,
         compared_by=task.score.compared_by,
-        cross=_cross(table, by[0], by[1]) if len(by) > 1 else {},
+        cross=_cross(cases, by[0], by[1]) if len(by) > 1 else {},
     )
 
 
-class _Table:
-    """The data of a report: one row per example."""
+def _check_attribute(attribute: str, attributes: Sequence[str]) -> None:
+    if attribute not in attributes:
+        choices = f"there are {', '.join(attributes) or 'none'}; add others in a side file"
+        hint = did_you_mean(attribute, attributes)
+        raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
 
-    def __init__(
-        self, reader: Reader, gold: Path, submission: Path, labels: Labels | None, metric: str
-    ) -> None:
-        """Read gold and submission; with `labels`, add the attribute `class_frequency`."""
-        task = reader.task
-        rows = task.data.submission.index(submission)
-        check_answered(reader, gold, rows)
-        self.scores, self.metric = ScoreTable(task), metric
-        self.gold: list[Classes] = []
-        self.predicted: list[Classes] = []
-        self.confidences: list[list[tuple[str, float, bool]]] = []
-        self.missing = 0
-        is_decoded = decoding_of(submission) is not None
-        certainty = certainty_of(task, submission.parent) if is_decoded else None
-        for example, gold_row in gold_rows(reader, gold):
-            row = rows.get(example.id)
-            self.missing += row is None
-            values = metric_values(task, gold_row, row, f"{submission}: id {example.id}")
+
+@dataclass
+class _Cases:
+    """What the report needs of every example, in arrays."""
+
+    values: MetricValues
+    classes: ClassCounts = field(default_factory=ClassCounts)
+    certainty: Certainty | None = None
+    missing: int = 0
+
+    def read(self, reader: Reader, gold: Path, submission: Path, labels: Labels | None) -> int:
+        """Score a submission; return the number of rows that belong to no example.
+
+        With `labels`, examples have the attribute `class_frequency` too.
+        """
+        task, rows = reader.task, reader.task.data.submission.index(submission)
+        if decoding_of(submission):
+            self.certainty = certainty_of(task, submission.parent)
+
+        for number, scored in enumerate(score_rows(reader, gold, rows, self.values)):
+            example, gold_row, row = scored
             classes = _classes(task, gold_row)
-            groups = _groups(example, classes, labels)
-            self.scores.add(groups, task.score.weight(example), values)
-            self.gold.append(classes)
-            self.predicted.append(_classes(task, row) if row is not None else frozenset())
-            judgments = certainty.judge(example, gold_row, row).judgments if certainty else []
-            self.confidences.append(judgments)
-        self.extra_rows = len(rows) - len(self.gold) + self.missing
+            predicted = _classes(task, row) if row is not None else frozenset()
+            self.classes.add(number, classes, predicted)
+            if labels and classes:
+                band = frequency_band(classes, labels)
+                self.values.set_group(number, CLASS_FREQUENCY, band)
+            self.missing += row is None
+            if self.certainty:
+                self.certainty.add(example, gold_row, row)
+        return len(rows) - len(self.values) + self.missing
 
-    def groups(self, attribute: str) -> NDArray[np.str_]:
-        """Return the group of every example."""
-        return np.array(self.scores.groups[attribute])
+    @property
+    def metric(self) -> str:
+        """Return the name of the headline metric."""
+        return self.values.task.score.names[-1]
 
-    def metric_value(self, mask: NDArray[np.bool_]) -> float:
-        """Return the metric over the examples where `mask` is true."""
-        return summarize(self.scores, resamples=0, mask=mask).mean[self.metric]
+    def metric_value(self, members: Members | None) -> float:
+        """Return the metric over some examples, or all."""
+        return summarize(self.values, members, resamples=0).mean[self.metric]
 
-    def calibration_error(self, members: NDArray[np.int64]) -> float | None:
-        """Return the calibration error of the examples `members`, averaged over fields.
+    def calibration_errors(self, groups: NDArray[np.int32], size: int) -> list[float | None]:
+        """Return the calibration error of every group, averaged over the fields.
 
         Only fields with a confidence are used; None if there are none.
         """
-        by_field: dict[str, list[tuple[float, bool]]] = defaultdict(list)
-        for name, confidence, correct in (row for i in members for row in self.confidences[i]):
-            by_field[name].append((confidence, correct))
-        errors = [calibration(*zip(*pairs, strict=True)).error for pairs in by_field.values()]
-        return float(np.mean(errors)) if errors else None
+        errors: list[list[float]] = [[] for _ in range(size)]
+        for judgments in self.certainty.judgments.values() if self.certainty else ():
+            confidence, correct = np.asarray(judgments.confidence), np.asarray(judgments.correct)
+            members = by_code(groups[np.asarray(judgments.example)], size)
+            for number, rows in enumerate(members):
+                if len(rows):
+                    errors[number].append(calibration(confidence[rows], correct[rows]).error)
+        return [float(np.mean(of)) if of else None for of in errors]
 
 
 def _classes(task: Task, row: Row) -> Classes:
     return frozenset(task.score.classes(row)) if task.score.classes else frozenset()
-
-
-def _groups(example: Example, classes: Classes, labels: Labels | None) -> dict[str, str]:
-    """Return an example's groups; with `labels`, also the frequency band of its rarest class."""
-    bands = {CLASS_FREQUENCY: frequency_band(classes, labels)} if labels and classes else {}
-    return {**example.groups, **bands}
 
 
 def _labels(run: Path) -> Labels:
@@ -249,7 +231,8 @@ def _count_training(
         if example.answer is None or (file and file.held_out and is_held_out(example)):
             continue
         classes = _classes(reader.task, reader.task.gold(example))
-        groups = _groups(example, classes, labels)
+        bands = {CLASS_FREQUENCY: frequency_band(classes, labels)} if labels and classes else {}
+        groups = {**example.groups, **bands}
         for attribute in by:
             group = groups.get(attribute, UNKNOWN)
             counts[attribute].sizes[group] += 1
@@ -258,17 +241,68 @@ def _count_training(
 
 
 def _attribute(
-    table: _Table, attribute: str, training: TrainingCounts | None, min_n: int
+    cases: _Cases, attribute: str, training: TrainingCounts | None, min_n: int
 ) -> Attribute:
-    group_names = table.groups(attribute)
-    names = [name for name, _ in Counter(group_names.tolist()).most_common() if name != UNKNOWN]
-    support = {name for classes in table.gold for name in classes}
+    names, codes = cases.values.codes(attribute)
+    members = by_code(codes, len(names))
+    counts = cases.classes.by_group(codes, len(names))
+    errors = cases.calibration_errors(codes, len(names))
+    support = {label for gold, *_ in counts for label in gold}
     if training:
-        support |= {name for counts in training.classes.values() for name in counts}
-    groups = {
-        name: _group(table, name, group_names == name, training, sorted(support), min_n)
-        for name in names
-    }
+        support |= {label for of in training.classes.values() for label in of}
+    groups = {}
+    for code in sorted(range(1, len(names)), key=lambda code: -len(members[code])):
+        group = _group(cases, members[code], counts[code], errors[code], min_n)
+        name = names[code]
+        groups[name] = _with_training(group, name, counts[code][0], training, sorted(support))
+    return _over_groups(groups, len(members[0]), training)
+
+
+def _group(
+    cases: _Cases,
+    members: Members,
+    counts: Sequence[Counter[str]],
+    error: float | None,
+    min_n: int,
+) -> Group:
+    gold, predicted, correct = counts
+    summary = summarize(cases.values, members)
+    low, high = summary.interval[cases.metric]
+    worst = worst_class(gold, predicted, correct)
+    weighted = int((cases.values.weights[members] > 0).sum())
+    return Group(
+        n=len(members),
+        value=summary.mean[cases.metric],
+        low=low,
+        high=high,
+        flagged=(weighted or len(members)) < min_n,
+        worst_class=worst,
+        worst_class_share=gold[worst] / len(members) if worst is not None else None,
+        recalls={c: correct[c] / n for c, n in sorted(gold.items()) if n >= MIN_CLASS_EXAMPLES},
+        error=error,
+        unweighted=summary.unweighted,
+    )
+
+
+def _with_training(
+    group: Group,
+    name: str,
+    gold: Counter[str],
+    training: TrainingCounts | None,
+    support: Sequence[str],
+) -> Group:
+    """Return the group with its numbers of the training file, if that is known."""
+    if training is None:
+        return group
+    classes = training.classes.get(name)
+    shift = divergence(classes, gold, support) if classes and gold else None
+    return replace(group, train=training.sizes[name], shift=shift)
+
+
+def _over_groups(
+    groups: dict[str, Group], unknown: int, training: TrainingCounts | None
+) -> Attribute:
+    """Return the numbers over the groups that are large enough and have something to score."""
     counted = {
         name: group
         for name, group in groups.items()
@@ -285,50 +319,20 @@ def _attribute(
         gap=max(values) - min(values) if several else None,
         recall_gap=recall_gap,
         recall_class=recall_class,
-        unknown=int((group_names == UNKNOWN).sum()),
-        absent=sorted(training.sizes.keys() - set(names) - {UNKNOWN}) if training else [],
+        unknown=unknown,
+        absent=sorted(training.sizes.keys() - groups.keys() - {UNKNOWN}) if training else [],
         groups=groups,
     )
 
 
-def _group(
-    table: _Table,
-    name: str,
-    mask: NDArray[np.bool_],
-    training: TrainingCounts | None,
-    support: Sequence[str],
-    min_n: int,
-) -> Group:
-    summary = summarize(table.scores, mask=mask)
-    low, high = summary.interval[table.metric]
-    members = np.flatnonzero(mask)
-    gold, predicted = [table.gold[i] for i in members], [table.predicted[i] for i in members]
-    counts = Counter(label for classes in gold for label in classes)
-    hits = Counter(label for a, b in zip(gold, predicted, strict=True) for label in a & b)
-    worst = worst_class(gold, predicted)
-    weighted = sum(table.scores.weights[i] > 0 for i in members)
-    train_counts = training.classes.get(name) if training else None
-    return Group(
-        n=len(members),
-        value=summary.mean[table.metric],
-        low=low,
-        high=high,
-        flagged=(weighted or len(members)) < min_n,
-        train=training.sizes[name] if training else None,
-        shift=divergence(train_counts, counts, support) if train_counts and counts else None,
-        worst_class=worst,
-        worst_class_share=counts[worst] / len(members) if worst is not None else None,
-        recalls={c: hits[c] / n for c, n in sorted(counts.items()) if n >= MIN_CLASS_EXAMPLES},
-        error=table.calibration_error(members),
-        unweighted=summary.unweighted,
-    )
-
-
-def _cross(table: _Table, first: str, second: str) -> dict[str, dict[str, tuple[int, float]]]:
-    groups_1, groups_2 = table.groups(first), table.groups(second)
+def _cross(cases: _Cases, first: str, second: str) -> dict[str, dict[str, tuple[int, float]]]:
+    (names_1, codes_1), (names_2, codes_2) = map(cases.values.codes, (first, second))
+    width = len(names_2)
+    members = by_code(codes_1 * width + codes_2, len(names_1) * width)
     cells: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-    for a, b in sorted(set(zip(groups_1.tolist(), groups_2.tolist(), strict=True))):
-        if UNKNOWN not in (a, b):
-            mask = (groups_1 == a) & (groups_2 == b)
-            cells[a][b] = (int(mask.sum()), table.metric_value(mask))
+    for i, a in sorted(enumerate(names_1), key=itemgetter(1)):
+        for j, b in sorted(enumerate(names_2), key=itemgetter(1)):
+            rows = members[i * width + j]
+            if len(rows) and UNKNOWN not in (a, b):
+                cells[a][b] = (len(rows), cases.metric_value(rows))
     return dict(cells)

@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from panjue.eval.calibration import Calibration
-from panjue.eval.fairness import Report as FairnessReport
 from panjue.eval.report import Report
 from panjue.eval.score import Scores
 
@@ -98,24 +97,6 @@ def by_group(scores: Scores, attribute: str, label: Label) -> Figure | None:
     axes.set_xlim(0, 1)
     axes.set_xlabel(label(last))
     figure.set_label(f"{last} by {attribute}")
-    return figure
-
-
-@as_svg
-def fairness(report: FairnessReport, attribute: str) -> Figure:
-    """Draw the metric of every group of an attribute with its interval, and the overall metric."""
-    groups = report.attributes[attribute].groups
-    figure = Figure(figsize=(7, 0.3 * len(groups) + 1))
-    axes = figure.subplots()
-    for y, group in enumerate(groups.values()):
-        axes.barh(y, group.value, color=GRAY if group.flagged else BLUE, height=0.7)
-        axes.plot([group.low, group.high], [y, y], color=ORANGE, linewidth=2)
-    axes.axvline(report.total, color=GRAY, linestyle="--")
-    axes.set_yticks(range(len(groups)), list(groups))
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel(report.metric)
-    figure.set_label(f"{report.metric} by {attribute} with 95% intervals; dashed: all examples")
     return figure
 
 

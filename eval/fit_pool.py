@@ -13,9 +13,10 @@ from panjue.eval.answers import Run
 from panjue.eval.beliefs import Belief, Beliefs
 from panjue.eval.classifier import Classifier, Opinion
 from panjue.eval.decide import Decider
-from panjue.eval.means import ScoreTable, metric_values, summarize
 from panjue.eval.pool import Exponents, Pool, belief_of, pool_beliefs
-from panjue.prompts.example import Answer, Example
+from panjue.eval.values import score_answers
+from panjue.prompts.example import Answer, Example, first_reply
+from panjue.prompts.plumbing.errors import UserError
 
 TRIED = (0.25, 0.5, 0.75, 1.0)
 TRIED_EXPONENTS: Sequence[Exponents] = tuple(product(TRIED, TRIED))
@@ -27,18 +28,49 @@ MIN_GOLD_PROBABILITY = 1e-6
 
 
 @dataclass(frozen=True)
-class Case:
+class FitCase:
     """A held-out example with its first answer, and what model and classifier believe of it.
 
     Attributes:
-        items: The model's beliefs; None if no reply was readable: the classifier then decides
-            alone, whatever the exponents.
+        beliefs: The model's beliefs; None if the example could not be asked.
+        is_readable: Whether a reply was readable; else the classifier decides alone, if there is
+            one, whatever the exponents.
+        opinions: Those of the classifier; empty if there is none.
     """
 
     example: Example
     first: Answer
-    items: list[dict[str, Belief]] | None
+    beliefs: list[dict[str, Belief]] | None
+    is_readable: bool
     opinions: Sequence[Mapping[str, Opinion]]
+
+    def pooled(self, pool: Pool | None) -> list[dict[str, Belief]]:
+        """Return the beliefs to decide from; empty if the first answer stays."""
+        if pool is None:
+            return self.beliefs or []
+        if self.beliefs is None or not self.is_readable:
+            return pool.of_opinions(self.opinions)
+        return pool.with_opinions(self.opinions, self.beliefs)
+
+
+def fit_cases(run: Run, classifier: Classifier | None) -> Iterator[FitCase]:
+    """Yield the held-out examples of a run.
+
+    Raises:
+        UserError: An example has no gold answer.
+    """
+    beliefs, task = Beliefs(run.task, run.labels), run.task
+    for example, row in run.completions():
+        if example.answer is None:
+            raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
+        found = beliefs.of(example, row) if "texts" in row else None
+        yield FitCase(
+            example,
+            task.ask.decode(first_reply(row), example, run.labels).answer,
+            found.items if found else None,
+            found is not None and found.is_readable,
+            classifier.opinions(example) if classifier else (),
+        )
 
 
 @dataclass(frozen=True)
@@ -56,13 +88,13 @@ class Trial:
         return self.with_classifier > self.without
 
 
-def trials(run: Run, classifier: Classifier) -> Iterator[Trial]:
+def trials(run: Run, cases: Sequence[FitCase], classifier: Classifier) -> Iterator[Trial]:
     """Yield for each field the exponents of the lowest log loss, and what they gain.
 
     The log loss says more than the metric does of few cases, and gives calibrated beliefs. The gain
     is that of the headline metric on folds whose cases had no part in the exponents.
     """
-    cases = list(_cases(run, classifier))
+    cases = [case for case in cases if case.beliefs is not None]
     if not cases:
         return
     folds = np.arange(len(cases)) % FOLDS
@@ -74,22 +106,13 @@ def trials(run: Run, classifier: Classifier) -> Iterator[Trial]:
         yield Trial(name, _lowest(losses), alone, crossed)
 
 
-def _cases(run: Run, classifier: Classifier) -> Iterator[Case]:
-    beliefs, task = Beliefs(run.task, run.labels), run.task
-    for example, row in run.completions():
-        if "texts" in row:
-            first = task.ask.decode(row["texts"][0], example, run.labels).answer
-            found = beliefs.of(example, row)
-            items = found.items if found.is_readable else None
-            yield Case(example, first, items, classifier.opinions(example))
-
-
-def _losses(classifier: Classifier, case: Case, name: str) -> NDArray[Any]:
+def _losses(classifier: Classifier, case: FitCase, name: str) -> NDArray[Any]:
     """Return the log loss of one field, summed over a case's items, for `TRIED_EXPONENTS`."""
     decides, field = classifier.decides, classifier.fields[name]
     assert case.example.answer is not None, "checked before"
     gold, total = decides.items_of(case.example.answer), np.zeros(len(TRIED_EXPONENTS))
-    for item, opinion, belief in zip(gold, case.opinions, case.items or (), strict=False):
+    beliefs = (case.beliefs if case.is_readable else None) or ()
+    for item, opinion, belief in zip(gold, case.opinions, beliefs, strict=False):
         value = frozenset(item[name]) if field.is_set else item[name]
         second = belief_of(field, opinion[name], belief[name])
         for i, exponents in enumerate(TRIED_EXPONENTS):
@@ -103,15 +126,11 @@ def _lowest(losses: NDArray[Any]) -> Exponents:
     return TRIED_EXPONENTS[int(np.argmin(losses.sum(axis=0)))]
 
 
-def _headline(run: Run, cases: Sequence[Case], pools: Sequence[Pool]) -> float:
+def _headline(run: Run, cases: Sequence[FitCase], pools: Sequence[Pool]) -> float:
     """Return the headline metric of the cases, each decided with its pool."""
-    task, table, decider = run.task, ScoreTable(run.task), Decider(run.task, run.labels)
-    for case, pool in zip(cases, pools, strict=True):
-        if case.items is None:
-            items = pool.of_opinions(case.opinions)
-        else:
-            items = pool.with_opinions(case.opinions, case.items)
-        row = task.data.write(case.example, decider.decide_from(case.first, items).answer)
-        values = metric_values(task, task.gold(case.example), row, str(run.folder))
-        table.add(case.example.groups, task.score.weight(case.example), values)
-    return summarize(table, resamples=0).mean[task.score.names[-1]]
+    decider = Decider(run.task, run.labels)
+    answers = (
+        (case.example, decider.decide_from(case.first, case.pooled(pool)).answer)
+        for case, pool in zip(cases, pools, strict=True)
+    )
+    return score_answers(run.task, answers)[run.task.score.names[-1]]

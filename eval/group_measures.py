@@ -1,10 +1,12 @@
 """Groups, attributes, and the measures over them (Chalkidis et al., 2022)."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import entropy
 
 from panjue.prompts.labels import Labels
@@ -79,6 +81,32 @@ class Attribute:
     groups: dict[str, Group]
 
 
+class ClassCounts:
+    """The classes of every example in gold, in the submission, and in both, in flat arrays."""
+
+    def __init__(self) -> None:
+        """Start without examples."""
+        self.names: dict[str, int] = {}
+        self._pairs = [(array("q"), array("q")) for _ in range(3)]
+
+    def add(self, row: int, gold: Classes, predicted: Classes) -> None:
+        """Append the classes of example number `row`."""
+        kinds = (gold, predicted, gold & predicted)
+        for (rows, numbers), classes in zip(self._pairs, kinds, strict=True):
+            rows.extend([row] * len(classes))
+            numbers.extend(self.names.setdefault(name, len(self.names)) for name in classes)
+
+    def by_group(self, groups: NDArray[np.int32], size: int) -> list[list[Counter[str]]]:
+        """Return for every group the counts in gold, in the submission, and in both."""
+        names, width = list(self.names), len(self.names)
+        counts = [[Counter[str]() for _ in self._pairs] for _ in range(size)]
+        for kind, (rows, numbers) in enumerate(self._pairs):
+            flat = np.bincount(groups[np.asarray(rows)] * width + np.asarray(numbers))
+            for place in np.flatnonzero(flat).tolist():
+                counts[place // width][kind][names[place % width]] = int(flat[place])
+        return counts
+
+
 def frequency_band(classes: Iterable[str], labels: Labels) -> str:
     """Return the frequency band, in training, of the rarest of some classes."""
     counts = next(iter(labels.counts.values()), {})  # the first field has the classes
@@ -96,13 +124,9 @@ def widest_recall_gap(groups: Sequence[Group]) -> tuple[str | None, float | None
     return max(gaps.items(), key=lambda item: item[1], default=(None, None))
 
 
-def worst_class(gold: Sequence[Classes], predicted: Sequence[Classes]) -> str | None:
+def worst_class(gold: Counter[str], predicted: Counter[str], correct: Counter[str]) -> str | None:
     """Return the gold class with the lowest F1; of equal ones the first by name."""
-    golds, predictions, hits = (
-        Counter(name for names in sets for name in names)
-        for sets in (gold, predicted, [a & b for a, b in zip(gold, predicted, strict=True)])
-    )
-    return min(golds, key=lambda n: (2 * hits[n] / (golds[n] + predictions[n]), n), default=None)
+    return min(gold, key=lambda n: (2 * correct[n] / (gold[n] + predicted[n]), n), default=None)
 
 
 def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:

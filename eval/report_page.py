@@ -1,6 +1,6 @@
 """The report as one HTML page without external files."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,22 +12,19 @@ from panjue.eval.report import Report, report
 from panjue.eval.score import remarks
 from panjue.prompts.options import guarded
 from panjue.prompts.plumbing.files import atomic_write
-from panjue.prompts.task import comparing
 
 FOLDER = Path(__file__).parent / "page"
 
 
-def main(run: Path, gold: Path | None, html: Path | None, embeddings: str, judge: str) -> None:
+def main(run: Path, gold: Path | None) -> None:
     """Write the page and the adapter's card; say where they are."""
     opened = open_run(run, gold)
-    out_path = html or opened.folder / "report.html"
-    task = comparing(opened.task, embeddings, judge)
-    opened = replace(opened, reader=replace(opened.reader, task=task))
-    with guarded(opened.reader.skipped, html, inputs=(opened.test,)):
+    page_path = opened.folder / "report.html"
+    with guarded(opened.reader.skipped, inputs=()):
         result = report(opened)
-    with atomic_write(out_path) as out:
+    with atomic_write(page_path) as out:
         out.write(page(result))
-    print(f"written: {out_path}")
+    print(f"written: {page_path}")
     for line in result.skipped:
         print(line)
     if opened.is_of_adapter and result.decoding:

@@ -1,12 +1,10 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -14,16 +12,9 @@ from rich.table import Table
 from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.cores import add_unique, on_all_cores, told
 from panjue.eval.decide import decision_sha256, is_fitted_on
-from panjue.eval.means import (
-    ScoreTable,
-    Summary,
-    check_answered,
-    summarize,
-    without_nan,
-)
-from panjue.eval.scored import Scoring
+from panjue.eval.values import MetricValues, Summary, score_rows, summarize, without_nan
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
@@ -119,34 +110,29 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     task = reader.task
     submission = task.data.submission.find(submission)
     rows, run = task.data.submission.index(submission), submission.parent
-    check_answered(reader, gold, rows)
     decoding = decoding_of(submission)
     labels = _labels(task, run)
-    table, baselines = ScoreTable(task), Baselines(task, labels, run, gold)
+    values, baselines = MetricValues(task), Baselines(task, labels, run, gold)
     certainty = certainty_of(task, run) if decoding else None
     missing, faulty, unknown, notes = 0, 0, 0, list[str]()
-    seen: set[str] = set()
-    one_by_one = Scoring(reader, gold, submission, rows, labels, baselines, certainty)
-    uses_a_model = task.score.compared_by is not None
-    parts = on_all_cores(one_by_one.parts, reader, gold, alone=uses_a_model)
-    with closing(parts), told(gold, len(rows)) as progress:
-        for part in parts:
-            add_unique(seen, (scored.id for scored in part.examples), gold)
-            for scored in part.examples:
-                table.add(scored.groups, scored.weight, scored.values)
-                baselines.add(scored.groups, scored.weight, scored.baselines)
-                if certainty and scored.judged:
-                    certainty.add(scored.judged)
-                missing += scored.missing
-                faulty += scored.faulty
-                notes += scored.notes
-            unknown += part.unknown_labels
-            progress(len(seen))
-    examples = len(table.weights)
-    groups = {attribute: _by_group(table, attribute) for attribute in table.groups}
+    for example, gold_row, row in score_rows(reader, gold, rows, values):
+        baselines.add(example, gold_row)
+        if certainty:
+            certainty.add(example, gold_row, row)
+        missing += row is None
+        faulty += row is not None and any(task.data.check(example, row, None))
+        notes += (f"{example.id}: {note}" for note in example.notes)
+        unknown += _unknown_labels(task, example, labels)
+    groups = {
+        attribute: {
+            name: summarize(values, members, resamples=0)
+            for name, members in values.members(attribute).items()
+        }
+        for attribute in values.attributes
+    }
     means = baselines.means()
     return Scores(
-        total=summarize(table),
+        total=summarize(values),
         groups=groups,
         baselines=means,
         reported=_reported(task, groups, means),
@@ -154,16 +140,28 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         if decoding
         else None,
         missing=missing,
-        extra_rows=len(rows) - examples + missing,
+        extra_rows=len(rows) - len(values) + missing,
         doubled=len(rows.duplicates),
         faulty=faulty,
         unknown_labels=unknown if labels and task.answer.fields else None,
         calibration=certainty.fields() if certainty else None,
-        abstention=certainty.abstention(table) if certainty else None,
+        abstention=certainty.abstention(values) if certainty else None,
         compared_by=task.score.compared_by,
         notes=notes,
         in_sample=in_sample(run, decoding) if decoding else None,
         unknown_baselines=baselines.unknown,
+    )
+
+
+def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
+    """Count the gold labels that training never saw; they are scored as missed."""
+    if not labels or not task.answer.fields:
+        return 0
+    return sum(
+        n
+        for field, counts in task.ask.labels([example]).counts.items()
+        for label, n in counts.items()
+        if label not in labels.counts.get(field, ())
     )
 
 
@@ -219,19 +217,6 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
     path = submission.parent / "decode.json"
     report: dict[str, Any] = read_json(path) if path.exists() else {}
     return report if report.get("submission_sha256") == sha256(submission) else None
-
-
-def _by_group(table: ScoreTable, attribute: str) -> dict[str, Summary]:
-    groups = np.array(table.groups[attribute])
-    return {
-        str(name): summarize(table, resamples=0, mask=groups == name) for name in np.unique(groups)
-    }
-
-
-def domain_means(first: Scores, second: Scores) -> dict[str, float]:
-    """Return each metric's unweighted mean over two domains, whatever their numbers of examples."""
-    pairs = first.total.mean.items()
-    return {name: (value + second.total.mean[name]) / 2 for name, value in pairs}
 
 
 def show(scores: Scores, console: Console) -> None:

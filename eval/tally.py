@@ -39,12 +39,6 @@ class Tally:
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
 
-    def add(self, other: "Tally") -> None:
-        """Add the counts of a block."""
-        for name, value in vars(other).items():
-            if type(value) is int or isinstance(value, Counter | list):
-                setattr(self, name, getattr(self, name) + value)
-
     def lines(self) -> Iterator[str]:
         """Yield the summary that is printed."""
         calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""

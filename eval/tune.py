@@ -1,7 +1,7 @@
 """Fit the settings of the decider on held-out completions, by the task's headline metric."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.answers import Run, open_run
-from panjue.eval.classifier import load_classifier
+from panjue.eval.classifier import Classifier, load_classifier
 from panjue.eval.decide import Decider, cases_of
-from panjue.eval.fit_pool import trials
-from panjue.eval.means import ScoreTable, metric_values, summarize
+from panjue.eval.fit_pool import FitCase, fit_cases, trials
 from panjue.eval.pool import Exponents, Pool
-from panjue.prompts.example import first_reply
+from panjue.eval.values import score_answers
+from panjue.prompts.example import Answer, Example
 from panjue.prompts.model import DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -35,9 +35,11 @@ def main(folder: Path) -> None:
     check(run)
     console = Console(soft_wrap=True)
     table = Table("price, prior", *run.task.score.summary_names)
-    [greedy] = means(run, [None]).values()
+    classifier = load_classifier(run.trained, run.task)
+    cases = list(fit_cases(run, classifier))
+    greedy = score_answers(run.task, ((case.example, case.first) for case in cases))
     table.add_row("greedy", *(f"{greedy[name]:.4f}" for name in run.task.score.summary_names))
-    pool = fitted_pool(run, console)
+    pool = fitted_pool(run, cases, classifier, console) if classifier else None
     if pool is None and not run.provenance["samples"]:
         (run.trained / DECISION).unlink(missing_ok=True)
         console.print(
@@ -46,10 +48,12 @@ def main(folder: Path) -> None:
             highlight=False,
         )
         return
-    ratios = class_ratios(run, pool)
+    ratios = class_ratios(run, cases, pool)
     # The price acts on label sets only and the prior on classes only: each is fitted alone.
-    pair_price, _ = _best(run, [(price, 0.0) for price in PAIR_PRICES], ratios, pool, table)
-    best = _best(run, [(pair_price, prior) for prior in CLASS_PRIORS], ratios, pool, table)
+    prices = [(price, 0.0) for price in PAIR_PRICES]
+    pair_price, _ = _best(run, metrics(run, cases, prices, ratios, pool), table)
+    priors = [(pair_price, prior) for prior in CLASS_PRIORS]
+    best = _best(run, metrics(run, cases, priors, ratios, pool), table)
     console.print(table)
     console.print(
         "in-sample: the rule was fitted on these very cases; expect lower scores on other cases",
@@ -63,13 +67,12 @@ def main(folder: Path) -> None:
     )
 
 
-def fitted_pool(run: Run, console: Console) -> Pool | None:
+def fitted_pool(
+    run: Run, cases: Sequence[FitCase], classifier: Classifier, console: Console
+) -> Pool | None:
     """Return the pool with the text classifier, for the fields in which it gains; else None."""
-    classifier = load_classifier(run.trained, run.task)
-    if classifier is None:
-        return None
     exponents: dict[str, Exponents] = {}
-    for trial in trials(run, classifier):
+    for trial in trials(run, cases, classifier):
         if trial.gains:
             exponents[trial.field] = trial.exponents
         used = "exponents {:g}, {:g}".format(*trial.exponents) if trial.gains else "not used"
@@ -81,7 +84,7 @@ def fitted_pool(run: Run, console: Console) -> Pool | None:
     return Pool(classifier, exponents) if exponents else None
 
 
-def class_ratios(run: Run, pool: Pool | None = None) -> Ratios:
+def class_ratios(run: Run, cases: Sequence[FitCase], pool: Pool | None = None) -> Ratios:
     """Return, for each class, its frequency in gold divided by its mean belief.
 
     Gold is the whole file that the run answered, training cases included: these cases are like
@@ -89,9 +92,8 @@ def class_ratios(run: Run, pool: Pool | None = None) -> Ratios:
     """
     fields = run.task.answer.classes
     believed: dict[str, Counter[str]] = {field: Counter() for field in fields}
-    decider = Decider(run.task, run.labels, pool=pool)
-    for example, row in run.completions():
-        for item in decider.beliefs(example, row) if "texts" in row else ():
+    for case in cases:
+        for item in case.pooled(pool) if case.beliefs is not None else ():
             for field in fields:
                 believed[field].update(item[field])
     whole_file = replace(run.reader, held_out=False)
@@ -108,19 +110,38 @@ def _ratios(gold: Mapping[str, int], believed: Mapping[str, float]) -> dict[str,
     return {c: scale * n / m for c, n, m in zip(classes, gold_counts, masses, strict=True)}
 
 
-def _best(
-    run: Run, settings: list[Setting], ratios: Ratios, pool: Pool | None, table: Table
-) -> Setting:
+def _best(run: Run, scores: Mapping[Setting, Mapping[str, float]], table: Table) -> Setting:
     """Return the setting with the best headline metric, of equal ones the smallest; add rows."""
-    scores = means(run, settings, ratios, pool)
-    best = max(
-        settings, key=lambda setting: (scores[setting][run.task.score.names[-1]], -sum(setting))
-    )
-    for setting in settings:
-        values = (f"{scores[setting][name]:.4f}" for name in run.task.score.summary_names)
+    headline = run.task.score.names[-1]
+    best = max(scores, key=lambda setting: (scores[setting][headline], -sum(setting)))
+    for setting, values in scores.items():
+        cells = (f"{values[name]:.4f}" for name in run.task.score.summary_names)
         style = "bold" if setting == best else None
-        table.add_row("{:g}, {:g}".format(*setting), *values, style=style)
+        table.add_row("{:g}, {:g}".format(*setting), *cells, style=style)
     return best
+
+
+def metrics(
+    run: Run,
+    cases: Sequence[FitCase],
+    settings: Iterable[Setting],
+    ratios: Ratios | None = None,
+    pool: Pool | None = None,
+) -> dict[Setting, dict[str, float]]:
+    """Return the metrics of the answers that are decided under each setting."""
+    beliefs = [case.pooled(pool) for case in cases]
+
+    def answers(decider: Decider) -> Iterator[tuple[Example, Answer]]:
+        for case, items in zip(cases, beliefs, strict=True):
+            answer = decider.decide_from(case.first, items).answer if items else case.first
+            yield case.example, answer
+
+    return {
+        setting: score_answers(
+            run.task, answers(Decider(run.task, run.labels, *setting, class_ratios=ratios))
+        )
+        for setting in settings
+    }
 
 
 def check(run: Run) -> None:
@@ -142,35 +163,3 @@ def check(run: Run) -> None:
             f"{run.folder}: its cases are not those that training held out; generate with "
             "held_out=true on the training file, or on the dev file if training had one"
         )
-
-
-def means(
-    run: Run,
-    settings: Iterable[Setting | None],
-    ratios: Ratios | None = None,
-    pool: Pool | None = None,
-) -> dict[Setting | None, dict[str, float]]:
-    """Return the metrics of the answers decided under each setting; None takes the first replies.
-
-    Raises:
-        UserError: An example has no gold answer.
-    """
-    task = run.task
-    deciders = {s: Decider(task, run.labels, *s, ratios, pool) if s else None for s in settings}
-    tables = {setting: ScoreTable(task) for setting in deciders}
-    believing = Decider(task, run.labels, pool=pool)
-    for example, row in run.completions():
-        if example.answer is None:
-            raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
-        gold = task.gold(example)
-        first = task.ask.decode(first_reply(row), example, run.labels).answer
-        if "texts" in row:
-            items = believing.beliefs(example, row)
-        else:  # the case could not be asked
-            items = pool.alone(example) if pool else []
-        for setting, decider in deciders.items():
-            answer = decider.decide_from(first, items).answer if decider and items else first
-            place = f"{run.folder}: id {example.id}"
-            values = metric_values(task, gold, task.data.write(example, answer), place)
-            tables[setting].add(example.groups, task.score.weight(example), values)
-    return {setting: summarize(table, resamples=0).mean for setting, table in tables.items()}

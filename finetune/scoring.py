@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import StoppingCriteria
 
-from panjue.eval.means import ScoreTable, metric_values, summarize
+from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.progress import LINE_EVERY_S
@@ -101,19 +101,20 @@ class HeldOutScore:
             trainer.check_signal()
             scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=False)]
             done += len(batch)
-        weights, values = zip(*gather_object(scored), strict=True)
-        table = ScoreTable(self._task, weights=list(weights), values=list(values))
-        return summarize(table, resamples=0).mean
+        values = MetricValues(self._task)
+        for example, numbers in gather_object(scored):
+            values.add(example, numbers)
+        return summarize(values, resamples=0).mean
 
     def _progress(self, done: int, batch: int) -> str:
         return f"scoring: {done} of {len(self.questions)} held-out cases answered, {batch} at work"
 
-    def _values(self, example: Example, reply: str) -> tuple[float, Any]:
-        """Return the example's weight and the metrics of its reply."""
+    def _values(self, example: Example, reply: str) -> tuple[Example, Any]:
+        """Return the example and the metrics of its reply."""
         task = self._task
         row = task.data.write(example, task.ask.decode(reply, example, self._labels).answer)
         values = metric_values(task, task.gold(example), row, f"held out: id {example.id}")
-        return task.score.weight(example), values
+        return example, values
 
     @torch.no_grad()
     def _replies(

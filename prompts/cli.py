@@ -117,7 +117,6 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")
-    print(f"next: {_load('eval.next_step', 'after_answers')(tally.submission.parent)}")
 
 
 @app.command()

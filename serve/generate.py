@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from panjue.eval.cores import count_examples
 from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -49,7 +48,7 @@ def generate(config: GenerateConfig) -> Path:
     check_library_settings(config, task)
     reader = Reader(task, held_out=config.held_out, on_bad_row=config.on_bad_row)
     console.print("1/3 reading the cases", highlight=False)
-    examples = count_examples(reader, config.test)
+    examples = sum(1 for _ in reader.read(config.test))
     if not examples:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise UserError(f"{config.test}: has no cases{skipped}")

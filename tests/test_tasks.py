@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from panjue.eval.means import metric_values, pooled
+from panjue.eval.values import metric_values, pooled
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels

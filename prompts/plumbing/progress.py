@@ -1,14 +1,20 @@
 """Show the progress of a long job: a bar on a terminal, else a line every ten seconds."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 LINE_EVERY_S = 10.0
+
+MANY = 10_000
+"""Items from which `counted` shows progress."""
+
+T = TypeVar("T")
 
 SETTLED_S, SETTLED_ITEMS = 20.0, 5
 """Seconds and items after which a rate is worth showing: the first items of a run are slow."""
@@ -106,3 +112,16 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
         bar.add_task("", total=total, completed=start)
         progress.bar = bar
         yield progress
+
+
+def counted(items: Iterable[T], total: int) -> Iterator[T]:
+    """Yield the items and show how many of about `total` are done, if they are many."""
+    if total < MANY:
+        yield from items
+        return
+    with meter(Console(soft_wrap=True), total) as progress:
+        for done, item in enumerate(items, start=1):
+            yield item
+            if done % 256 == 0:
+                progress.total = max(total, done)
+                progress.to(done, f"{progress.rate:,.0f} cases/s")

@@ -29,10 +29,9 @@ PANJUE = str(Path(sys.executable).with_name("panjue"))
 READ = """
 import sys
 from pathlib import Path
-from panjue.eval.cores import count_examples
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-print(count_examples(Reader(load_task("judgment")), Path(sys.argv[1])))
+print(sum(1 for _ in Reader(load_task("judgment")).read(Path(sys.argv[1]))))
 """
 FIT = """
 import sys

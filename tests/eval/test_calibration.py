@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.calibration import calibration
-from panjue.eval.compare import compare
+from panjue.eval.compare import compare_runs
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
@@ -76,7 +76,7 @@ def test_confidence_of_another_submission_is_named(files: tuple[Path, Path], wri
 
 def test_a_submission_differs_from_itself_by_nothing(files: tuple[Path, Path]) -> None:
     gold, submission = files
-    for difference in compare(Reader(TASK), gold, submission, submission).values():
+    for difference in compare_runs(Reader(TASK), gold, submission, submission).differences.values():
         assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
         assert difference.better == 0
 
@@ -87,8 +87,8 @@ def test_the_better_submission_is_better_in_nearly_every_resample(
     gold, submission = files
     right = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
     perfect = write("perfect.jsonl", [row(i, *right) for i in range(10)])
-    one = compare(Reader(TASK), gold, perfect, submission)["final"]
-    other = compare(Reader(TASK), gold, submission, perfect)["final"]
+    one = compare_runs(Reader(TASK), gold, submission, perfect).differences["final"]
+    other = compare_runs(Reader(TASK), gold, perfect, submission).differences["final"]
     assert one.mean == pytest.approx(0.15)
     assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low))
     # No resample is worse; one without any of the three wrong cases, 0.7 ** 10 = 2.8%, is equal.
@@ -111,7 +111,7 @@ def test_a_part_of_the_answers_is_no_peer(files: tuple[Path, Path], tmp_path: Pa
     part = tmp_path / "part.jsonl"
     part.write_text(submission.read_text("utf-8").splitlines()[0] + "\n", "utf-8")
     with pytest.raises(UserError, match=r"no row for id 1 \(9 in all\)"):
-        compare(Reader(TASK), gold, submission, part)
+        compare_runs(Reader(TASK), gold, submission, part)
 
 
 def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(

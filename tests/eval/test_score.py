@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from panjue.eval.means import ScoreTable, summarize
 from panjue.eval.score import Scores, score, show
+from panjue.eval.values import MetricValues, summarize
+from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
@@ -250,11 +251,14 @@ def test_gold_must_be_labelled_and_there(case: Case, write: Write, tmp_path: Pat
 
 def columns(
     weights: list[float], values: list[float], groups: list[str] | None = None
-) -> ScoreTable:
-    found = ScoreTable(replace(TASK, score=replace(TASK.score, metrics=(final,))))
-    for i, (weight, value) in enumerate(zip(weights, values, strict=True)):
-        of: Mapping[str, str] = {"kind": groups[i]} if groups and groups[i] else {}
-        found.add(of, weight, np.array([value]))
+) -> MetricValues:
+    """Return examples with these weights, metric values and groups."""
+    given = iter(weights)
+    score_of = replace(TASK.score, metrics=(final,), weight=lambda _: next(given))
+    found = MetricValues(replace(TASK, score=score_of))
+    for number, value in enumerate(values):
+        of = {"kind": groups[number]} if groups and groups[number] else {}
+        found.add(Example(number, "事", groups=of), np.array([value]))
     return found
 
 
@@ -284,7 +288,10 @@ def test_the_interval_narrows_with_more_examples() -> None:
 
 def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
     found = columns([1, 1, 1], [0, 1, 0.5], ["", "x", ""])
-    assert found.groups == {"kind": ["-", "x", "-"]}
+    assert {name: rows.tolist() for name, rows in found.members("kind").items()} == {
+        "-": [0, 2],
+        "x": [1],
+    }
 
 
 def test_twenty_thousand_cases(case: Case, row: Case, write: Write) -> None:

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from panjue.eval.answers import decode_run, open_run
 from panjue.eval.classifier import Classifier, FieldWeights, View
 from panjue.eval.decide import is_fitted_on
+from panjue.eval.fit_pool import fit_cases
 from panjue.eval.score import remarks, score
 from panjue.eval.tune import _ratios, class_ratios, main
 from panjue.prompts.example import Example
@@ -308,9 +309,9 @@ def test_class_ratios_count_the_whole_training_file(
     write("run/completions.jsonl", [{**first, "id": key} for key in asked])
     # All replies say class 13. One more of each class on both sides: of gold 2 n + 1 to 2 (60 - n)
     # + 1, of what is believed 2 n + 1 to 1.
-    n = len(asked)
+    n, opened = len(asked), open_run(run)
     assert 0 < n < 20
     scale = (2 * n + 2) / (2 * 60 + 2)
-    ratios = class_ratios(open_run(run))["penalty"]
+    ratios = class_ratios(opened, list(fit_cases(opened, None)))["penalty"]
     assert ratios[PENALTIES[8]] == pytest.approx(scale * (2 * (60 - n) + 1))
     assert ratios[PENALTIES[13]] == pytest.approx(scale)

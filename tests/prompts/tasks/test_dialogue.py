@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from rich.console import Console
 
 from panjue.eval.check import check
-from panjue.eval.fairness import report
-from panjue.eval.fairness_page import page
+from panjue.eval.fairness import fairness
+from panjue.eval.fairness_tables import show
 from panjue.eval.score import score
 from panjue.prompts.example import Decoded, Example, Turn, run_steps
 from panjue.prompts.labels import Labels
@@ -857,18 +858,21 @@ def test_real_gold_against_itself_is_perfect_and_the_same_twice(
     assert len([note for note in first.notes if "not JSON" in note]) == 3
 
 
-def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(tmp_path: Path) -> None:
+def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gold = shutil.copytree(SAMPLE, tmp_path / "gold")
     (gold / "emo/emo_1.json").write_text("{", "utf-8")
     told = folder_of(tmp_path)
     (tmp_path / "groups.jsonl").write_text('{"id":"1","g":"a"}\n{"id":"2","g":"b"}\n', "utf-8")
     reader = Reader(TASK, side_groups(tmp_path / "groups.jsonl"))
-    found = report("dialogue", reader, gold, told, ["g"], metric="event", min_n=1)
+    found = fairness(reader, gold, told, ["g"], min_n=1)
     numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
     assert numbers["groups"]["a"]["value"] is None
     assert numbers["groups"]["b"]["value"] == 1.0
     assert (numbers["worst_group"], numbers["worst"], numbers["mean"]) == ("b", 1.0, 1.0)
-    assert "nan" not in page(found).lower()
+    show(found, Console())
+    assert "nan" not in capsys.readouterr().out.lower()
 
 
 TEXTS = st.lists(st.text("甲乙ab ", max_size=6), min_size=1, max_size=5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from panjue.eval.check import check
-from panjue.eval.score import Scores, domain_means, score
+from panjue.eval.score import Scores, score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -352,15 +352,6 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
 def test_without_references_in_plural_or_a_domain_there_is_no_such_number(tmp_path: Path) -> None:
     found = scored(tmp_path, [document(("甲",), domain="")], {"_0": "甲"}).to_json()
     assert (found["f1"], found["human_f1"], found["civil_f1"]) == (1, None, None)
-
-
-def test_two_domains_count_alike_whatever_their_size(tmp_path: Path) -> None:
-    first, second = tmp_path / "in", tmp_path / "out"
-    first.mkdir()
-    second.mkdir()
-    one = scored(first, [document(("甲",), ("甲",))], {"civil_0": "甲", "civil_1": "甲"})
-    other = scored(second, [document(("甲",))], {"civil_0": "乙"})
-    assert domain_means(one, other) == {"em": 0.5, "f1": 0.5}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The fairness report as tables on the terminal and as one HTML page without external files."""
+"""The fairness report as tables on the terminal."""
 
 import math
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.fairness import Report
+from panjue.eval.fairness import Fairness
 from panjue.eval.group_measures import Attribute, Group
 
 COLUMNS = ("n", "{metric}", "95% interval", "train", "shift", "worst class", "ECE")
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: Fairness, console: Console) -> None:
     """Print the tables."""
     for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
@@ -37,7 +37,7 @@ def show(report: Report, console: Console) -> None:
         console.print(table)
 
 
-def cross_rows(report: Report) -> tuple[str, list[str], list[list[str]]]:
+def cross_rows(report: Fairness) -> tuple[str, list[str], list[list[str]]]:
     """Return heading, columns and rows of the table of two attributes; the longer one has rows."""
     first, second = list(report.attributes)[:2]
     numbers = {(a, b): cell for a, row in report.cross.items() for b, cell in row.items()}
@@ -66,7 +66,7 @@ def cells(group: Group) -> tuple[str, ...]:
     )
 
 
-def header_lines(report: Report) -> Iterator[str]:
+def header_lines(report: Fairness) -> Iterator[str]:
     """Yield the lines above the tables: the metric over all examples, and the files used."""
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
@@ -80,7 +80,7 @@ def header_lines(report: Report) -> Iterator[str]:
     yield f"training examples and shifts: {source}"
 
 
-def remarks(report: Report, attribute: Attribute) -> Iterator[str]:
+def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
     """Yield the lines below an attribute's table."""
     if attribute.mean is None:
         yield f"no group has {report.min_n} examples: no mean, disparity, worst or gap"
@@ -112,25 +112,3 @@ def _cross_cell(cell: tuple[int, float] | None, min_n: int) -> str:
         return "-"
     n, value = cell
     return f"{_number(value)} ({n}){'*' if n < min_n else ''}"
-
-
-def page(report: Report) -> str:
-    """Return the report as one HTML page."""
-    from panjue.eval import figures  # here: the tables need neither jinja nor matplotlib
-    from panjue.eval.report_page import FOLDER, templates
-
-    return (
-        templates()
-        .get_template("fairness.html")
-        .render(
-            title=f"{report.task}: {report.metric} by group",
-            report=report,
-            header_lines=list(header_lines(report)),
-            remarks=remarks,
-            columns=[column.format(metric=report.metric) for column in COLUMNS],
-            cells=cells,
-            cross=cross_rows(report) if report.cross else None,
-            style=(FOLDER / "report.css").read_text("utf-8"),
-            figures={name: figures.fairness(report, name) for name in report.attributes},
-        )
-    )

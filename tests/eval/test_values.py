@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.compare import compare
-from panjue.eval.fairness import report
+from panjue.eval.compare import compare_runs
+from panjue.eval.fairness import fairness
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
@@ -20,10 +20,8 @@ THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪"], ["266"], 10)
 
 COMMANDS: dict[str, Callable[[Reader, Path, Path], object]] = {
     "score": score,
-    "compare": lambda reader, gold, submission: compare(reader, gold, submission, submission),
-    "fairness": lambda reader, gold, submission: report(
-        "judgment", reader, gold, submission, ["defendants"]
-    ),
+    "compare": lambda reader, gold, submission: compare_runs(reader, gold, submission, submission),
+    "fairness": lambda reader, gold, submission: fairness(reader, gold, submission, ["defendants"]),
 }
 
 

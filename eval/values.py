@@ -1,17 +1,23 @@
-"""Metric values per example, and the metrics over all examples with intervals."""
+"""The one loop that scores: gold and answers -> metric values in arrays -> metrics with intervals.
 
-from collections.abc import Iterator, Mapping
+Every command that scores adds examples to a `MetricValues` and calls `summarize`.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.example import UNKNOWN, Answer, Example
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
@@ -19,25 +25,112 @@ from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
 RESAMPLES = 1000
 
+Members = NDArray[np.int64]
+"""The examples of a group, as row numbers in ascending order."""
+
 
 @dataclass
-class ScoreTable:
-    """One row per example: its metric values, weight and groups, in flat lists."""
+class Codes:
+    """The group of every example for one attribute, as a number: its place in `names`."""
 
-    task: Task
-    weights: list[float] = field(default_factory=list)
-    values: list[Numbers] = field(default_factory=list)
-    groups: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=lambda: {UNKNOWN: 0})
+    numbers: "array[int]" = field(default_factory=lambda: array("i"))
 
-    def add(self, example_groups: Mapping[str, str], weight: float, values: Numbers) -> None:
-        """Append one example, by its groups."""
-        self.weights.append(weight)
-        self.values.append(values)
-        before = len(self.weights) - 1
-        for attribute in {**self.groups, **example_groups}:
-            if attribute not in self.groups:
-                self.groups[attribute] = [UNKNOWN] * before
-            self.groups[attribute].append(example_groups.get(attribute, UNKNOWN))
+    def put(self, row: int, name: str) -> None:
+        """Set the group of example `row`; those that were left out before are unknown."""
+        self.numbers.extend([0] * (row + 1 - len(self.numbers)))
+        self.numbers[row] = self.names.setdefault(name, len(self.names))
+
+
+class MetricValues:
+    """The metric values, weight and groups of every example, in arrays."""
+
+    def __init__(self, task: Task) -> None:
+        """Start without examples."""
+        self.task = task
+        self._weights, self._values = array("d"), array("d")
+        self._groups: dict[str, Codes] = {}
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self._weights)
+
+    def add(self, example: Example, values: Numbers) -> None:
+        """Append an example with its values."""
+        for attribute, name in example.groups.items():
+            self.set_group(len(self), attribute, name)
+        self._weights.append(self.task.score.weight(example))
+        self._values.frombytes(values.tobytes())
+
+    def set_group(self, row: int, attribute: str, name: str) -> None:
+        """Set the group of example number `row` for an attribute."""
+        self._groups.setdefault(attribute, Codes()).put(row, name)
+
+    @property
+    def weights(self) -> Numbers:
+        """Return the weights, [examples]. While the array is in use, no example can be added."""
+        return np.frombuffer(self._weights)
+
+    @property
+    def values(self) -> Numbers:
+        """Return the metric values, [examples, values]; as for `weights`."""
+        return np.frombuffer(self._values).reshape(len(self), -1)
+
+    @property
+    def attributes(self) -> list[str]:
+        """Return the attributes that an example has."""
+        return list(self._groups)
+
+    def codes(self, attribute: str) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the names of an attribute's groups, and each example's group as a place in it."""
+        groups = self._groups[attribute]
+        numbers = np.zeros(len(self), dtype=np.int32)
+        numbers[: len(groups.numbers)] = groups.numbers
+        return list(groups.names), numbers
+
+    def members(self, attribute: str) -> dict[str, Members]:
+        """Return the examples of every group that has one, by name."""
+        names, numbers = self.codes(attribute)
+        members = zip(names, by_code(numbers, len(names)), strict=True)
+        return {name: rows for name, rows in sorted(members, key=itemgetter(0)) if len(rows)}
+
+
+def by_code(codes: NDArray[np.integer[Any]], size: int) -> list[Members]:
+    """Return for every code below `size` the places that have it, in ascending order."""
+    ends = np.cumsum(np.bincount(codes, minlength=size))
+    return np.split(np.argsort(codes, kind="stable"), ends[:-1])
+
+
+class Scored(NamedTuple):
+    """An example with its gold row and the row of the submission, None if there is none."""
+
+    example: Example
+    gold: Row
+    row: Row | None
+
+
+def score_rows(reader: Reader, gold: Path, rows: Rows, values: MetricValues) -> Iterator[Scored]:
+    """Score a submission: add every example of a gold file to `values`, and yield it.
+
+    Raises:
+        UserError: A gold example has no answer, a row is not in the hand-in format, or the
+            submission is one of other cases.
+    """
+    check_answered(reader, gold, rows)
+    for example, gold_row in counted(gold_rows(reader, gold), len(rows)):
+        row = rows.get(example.id)
+        place = f"{rows.path}: id {example.id}"
+        values.add(example, metric_values(reader.task, gold_row, row, place))
+        yield Scored(example, gold_row, row)
+
+
+def score_answers(task: Task, answers: Iterable[tuple[Example, Answer]]) -> dict[str, float]:
+    """Return the metrics of answers to labelled examples, e.g. of held-out ones in training."""
+    values = MetricValues(task)
+    for example, answer in answers:
+        row = task.data.write(example, answer)
+        values.add(example, metric_values(task, task.gold(example), row, f"id {example.id}"))
+    return summarize(values, resamples=0).mean
 
 
 @dataclass(frozen=True)
@@ -89,24 +182,24 @@ def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
 
 
 def summarize(
-    table: ScoreTable, resamples: int = RESAMPLES, mask: NDArray[np.bool_] | None = None
+    values: MetricValues, members: Members | None = None, *, resamples: int = RESAMPLES
 ) -> Summary:
     """Return the metrics with 95% percentile bootstrap intervals over examples (seed 0).
 
     If all weights are 0 (cases of one defendant in the official metric), the means are unweighted
-    and the summary says so.
+    and the summary says so. With `members`, only these examples count.
     """
-    weights, values = np.array(table.weights), np.array(table.values)
-    if mask is not None:
-        weights, values = weights[mask], values[mask]
+    weights, numbers = values.weights, values.values
+    if members is not None:
+        weights, numbers = weights[members], numbers[members]
     unweighted = not weights.any()
     if unweighted:
         weights = np.ones_like(weights)
-    mean = pooled(table.task, weights @ values, weights.sum())
+    mean = pooled(values.task, weights @ numbers, weights.sum())
     low = high = mean
     if resamples:
-        low, high = percentiles(resampled(table.task, weights, values, resamples))
-    names = table.task.score.names
+        low, high = percentiles(resampled(values.task, weights, numbers, resamples))
+    names = values.task.score.names
     return Summary(
         len(weights),
         dict(zip(names, mean.tolist(), strict=True)),
