@@ -36,7 +36,7 @@ from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, se
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS, MAX_EVENTS, emotion_faults
 from panjue.prompts.tasks.dialogue.similarity import best_pairs, ngrams, similarity
 from panjue.prompts.tasks.dialogue.solve import joined, merged
-from panjue.prompts.tasks.metrics import Row
+from panjue.prompts.tasks.metrics import Row, name_of
 
 TASK = load_task("dialogue")
 
@@ -865,7 +865,9 @@ def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(
     (gold / "emo/emo_1.json").write_text("{", "utf-8")
     told = folder_of(tmp_path)
     (tmp_path / "groups.jsonl").write_text('{"id":"1","g":"a"}\n{"id":"2","g":"b"}\n', "utf-8")
-    reader = Reader(TASK, side_groups(tmp_path / "groups.jsonl"))
+    (event,) = (metric for metric in TASK.score.metrics if name_of(metric) == "event")
+    by_events = replace(TASK, score=replace(TASK.score, metrics=(event,)))
+    reader = Reader(by_events, side_groups(tmp_path / "groups.jsonl"))
     found = fairness(reader, gold, told, ["g"], min_n=1)
     numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
     assert numbers["groups"]["a"]["value"] is None
