@@ -37,18 +37,12 @@ def case() -> Example:
         inputs={"defendants": "张某甲、李某"},
         answer={
             "judgments": [
-                {
-                    "name": "张某甲",
-                    "charges": ["盗窃罪"],
-                    "articles": ["264"],
-                    "penalty": PENALTIES[12],
-                },
-                {
-                    "name": "李某",
-                    "charges": ["盗窃罪", "诈骗罪"],
-                    "articles": ["264", "303-2"],
-                    "penalty": PENALTIES[8],
-                },
+                judgment("张某甲", ["盗窃罪"], ["264"], 12),
+                judgment("李某", ["盗窃罪", "诈骗罪"], ["264", "303-2"], 8),
             ]
         },
     )
+
+
+def judgment(name: str, charges: list[str], articles: list[str], penalty: int) -> dict[str, object]:
+    return {"name": name, "charges": charges, "articles": articles, "penalty": PENALTIES[penalty]}

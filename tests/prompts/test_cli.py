@@ -146,15 +146,6 @@ def test_check_says_by_its_exit_code_whether_the_file_is_clean(
     assert capsys.readouterr().out == f"{path}: id 0 is not answered\n{path}: 1 faults\n"
 
 
-def test_check_refuses_labels_that_training_never_saw(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    TASK.ask.labels(list(Reader(TASK).read(folder / "test.jsonl"))[:1]).save(folder)
-    words = ("check", folder / "submission.jsonl", "--cases", folder / "test.jsonl")
-    assert typed(monkeypatch, *words, "--labels", folder / "labels.json") == 1
-    assert "has the unknown label" in capsys.readouterr().out
-
-
 def test_what_a_user_can_mend_is_one_line_and_exit_code_two(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,14 +153,6 @@ def test_what_a_user_can_mend_is_one_line_and_exit_code_two(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == f"panjue: {folder}/no.jsonl: No such file or directory\n"
-
-
-def test_a_file_that_is_none_of_the_tasks_is_told_with_the_task(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("score", folder / "test.jsonl", folder / "submission.jsonl", "--task", "scotus")
-    assert typed(monkeypatch, *words) == 2
-    assert "(read as task 'scotus': is that right?)" in capsys.readouterr().err
 
 
 def test_a_run_folder_says_of_which_task_it_is(
@@ -184,13 +167,6 @@ def test_a_run_folder_says_of_which_task_it_is(
     assert "'text' must be a text" in capsys.readouterr().err
     write_json(folder / "manifest.json", {"generate": {"task": "judgment"}})
     assert typed(monkeypatch, *words) == 0
-
-
-def test_a_folder_where_a_file_is_wanted_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "score", folder, folder / "submission.jsonl") == 2
-    assert f"{folder}: is a folder, expected a file" in capsys.readouterr().err
 
 
 def test_a_package_that_is_missing_is_named(
@@ -224,14 +200,6 @@ def test_nothing_that_is_read_is_written_over(
     assert path.read_bytes() == before
     assert typed(monkeypatch, "score", gold, path, "--json", folder) == 2
     assert "is a folder; name a file" in capsys.readouterr().err
-
-
-def test_files_that_have_nothing_to_do_with_each_other_are_no_score_of_zero(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "other.jsonl").write_text('{"id":"x","judgments":[]}\n', "utf-8")
-    assert typed(monkeypatch, "score", folder / "test.jsonl", folder / "other.jsonl") == 2
-    assert "are these the right files?" in capsys.readouterr().err
 
 
 def test_the_version_is_that_of_the_package(

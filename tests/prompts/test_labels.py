@@ -1,11 +1,10 @@
-import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.labels import Labels, collect, load_labels
+from panjue.prompts.labels import collect, load_labels
 from panjue.prompts.plumbing.errors import UserError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4)
@@ -29,24 +28,6 @@ def test_saved_labels_come_back(
     before = (folder / "labels.json").read_bytes()
     again.save(folder)
     assert (folder / "labels.json").read_bytes() == before
-
-
-@given(ANSWERS)
-def test_the_order_of_the_training_file_changes_nothing(
-    answers: list[dict[str, list[str]]],
-) -> None:
-    assert json.dumps(vars(collect(answers))) == json.dumps(vars(collect(answers[::-1])))
-
-
-@given(ANSWERS)
-def test_counts_are_of_answers(answers: list[dict[str, list[str]]]) -> None:
-    labels = collect(answers)
-    for kind, counts in labels.counts.items():
-        assert sum(counts.values()) == sum(len(set(answer[kind])) for answer in answers)
-        assert list(counts.values()) == sorted(counts.values(), reverse=True)
-        assert labels.names(kind) == sorted(counts)
-        assert labels.most[kind] == max(len(set(answer[kind])) for answer in answers)
-        assert set(labels.normal_forms[kind].values()) <= set(counts)
 
 
 def test_counts_by_hand() -> None:
@@ -73,20 +54,6 @@ def test_counts_by_hand() -> None:
     assert labels.commonest("articles") == "264"
     assert labels.commonest("penalty") == "10"
     assert labels.commonest("articles", labels.pairs["诈骗罪"]) == "266"
-
-
-def test_a_tie_goes_to_the_first_by_code_point() -> None:
-    # 盗 is U+76D7, 诈 is U+8BC8.
-    for charges in (["盗窃罪", "诈骗罪"], ["诈骗罪", "盗窃罪"]):
-        assert collect({"charges": [charge]} for charge in charges).commonest("charges") == "盗窃罪"
-    assert Labels({"n": {"9": 1, "10": 1}}).commonest("n") == "10"
-
-
-def test_no_labels() -> None:
-    assert collect([]) == Labels()
-    assert Labels().names("charges") == []
-    assert Labels().commonest("charges") is None
-    assert Labels({"charges": {"盗窃罪": 1}}).commonest("charges", {}) is None
 
 
 @pytest.mark.parametrize(

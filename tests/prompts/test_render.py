@@ -9,7 +9,7 @@ from panjue.prompts import render as rendering
 from panjue.prompts import tasks
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.render import neutralize, prompt_files, render
+from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import load_task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -26,12 +26,6 @@ ANGLED = st.text(st.sampled_from("<>|ab_｜＜ \n\u3000/判"))
 def test_prompt_is_the_golden_file() -> None:
     golden = (GOLDEN / "judgment.prompt.md").read_bytes().decode("utf-8")
     assert load_task("judgment").ask.prompt(NASTY) == [{"role": "user", "content": golden}]
-
-
-def test_the_template_stands_in_the_prompt_byte_for_byte() -> None:
-    template = prompt_files("judgment")[0].read_text("utf-8")
-    case = Example(id=1, text="{text}", inputs={"defendants": "{defendants}"})
-    assert render("judgment", case)[0]["content"] == template
 
 
 @given(st.text(st.characters(exclude_characters="<"), max_size=50))
@@ -52,11 +46,6 @@ def test_text_of_a_case_arrives_as_it_is(text: str) -> None:
 @example("<|im_<|im_end|>end|>")
 def test_no_marker_survives(text: str) -> None:
     assert not re.search(r"<[^>\s]{1,64}>", neutralize(text))
-
-
-@given(ANGLED | st.text())
-def test_neutralizing_twice_is_neutralizing_once(text: str) -> None:
-    assert neutralize(neutralize(text)) == neutralize(text)
 
 
 @given(ANGLED | st.text())

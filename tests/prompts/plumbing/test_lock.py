@@ -1,5 +1,3 @@
-import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -62,18 +60,3 @@ def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path: Path) 
         first.wait()
         with exclusive_lock(tmp_path):
             os.killpg(first.pid, signal.SIGKILL)  # the worker was there all the time
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_no_error(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    entered = 0
-    for _ in range(2):
-        with exclusive_lock(tmp_path):
-            entered += 1
-    assert entered == 2

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.parts import SYNTAX, field_of, part_of_tokens, value_spans
+from panjue.prompts.plumbing.parts import field_of, value_spans
 
 REPLY = (
     '{"judgments":[{"name":"甲","charges":["盗窃罪","抢劫罪"],"articles":["264"],'
@@ -54,12 +54,6 @@ def test_the_values_of_a_judgment_have_their_fields() -> None:
         ('"264"', "articles"),
         ('"拘役"', "penalty"),
     ]
-
-
-def test_a_token_that_covers_value_and_syntax_counts_for_the_value() -> None:
-    start = REPLY.index('罪"]')
-    offsets = [(0, 2), (start, start + 3), (start + 3, start + 4)]
-    assert part_of_tokens(REPLY, offsets) == [SYNTAX, "charges", SYNTAX]
 
 
 def test_a_string_that_is_cut_is_one_value_however_many_quotation_marks_it_has() -> None:

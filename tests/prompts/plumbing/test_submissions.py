@@ -87,20 +87,3 @@ def test_a_flaw_is_told_with_its_place(
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"handed-in{complaint}"):
         FORMS[form].index(path)
-
-
-def test_an_empty_line_is_a_flaw_only_where_flaws_are_looked_for(tmp_path: Path) -> None:
-    path = tmp_path / "submission.jsonl"
-    path.write_bytes(b'{"id":1}\n\n')
-    assert JSON_LINES.index(path).ids() == {"1"}
-    (_, first), (place, second) = JSON_LINES.read(path)
-    assert first() == {"id": 1}
-    with pytest.raises(UserError, match="the line is empty"):
-        second()
-    assert place == 2
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_no_file(form: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file"):
-        list(FORMS[form].read(tmp_path / "none"))

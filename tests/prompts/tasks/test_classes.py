@@ -1,19 +1,15 @@
 """Classes of a closed list: FairLex's files in their published field names, and odd replies."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.classes import accuracy, macro_f1
+from panjue.prompts.tasks.classes import macro_f1
 
 SEVERITY, ECTHR, SCOTUS, FSCS = (load_task(n) for n in ("severity", "ecthr", "scotus", "fscs"))
 
@@ -61,14 +57,6 @@ def test_scotus_and_fscs_take_numbers_or_names() -> None:
     assert FSCS.data.read({**row, "legal_area": -1}) == FSCS.data.read(row), "a missing ClassLabel"
     with pytest.raises(UserError, match="'legal_area' must be a name or a number from 0 to 5"):
         FSCS.data.read({**row, "legal_area": 6})
-
-
-def test_rows_as_they_were_published(tmp_path: Path) -> None:
-    """Without an id, and under the published names."""
-    path = tmp_path / "cail.jsonl"
-    path.write_text('{"text": "某案", "label": 1, "defendant_gender": 1}\n' * 2, "utf-8")
-    one, other = Reader(SEVERITY).read(path)
-    assert (one.id, other.id, one.groups) == (1, 2, {"gender": "female"})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -125,21 +113,6 @@ def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
 
 
-@pytest.mark.parametrize(
-    ("reply", "label"),
-    [
-        ("dismissed", "dismissal"),
-        ("Approved.", "approval"),
-        ('{"label":"approved"}', "approval"),
-        ('{"label":"dismissal"}', "dismissal"),
-    ],
-)
-def test_the_outcome_in_the_words_of_the_prompt(reply: str, label: str) -> None:
-    decoded = FSCS.ask.decode(reply, Example(1, ""), Labels())
-    assert decoded.answer == {"label": label}
-    assert decoded.readable
-
-
 def test_what_was_thought_is_no_answer() -> None:
     decoded = SEVERITY.ask.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
     assert decoded.answer == {"label": "三年以上五年以下"}
@@ -149,37 +122,12 @@ def test_what_was_thought_is_no_answer() -> None:
     assert (thought.answer, thought.repairs) == (decoded.answer, ("think block dropped",))
 
 
-def test_a_marker_inside_an_answer_is_no_end_of_thoughts() -> None:
-    reading = load_task("reading")
-    example = Example(1, "甲</think>乙")
-    reply = '{"type":"span","answer":"甲</think>乙"}'
-    assert reading.ask.decode(reply, example, Labels()).answer["answer"] == "甲</think>乙"
-
-
 THREE = macro_f1(3)
-
-
-PAIRS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=20)
 
 
 def value(*pairs: tuple[object, object], key: str = "label") -> float:
     rows = [({key: gold}, None if told is None else {key: told}) for gold, told in pairs]
     return float(THREE.value(np.sum([THREE.counts(gold, told) for gold, told in rows], axis=0)))
-
-
-def by_definition(pairs: list[tuple[int, int]]) -> float:
-    """Mean over the classes in gold or prediction of 2 tp / (2 tp + fp + fn)."""
-    scores = []
-    for one in {number for pair in pairs for number in pair}:
-        right = sum(gold == told == one for gold, told in pairs)
-        wrong = sum((gold == one) != (told == one) for gold, told in pairs)
-        scores.append(2 * right / (2 * right + wrong))
-    return sum(scores) / len(scores)
-
-
-@given(PAIRS)
-def test_it_is_its_definition(pairs: list[tuple[int, int]]) -> None:
-    assert value(*pairs) == pytest.approx(by_definition(pairs))
 
 
 def test_by_hand() -> None:
@@ -193,14 +141,3 @@ def test_sets_and_the_empty_one() -> None:
     assert value(([], []), key="labels") == 1
     # Class 0: 2 / 3; class 1: 0; none: 0 of one predicted.
     assert value(([0], [0]), ([0, 1], []), key="labels") == pytest.approx(2 / 3 / 3)
-
-
-@pytest.mark.parametrize("told", [{"label": 3}, {"label": -1}, {"label": "1"}, {"label": True}])
-def test_what_is_no_class_is_refused(told: dict[str, object]) -> None:
-    with pytest.raises(TypeError):
-        THREE.counts({"label": 0}, told)
-
-
-def test_accuracy() -> None:
-    assert accuracy({"labels": [1, 2]}, {"labels": [2, 1]}) == 1
-    assert accuracy({"labels": [1]}, {"labels": [1, 2]}) == accuracy({"label": 1}, None) == 0

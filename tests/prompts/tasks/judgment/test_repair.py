@@ -15,7 +15,6 @@ from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
 from panjue.prompts.tasks.judgment.task import check, decode, target, write
 
-WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)
 NAMES = st.lists(
     NAME.filter(str.strip),
@@ -85,21 +84,6 @@ def test_nothing_is_lost_in_wrappings(labels: Labels, wrapping: str, case: Examp
 
 
 @given(case=answered())
-def test_full_width_digits_are_digits(labels: Labels, case: Example) -> None:
-    decoded = decode(target(case).translate(WIDE), case, labels)
-    assert decoded.answer == case.answer
-    assert decoded.repairs
-
-
-@given(case=answered())
-def test_a_charge_is_known_without_its_last_character(labels: Labels, case: Example) -> None:
-    decoded = decode(target(case).replace("罪", ""), case, labels)
-    assert decoded.answer == case.answer
-    mended = [text for text in decoded.repairs if "charges" in text]
-    assert len(mended) == sum(len(judgment["charges"]) for judgment in gold(case))
-
-
-@given(case=answered())
 def test_other_json_is_read_alike(labels: Labels, case: Example) -> None:
     reply = json.loads(target(case))
     lone = dump(reply["judgments"])
@@ -124,31 +108,6 @@ def test_what_stood_before_the_cut_counts(labels: Labels, case: Example, cut: in
             break
         assert read == judgment
         prefix += ","
-
-
-def test_a_real_reply_cut_anywhere(case: Example, labels: Labels) -> None:
-    whole = target(case)
-    first, second = gold(case)
-    end = whole.index(dump(first["penalty"])) + len(dump(first["penalty"])) + 1
-    for cut in range(len(whole)):
-        decoded = decode(whole[:cut], case, labels)
-        sound(decoded, case, labels)
-        assert decoded.repairs
-        assert decoded.readable == (cut >= whole.index("张某甲") + len("张某甲") + 1)
-        if cut >= end:
-            assert decoded.answer["judgments"][0] == first
-    assert decode(whole[:-2], case, labels).answer["judgments"] == [first, second]
-
-
-def test_a_list_that_was_cut_counts_as_far_as_it_goes(case: Example, labels: Labels) -> None:
-    whole = target(case)
-    reply = whole[: whole.index('"诈骗罪"') + 3]
-    decoded = decode(reply, case, labels)
-    assert decoded.answer["judgments"][1] == {"name": "李某", **GUESS}
-    assert set(decoded.repairs) == {
-        "李某: articles missing, commonest used",
-        "李某: penalty missing or of no class, commonest used",
-    }
 
 
 def test_the_articles_of_a_known_charge_stand_in_for_missing_ones(labels: Labels) -> None:
@@ -209,7 +168,6 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ("charges", ["盗窃"], ["盗窃罪"], "charges '盗窃' -> '盗窃罪'"),
         ("charges", ["抢劫罪"], ["盗窃罪"], "charges '抢劫罪' unknown, dropped"),
         ("charges", ["诈骗罪", "诈骗罪"], ["诈骗罪"], "charges '诈骗罪' repeated"),
-        ("charges", ["诈骗", "诈骗罪"], ["诈骗罪"], "charges '诈骗罪' repeated"),
         (
             "charges",
             ["诈骗罪", "开设赌场罪", "盗窃罪"],
@@ -218,16 +176,12 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ),
         ("charges", "诈骗罪", ["诈骗罪"], "not the JSON that was asked for"),
         ("charges", [], ["盗窃罪"], "charges missing, commonest used"),
-        ("charges", [["诈骗罪"]], ["诈骗罪"], "not the JSON that was asked for"),
-        ("articles", ["第266条"], ["266"], "articles '第266条' -> '266'"),
         ("articles", ["第二百六十六条"], ["266"], "articles '第二百六十六条' -> '266'"),
         ("articles", ["第287条之二"], ["287.2"], "articles '第287条之二' -> '287.2'"),
         ("articles", ["第303条之一"], ["264"], "articles '第303条之一' unknown, dropped"),
-        ("articles", ["第303条第2款"], ["303-2"], "articles '第303条第2款' -> '303-2'"),
         ("articles", ["303-1"], ["264"], "articles '303-1' unknown, dropped"),
         ("articles", ["264-1"], ["264"], "articles '264-1' -> '264'"),
         ("articles", ["《刑法》第287.2条"], ["287.2"], "articles '《刑法》第287.2条' -> '287.2'"),
-        ("articles", ["999"], ["264"], "articles '999' unknown, dropped"),
         ("articles", [266, "266"], ["266"], "articles '266' repeated"),
         ("articles", 266, ["266"], "not the JSON that was asked for"),
         ("penalty", "3", PENALTIES[3], "penalty 3 -> '管制一年以上'"),
@@ -241,12 +195,9 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ),
         ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
         ("articles", ["26、4"], ["264"], "articles '26' unknown, dropped"),
-        ("penalty", [3], PENALTIES[3], "penalty 3 -> '管制一年以上'"),
         ("penalty", 3.0, PENALTIES[3], "penalty 3 -> '管制一年以上'"),
         ("penalty", 15, PENALTIES[10], "penalty missing or of no class, commonest used"),
         ("penalty", -1, PENALTIES[10], "penalty missing or of no class, commonest used"),
-        ("penalty", 120, PENALTIES[10], "penalty missing or of no class, commonest used"),
-        ("penalty", 1200, PENALTIES[10], "penalty missing or of no class, commonest used"),
         ("penalty", None, PENALTIES[10], "penalty missing or of no class, commonest used"),
         ("penalty", True, PENALTIES[10], "penalty missing or of no class, commonest used"),
     ],

@@ -78,21 +78,6 @@ def test_every_gold_reply_is_taken(labels: Labels, names: list[str], draw: st.Da
     assert matches(rules, target(example))
 
 
-@settings(max_examples=60)
-@given(NAMES, NAME | NASTY, st.data())
-def test_no_other_name_is_taken(
-    labels: Labels, names: list[str], other: str, draw: st.DataObject
-) -> None:
-    example = answered(names, draw, labels)
-    reply = json.loads(target(example))
-    place = draw.draw(st.integers(0, len(names) - 1))
-    if reply["judgments"][place]["name"] == other:
-        other += "甲"
-    reply["judgments"][place]["name"] = other
-    assert not accepts(schema(example, labels), dump(reply))
-    assert not matches(schema(example, labels), dump(reply))
-
-
 def changed(case: Example, *path: str | int, to: object) -> str:
     """Return the gold reply with the value at `path` replaced; `...` deletes it."""
     reply = json.loads(target(case))
@@ -109,30 +94,19 @@ def changed(case: Example, *path: str | int, to: object) -> str:
 
 WRONG: dict[str, tuple[tuple[str | int, ...], object]] = {
     "wrong name": (("judgments", 0, "name"), "王某"),
-    "the other's name": (("judgments", 0, "name"), "李某"),
     "a name not neutralized": (("judgments", 0, "name"), "<张某甲>"),
     "unknown charge": (("judgments", 0, "charges"), ["抢劫罪"]),
     "charge without 罪": (("judgments", 0, "charges"), ["盗窃"]),
     "no charge": (("judgments", 0, "charges"), []),
-    "no article": (("judgments", 1, "articles"), []),
     "too many charges": (("judgments", 0, "charges"), ["盗窃罪"] * 3),
-    "too many articles": (("judgments", 0, "articles"), ["264"] * 4),
     "an article among the charges": (("judgments", 0, "charges"), ["264"]),
-    "an article as a number": (("judgments", 0, "articles"), [264]),
-    "a charge without its list": (("judgments", 0, "charges"), "盗窃罪"),
     "a class as a number": (("judgments", 0, "penalty"), 12),
-    "a class as a number's text": (("judgments", 0, "penalty"), "12"),
     "half a class": (("judgments", 0, "penalty"), "有期徒刑六个月"),
-    "a list of classes": (("judgments", 0, "penalty"), ["拘役"]),
-    "no class": (("judgments", 0, "penalty"), ...),
     "no charges": (("judgments", 0, "charges"), ...),
-    "no name": (("judgments", 0, "name"), ...),
     "an extra key": (("judgments", 0, "reason"), "因"),
-    "an extra key outside": (("reason",), "因"),
     "one defendant missing": (("judgments", 1), ...),
     "nobody": (("judgments",), []),
     "an empty object": (("judgments",), ...),
-    "null": (("judgments",), None),
 }
 
 
@@ -145,14 +119,6 @@ def test_what_is_wrong_is_refused(case: Example, labels: Labels, what: str) -> N
     assert not matches(rules, reply)
 
 
-def test_order_and_number_of_the_defendants(case: Example, labels: Labels) -> None:
-    rules, reply = schema(case, labels), json.loads(target(case))
-    first, second = reply["judgments"]
-    for judgments in ([second, first], [first, second, second], [first, first], [second]):
-        assert not accepts(rules, dump({"judgments": judgments}))
-        assert not matches(rules, dump({"judgments": judgments}))
-
-
 def test_the_grammar_fixes_the_order_of_keys_and_all_space(case: Example, labels: Labels) -> None:
     # JSON Schema itself knows neither; the decoder takes both for valid or repairs them.
     rules, reply = schema(case, labels), json.loads(target(case))
@@ -162,24 +128,6 @@ def test_the_grammar_fixes_the_order_of_keys_and_all_space(case: Example, labels
     for other in (dump(turned), json.dumps(reply, ensure_ascii=False), target(case) + " "):
         assert accepts(rules, other)
         assert not matches(rules, other)
-
-
-def test_a_reply_that_stops_early_is_not_complete(case: Example, labels: Labels) -> None:
-    rules, reply = schema(case, labels), target(case)
-    for end in range(len(reply)):
-        assert not matches(rules, reply[:end])
-
-
-def test_most_labels_are_taken(case: Example, labels: Labels) -> None:
-    rules = schema(case, labels)
-    for reply in (
-        changed(case, "judgments", 0, "charges", to=["诈骗罪", "盗窃罪"]),
-        changed(case, "judgments", 0, "articles", to=["264", "303-2", "287.2"]),
-        changed(case, "judgments", 0, "penalty", to="死刑"),
-        changed(case, "judgments", 0, "penalty", to="免予刑事处罚"),
-    ):
-        assert accepts(rules, reply)
-        assert matches(rules, reply)
 
 
 def test_a_marker_as_a_name_stands_in_its_neutral_form(labels: Labels) -> None:
