@@ -120,11 +120,11 @@ def _decode(run: Path, *, greedy: bool = False) -> None:
 
 
 @app.command()
-def serve(config: Path, overrides: Overrides = None) -> None:
+def serve(run: Path, overrides: Overrides = None) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
-    settings = _load("serve.settings", "serve_settings")(config, overrides or [])
-    with debug_log(settings.run):
-        _load("serve.server", "serve")(settings)
+    settings, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
+    with debug_log(run):
+        _load("serve.server", "serve")(settings, runs)
 
 
 @app.command()

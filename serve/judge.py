@@ -1,104 +1,130 @@
-"""Answer one case at a time: ask, decode and decide as in offline generation."""
+"""Judge cases from Python, without a server: `with load("runs/mine") as judge: judge(fact)`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from itertools import count
-from typing import Any, TypeVar
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
 
-from panjue.eval.decide import Decider
-from panjue.prompts.example import Example, first_reply
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.task import Task
-from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker
-from panjue.serve.rows import row
-from panjue.serve.source import OnText, Question, Source, ignore_text, requests
-
-T = TypeVar("T")
+from panjue.serve.engine import Engine, check_engine, engine
+from panjue.serve.served import ServedRun, case_request
+from panjue.serve.settings import NAME, ServeConfig, serve_settings
 
 
 class Judge:
-    """Answers examples, many at once."""
+    """Judges cases with a running engine; `load` makes it."""
 
-    def __init__(self, asker: Asker, decider: Decider | None, source: Source[Any]) -> None:
-        """Take an asker, a decider (None if the task has none) and an engine or endpoint."""
-        self.asker, self._decider, self._source = asker, decider, source
-        self._numbers = count()
+    def __init__(self, run: ServedRun, started: Engine, in_flight: int) -> None:
+        """Take an engine whose event loop runs in another thread."""
+        assert started.runner, "an engine outside a server has one"
+        self._run, self._engine, self._in_flight = run, started, in_flight
+        self._loop = started.runner.get_loop()
+        self._is_open = True
 
-    @property
-    def task(self) -> Task:
-        """Return the task of the server."""
-        return self.asker.task
-
-    async def answer(
-        self, example: Example, question: Question, samples: int, on_text: OnText = ignore_text
+    def __call__(
+        self, fact: str, defendants: Sequence[str] | None = None, samples: int = 0
     ) -> dict[str, Any]:
-        """Return the body of `POST /v1/judgments`; `on_text` receives the greedy reply in pieces.
+        """Return the judgments of one case, as `POST /v1/judgments` does.
+
+        Args:
+            fact: The facts.
+            defendants: Their names, in order; by default they are found in the facts by rules.
+            samples: Samples besides the greedy reply; with them the answer is decided by expected
+                score.
 
         Raises:
-            UserError: The engine or the endpoint has failed.
+            UserError: The case cannot be asked, the engine has failed, or the `with` block is over.
         """
-        passes: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
-        passes += [{"logprobs": ALTERNATIVES, "n": samples, "temperature": 1.0}] if samples else []
-        first, *further = requests(next(self._numbers), question, passes)
-        outputs = await gather_or_cancel(
-            self._source.ask(first, on_text), *map(self._source.ask, further)
-        )
-        pairs = list(zip((first, *further), outputs, strict=True))
-        completion = row(pairs, self.asker.tokenizer, with_alternatives=True)
-        if "refused" in completion:
-            raise UserError(completion["refused"])
-        usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}
-        return {
-            **await asyncio.to_thread(self._decide, example, completion),
-            "finish": completion["finish"][0],
-            "dropped_sentences": question.dropped,
-            "loosened_schema": question.loosened,
-            "usage": {**usage, "total_tokens": sum(usage.values())},
-        }
+        names = None if defendants is None else list(defendants)
+        return self._submit({"fact": fact, "defendants": names, "samples": samples}).result()
 
-    async def stream(
-        self, example: Example, question: Question, samples: int
-    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yield a `delta` event for each piece of the greedy reply, then the `result`.
+    def many(self, cases: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the judgments of cases in their order, with many in the engine at once.
+
+        A case is a mapping with `fact`, and `defendants` and `samples` as for one case.
 
         Raises:
-            UserError: As for `answer`.
+            UserError: As for one case; the cases after it are not answered.
         """
-        pieces: asyncio.Queue[str] = asyncio.Queue()
-        answering = asyncio.create_task(
-            self.answer(example, question, samples, on_text=pieces.put_nowait)
-        )
-        answering.add_done_callback(lambda _: pieces.put_nowait(""))
+        waiting: deque[Future[dict[str, Any]]] = deque()
         try:
-            while not answering.done() or not pieces.empty():
-                if piece := await pieces.get():
-                    yield "delta", {"text": piece}
-            yield "result", await answering
+            for case in cases:
+                waiting.append(self._submit(case))
+                if len(waiting) == 2 * self._in_flight:  # although the first one may be slow
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            for future in waiting:
+                future.cancel()
 
-    def _decide(self, example: Example, completion: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer, its confidence, and the repairs of the first reply."""
-        decoded = self.task.ask.decode(first_reply(completion), example, self.asker.labels)
-        answer, confidence = decoded.answer, {}
-        is_alone = len(completion["texts"]) == 1 and not (self._decider and self._decider.pool)
-        # A single reply without alternatives (from an endpoint) gives no probabilities.
-        if self._decider and (completion["alternatives"] or not is_alone):
-            decision = self._decider.decide(example, completion, echo=is_alone)
-            answer = decision.answer
-            confidence = {"confidence": decision.confidence, "probabilities": decision.classes}
-        submission = self.task.data.write(example, answer)
-        del submission["id"]
-        return {**submission, "answer": answer, **confidence, "repairs": list(decoded.repairs)}
+    def close(self) -> None:
+        """Forget the engine: vLLM's object complains if it lives until Python exits."""
+        self._is_open = False
+        del self._engine
+
+    def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        if not self._is_open:
+            raise UserError("the engine has stopped; call judge within the `with` block")
+        answer = self._run.answer(self._engine, case_request(fields))
+        return asyncio.run_coroutine_threadsafe(answer, self._loop)
 
 
-async def gather_or_cancel(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
-    """Return the results of all coroutines; if one fails, cancel the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+@contextmanager
+def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator[Judge]:
+    """Start the engine of a run, and stop it at the end of the block.
+
+    Args:
+        run: The run folder.
+        settings: Settings of `ServeConfig`, in place of those in `run`/config.yaml.
+
+    Raises:
+        UserError: A setting is wrong, nothing trained is there, or the engine does not start.
+    """
+    words = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    config, runs = serve_settings(Path(run), words)
+    check_engine(config.engine)
+    served = ServedRun(runs[NAME], config)
+    with engine_thread(served, config) as started:
+        judge = Judge(served, started, config.in_flight)
+        try:
+            yield judge
+        finally:
+            judge.close()
+            del started
+
+
+@contextmanager
+def engine_thread(run: ServedRun, config: ServeConfig) -> Iterator[Engine]:
+    """Run an engine and its event loop in a thread: in a notebook, this one runs a loop already."""
+    started: Future[Engine] = Future()
+    end: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            with engine(run.folders, config.engine, run.asker.max_tokens, config.seed) as running:
+                assert running.runner
+                started.set_result(running)
+                running.runner.run(wait_for(end))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = Thread(target=work, name="panjue engine")
+    thread.start()
     try:
-        return await asyncio.gather(*tasks)
+        yield started.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        end.set_result(None)
+        thread.join()
+
+
+async def wait_for(end: "Future[None]") -> None:
+    """Run the event loop until a future of another thread is done."""
+    await asyncio.wrap_future(end)

@@ -1,204 +1,168 @@
-"""`panjue serve`: run vLLM's server in this process until it is stopped."""
+"""`panjue serve`: vLLM's own server, with panjue's middleware around its app."""
 
 import asyncio
-import contextlib
 import errno
 import os
-import signal
 import socket
-import sys
-import time
-from collections.abc import Generator, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
+from typing import TypeVarTuple
 
-import uvicorn
 import uvloop
-from rich.console import Console
-from starlette.types import ASGIApp
+
+# Imported before vLLM: serve.engine sets environment variables that vLLM reads on import.
+from panjue.serve.engine import AsyncEngineArgs, engine_settings, startup_errors
+
+# isort: split
+from vllm.entrypoints.cli.serve import run_multi_api_server
+from vllm.entrypoints.launchers.api_server.entry import run_server
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.errors import SIGNAL_DEBOUNCE_S, UserError
-from panjue.serve.engine import AsyncEngineArgs, on_cpu
-from panjue.serve.guard import Guard, Rules
-from panjue.serve.lifecycle import Lifecycle
-from panjue.serve.service import Service, make_service
+from panjue.prompts.plumbing.debug import engine_stderr
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.orphans import starting_engine
+from panjue.prompts.plumbing.run import Run
+from panjue.prompts.render import TEMPLATE_ARGS
+from panjue.serve.middleware import Setup
+from panjue.serve.served import ServedRun
 from panjue.serve.settings import (
-    LOOPBACK,
+    BASE,
+    NAME,
     REMOVED_VARIABLES,
     SERVER_ARGUMENTS,
     SERVER_MANAGED_SETTINGS,
     ServeConfig,
-    serve_settings,
     server_key,
 )
 
-PROGRESS_S = 5.0
+Ts = TypeVarTuple("Ts")
 
 
-def main(path: Path, overrides: Sequence[str] = ()) -> None:
-    """Serve with the config at `path` until stopped."""
-    serve(serve_settings(path, overrides))
-
-
-def serve(config: ServeConfig) -> None:
-    """Start the engine and the server; on SIGTERM or Ctrl-C finish running requests and stop.
+def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
+    """Serve these runs by their names; on SIGTERM or Ctrl-C finish running requests and stop.
 
     Raises:
-        UserError: A file or setting is wrong, the port is in use, or the engine does not start.
+        UserError: A file or setting is wrong, the port is in use, the engine does not start, or it
+            dies; systemd or compose can then start the server again.
     """
-    console = Console(soft_wrap=True, highlight=False)
     key = server_key(config.host)
     for name in REMOVED_VARIABLES:
         os.environ.pop(name, None)
     check_managed("engine", config.engine, SERVER_MANAGED_SETTINGS)
-    known = [*(f.name for f in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
+    known = [*(field.name for field in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
     check_known("engine", config.engine, known)
-    with bound_socket(config.host, config.port) as listener:
-        console.print("preparing the model")
-        service = make_service(config)
-        guard = Guard(rules(config, service, key))
-        with redirect_output(config.run / "engine.log") as terminal:
-            uvloop.run(run(service, guard, listener, terminal))
+    port = free_port(config.host, config.port)
+    print("preparing the model", flush=True)
+    served = {name: ServedRun(run, config) for name, run in runs.items()}
+    setup = Setup(config, served, key, port)
+    with startup_errors():
+        args = arguments(setup)
+    print("starting the engine, which takes a minute or more", flush=True)
+    with startup_errors(), starting_engine(), engine_stderr() as filtered, filtered():
+        run(args)
+    print("stopped", flush=True)
 
 
-@contextlib.contextmanager
-def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket bound to the address; clients can connect only after `listen` is called.
+def run(args: Namespace) -> None:
+    """Run vLLM's server in this process; or several, each in a process of its own.
 
-    It is bound before the slow start, so that a port in use is an error at once.
+    Raises:
+        UserError: The engine has died.
+    """
+    try:
+        if args.api_server_count > 1:
+            run_multi_api_server(args)
+            return
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            # Only h11 has limits; httptools reads headers of any size.
+            runner.run(run_server(args, http="h11", server_header=False))
+            loop = runner.get_loop()
+            assert isinstance(loop, Loop)
+            if not loop.has_stopped:
+                raise UserError("engine: its process has ended, see above; start the server again")
+    except (KeyboardInterrupt, SystemExit):  # so vLLM ends at a signal during the start
+        pass
+
+
+class Loop(uvloop.Loop):
+    """An event loop that knows whether a signal stops the server.
+
+    vLLM's `run_server` returns in the same way after a signal and after the death of its engine.
+    """
+
+    has_stopped = False
+
+    def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Set the handler of a signal."""
+
+        def stop() -> None:
+            self.has_stopped = True
+            callback(*args)
+
+        super().add_signal_handler(sig, stop)
+
+
+def free_port(host: str, port: int) -> int:
+    """Return a free port; `port` unless that is 0.
+
+    vLLM binds it later; here a port in use is an error before the slow start.
 
     Raises:
         UserError: The port is in use, or the address does not belong to this machine.
     """
     try:
-        family, kind, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
+        family = socket.getaddrinfo(host, port)[0][0]
+        with socket.create_server((host, port), family=family) as listener:
+            return int(listener.getsockname()[1])
     except OSError as error:
-        raise UserError(f"host={host}: {error.strerror or error}") from None
-    with listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise UserError(f"port {port}: is in use by another program; set port=…") from None
-            raise UserError(f"{host}:{port}: {error.strerror or error}") from None
-        yield listener
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port}: is in use by another program; set port=…") from None
+        raise UserError(f"{host}:{port}: {error.strerror or error}") from None
 
 
-@contextlib.contextmanager
-def redirect_output(log: Path) -> Iterator[Console]:
-    """Redirect the output of this process and its engine to `log`; yield a console of the terminal.
+def arguments(setup: Setup) -> Namespace:
+    """Return the arguments of vLLM's server.
 
     Raises:
-        UserError: The log cannot be written.
+        TypeError: The arguments do not fit together.
     """
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = log.open("ab")
-    except OSError as error:
-        raise UserError(f"{log}: {error.strerror}") from None
-    with file, os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err:
-        sys.stdout.flush()
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield Console(file=out, soft_wrap=True, highlight=False)
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-
-
-def rules(config: ServeConfig, service: Service, key: str | None) -> Rules:
-    """Return the rules for all requests."""
-    return Rules(
-        service.asker.tokenizer,
-        key,
-        local=config.host in LOOPBACK,
-        adapter=service.served.adapter is not None,
-        # On a CPU, vLLM's engine crashes if a request has a seed and its prefill is chunked.
-        seeds=not on_cpu(),
-        in_flight=config.in_flight,
-        timeout_s=config.timeout_s,
-    )
-
-
-class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which end the process after the shutdown."""
-
-    _stopped_at = 0.0
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Install no signal handlers."""
-        yield
-
-    def stop(self) -> None:
-        """Accept no more connections and finish running requests; a second call aborts them.
-
-        A second call within `SIGNAL_DEBOUNCE_S` of the first is ignored.
-        """
-        self.force_exit = (
-            self.should_exit and time.monotonic() - self._stopped_at > SIGNAL_DEBOUNCE_S
-        )
-        if not self.should_exit:
-            self.should_exit, self._stopped_at = True, time.monotonic()
-
-
-def http_server(app: ASGIApp, drain_s: int) -> Server:
-    """Return an HTTP server of `app`."""
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=drain_s,
-    )
-    return Server(config)
-
-
-async def run(service: Service, guard: Guard, listener: socket.socket, console: Console) -> None:
-    """Run the engine and the HTTP server until one of them ends."""
-    server = http_server(guard, service.config.drain_s)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-    def on_ready(duration: str) -> None:
-        console.print(f"ready: {url}/ after {duration} (Ctrl-C stops)")
-
-    engine = asyncio.create_task(Lifecycle(service, guard).run(on_ready, console.print))
-    reporting = asyncio.create_task(progress(guard, console))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-
-    def stop() -> None:
-        if not server.should_exit:
-            console.print("stopping after the running requests; a second signal stops at once")
-        server.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    try:
-        await asyncio.wait((engine, serving), return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        try:
-            await serving
-        except OSError as error:  # two processes can bind a port, but only one can listen
-            raise UserError(f"port {port}: {error.strerror}; set port=…") from None
-        if engine.done():
-            engine.result()
-    finally:
-        for task in (engine, reporting):
-            task.cancel()
-        await asyncio.gather(engine, reporting, return_exceptions=True)
-
-
-async def progress(guard: Guard, console: Console) -> None:
-    """Print every `PROGRESS_S` seconds that the engine is still starting."""
-    began = time.monotonic()
-    while guard.app is None:
-        console.print(f"starting the engine, {time.monotonic() - began:.0f} s …")
-        await asyncio.sleep(PROGRESS_S)
+    config, runs = setup.config, setup.runs
+    max_tokens = max(run.asker.max_tokens for run in runs.values())
+    needed = [engine_settings(run.folders, config.seed, max_tokens) for run in runs.values()]
+    adapters = [
+        LoRAModulePath(name=name, path=str(run.folders.adapter))
+        for name, run in runs.items()
+        if run.folders.adapter
+    ]
+    settings = {
+        "api_server_count": 1,
+        "default_chat_template_kwargs": TEMPLATE_ARGS,
+        "shutdown_timeout": 30,  # seconds for running requests to finish
+        **config.engine,
+        **max(needed, key=lambda one: one.get("max_lora_rank", 0)),
+        "model": str(next(iter(runs.values())).folders.model),
+        "served_model_name": [BASE if adapters else NAME],
+        "host": config.host,
+        "port": setup.port,
+        # Otherwise parts of a message are joined, and could together form a control token.
+        "chat_template_content_format": "string",
+        "allowed_media_domains": ["nothing.invalid"],  # never fetch files for clients
+        "allowed_origins": [],
+        "generation_config": "vllm",  # the model's own may have a repetition penalty
+        "disable_fastapi_docs": True,
+        "disable_uvicorn_access_log": True,
+        "uvicorn_log_level": "warning",
+        "h11_max_incomplete_event_size": 2**16,
+        "h11_max_header_count": 100,
+        "middleware": ["panjue.serve.middleware.Panjue"],
+        **({"lora_modules": adapters, "max_loras": len(adapters)} if adapters else {}),
+        "panjue": setup,
+    }
+    defaults = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args = Namespace(**{**vars(defaults), **settings})
+    validate_parsed_serve_args(args)
+    return args

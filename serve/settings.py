@@ -9,9 +9,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
-from panjue.prompts.plumbing.config import Config, load_config
+from panjue.prompts.plumbing.config import Config, key_of, load_config, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
+from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task, no_labels
 
@@ -30,6 +31,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     "TOKENIZERS_PARALLELISM": "false",
@@ -85,18 +87,15 @@ SERVER_MANAGED_SETTINGS = {
     "api_key": f"the environment variable {KEY}",
     "served_model_name": "nothing: the name is panjue",
     "generation_config": "nothing: each request sets its sampling",
-    "lora_modules": "adapter",
-    "max_num_queued_reqs": "in_flight",
-    "uvicorn_log_level": "nothing: see engine.log",
-    "disable_fastapi_docs": "nothing: the docs are never served",
+    "lora_modules": "name=RUN for each further adapter",
+    "middleware": "nothing: it is panjue's",
 }
 """The same for the arguments of vLLM's server."""
 
 SERVER_ARGUMENTS = (
-    "chat_template",
-    "default_chat_template_kwargs",
-    "enable_auto_tool_choice",
-    "tool_call_parser",
+    *("api_server_count", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
+    *("ssl_cert_reqs", "enable_ssl_refresh", "enable_request_id_headers", "chat_template"),
+    *("default_chat_template_kwargs", "enable_auto_tool_choice", "tool_call_parser"),
 )
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
 
@@ -161,19 +160,26 @@ class GenerateConfig(EngineConfig):
         return self.run / ANSWERS / (self.answers or self.test.stem)
 
 
-class ServeConfig(EngineConfig):
-    """Settings of the server; the engine's output goes to `run`/engine.log."""
+class ServeConfig(Config):
+    """Settings of the server: the section `serve` of a run's config.yaml."""
 
+    base: str | None = None
+    """Folder or hub name of the base model, if it has moved since training; with the same files."""
+    adapter: Literal["merge", "lora", "none"] = "merge"
+    """`merge` the adapter into a cached copy of its base, load it as `lora`, or use `none`.
+    Several adapters are always loaded as `lora`."""
+    max_tokens: int | None = Field(None, ge=64)
+    """Limit on prompt plus reply; by default that of training: cases are then shortened alike."""
+    seed: int = 0
+    """Seed of the engine."""
+    in_flight: int = Field(256, ge=1)
+    """Replies that run at once in an API server; clients of further ones are told to retry."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's engine and server, passed on unchanged."""
     host: str = "127.0.0.1"
     """Address to listen on. If other machines reach it, PANJUE_API_KEY must be set."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
-    law: Path | None = None
-    """JSON file, article -> {"text": …}; the texts are shown with the articles."""
-    timeout_s: float = Field(600, gt=0)
-    """Longest time for one request."""
-    drain_s: int = Field(30, ge=0)
-    """Longest time for running requests to finish after a stop signal."""
 
 
 def trained_folder(config: EngineConfig) -> Path:
@@ -272,15 +278,48 @@ def check_ray(config: GenerateConfig) -> None:
         )
 
 
-def serve_settings(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
-    """Read the config at `path` and check it before vLLM is imported.
+def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Run]]:
+    """Return the settings of the server, and the runs that it serves, by their name for clients.
+
+    All is checked before vLLM is imported.
+
+    Args:
+        folder: The run folder.
+        words: Settings `key=value`; and `name=RUN` for each further adapter of the same base.
 
     Raises:
-        UserError: A key or value is wrong, the task or training result is missing, or other
+        UserError: A key or value is wrong, nothing trained is there, the bases differ, or other
             machines reach the address and no key is set.
     """
-    config = load_config(ServeConfig, path, overrides)
-    load_task(config.task)
+    further = {key_of(word): word.partition("=")[2] for word in words if is_adapter(word)}
+    runs = {NAME: Run(folder), **{name: Run(Path(value)) for name, value in further.items()}}
+    settings = [word for word in words if not is_adapter(word)]
+    config = load_section(ServeConfig, Run(folder).config, "serve", settings)
     server_key(config.host)
-    trained_folder(config)
-    return config
+    for run in runs.values():
+        check_trained(run.trained, run.record.task)
+    if further:
+        config = config.model_copy(update={"adapter": "lora"})
+        check_same_base(list(runs.values()))
+    return config, runs
+
+
+def is_adapter(word: str) -> bool:
+    """Say whether a word names a further adapter: its key is no setting, its value a folder."""
+    key, _, value = word.partition("=")
+    return key.partition(".")[0] not in ServeConfig.model_fields and Path(value).is_dir()
+
+
+def check_same_base(runs: Sequence[Run]) -> None:
+    """Refuse adapters of different base models.
+
+    Raises:
+        UserError: Names the run that has another base than the first one.
+    """
+    first = runs[0].record
+    for run in runs[1:]:
+        if run.record.base_sha256 != first.base_sha256:
+            raise UserError(
+                f"{run.folder}: was trained on the base {run.record.base}, and {runs[0].folder} "
+                f"on {first.base}; a server has one base: start another one"
+            )

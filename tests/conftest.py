@@ -1,11 +1,10 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
-import json
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
@@ -254,16 +253,17 @@ def shared() -> Path:
 class PanjueServe:
     """`panjue serve` in a process of its own."""
 
-    def __init__(self, process: Popen[str]) -> None:
-        self.process, self.tree = process, psutil.Process(process.pid)
+    def __init__(self, words: Sequence[object]) -> None:
+        self.process = Popen(list(map(str, words)), stdout=PIPE, text=True, bufsize=1)
+        self.tree = psutil.Process(self.process.pid)
 
     def ready(self) -> str:
-        """Wait until it can answer, for the first time or again; return its address."""
+        """Wait until it can answer; return its address."""
         assert self.process.stdout
         for line in self.process.stdout:
             if line.startswith("ready: "):
                 return line.split()[1].rstrip("/")
-            assert line.startswith(("preparing the model", "starting the engine", "the engine end"))
+            assert line.startswith(("preparing the model", "starting the engine"))
         raise AssertionError("it ended")
 
     @property
@@ -279,20 +279,24 @@ class PanjueServe:
         # One that has ended may wait for the machine's first process to take note.
         return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
+    def end(self) -> None:
+        """Kill it, if it still runs."""
+        self.process.kill()
+        self.process.communicate()
+
+
+SERVE_WORDS = ("port=0", "engine.dtype=float32", "engine.enforce_eager=true")
+
 
 @pytest.fixture
-def panjue_serve(trained: Path, tmp_path: Path) -> Iterator[Callable[..., PanjueServe]]:
+def panjue_serve(trained: Path) -> Iterator[Callable[..., PanjueServe]]:
     """Return what starts a server of the tiny trained model, as long as the test runs."""
 
-    def start(**settings: object) -> PanjueServe:
-        engine = {"dtype": "float32", "max_num_seqs": 8, "enforce_eager": True}
-        given = {"run": str(tmp_path), "trained": f"{trained}/adapter", "port": 0, "engine": engine}
-        yaml = tmp_path / "serve.yaml"
-        yaml.write_text(json.dumps({**given, **settings}), "utf-8")
-        words = [str(Path(sys.executable).with_name("panjue")), "serve", str(yaml)]
-        process = running.enter_context(Popen(words, stdout=PIPE, text=True, bufsize=1))
-        running.callback(process.kill)
-        return PanjueServe(process)
+    def start(*words: object) -> PanjueServe:
+        command = (Path(sys.executable).with_name("panjue"), "serve", trained)
+        started = PanjueServe([*command, *SERVE_WORDS, "engine.max_num_seqs=8", *words])
+        running.callback(started.end)
+        return started
 
     with ExitStack() as running:
         yield start

@@ -24,7 +24,7 @@ const TEXTS = {
     add: "添加一人", remove: "去掉", name: "姓名",
     samples: "方式", fast: "快：一次作答", careful: "稳：多次抽样后决定", key: "密钥",
     go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型的原话",
-    charges: "罪名", articles: "法条", penalty: "刑罚", article: articleName,
+    charges: "罪名", articles: "法条", penalty: "刑罚",
     asking: "正在写……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出词元。`,
     own: "模型自估", confidence: "百分比是模型对自己回答的估计，不是答对的概率。",
@@ -41,7 +41,7 @@ const TEXTS = {
     add: "Add one", remove: "Remove", name: "Name",
     samples: "Mode", fast: "Fast: one reply", careful: "Careful: decide from samples", key: "Key",
     go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
-    charges: "Charges", articles: "Articles", penalty: "Penalty", article: articleName,
+    charges: "Charges", articles: "Articles", penalty: "Penalty",
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
     own: "own estimate", confidence: "Percentages are the model's own estimate, not the probability that it is right.",
@@ -224,7 +224,7 @@ function card(judgment, i, result) {
     element(
       "dl", {},
       ...field("charges", confidence, judgment.charges.map((charge) => element("p", {}, charge))),
-      ...field("articles", confidence, judgment.articles.map(article)),
+      ...field("articles", confidence, judgment.articles.map((id) => element("p", {}, articleName(id)))),
       ...field("penalty", confidence, [element("p", {}, judgment.penalty), bars(result.probabilities?.[i]?.penalty ?? {})]),
     ),
   );
@@ -237,11 +237,6 @@ const percent = (share) => (share > 0.99 ? "> 99%" : `${Math.round(share * 100)}
 function field(name, confidence, values) {
   const share = name in confidence ? [element("span", {}, `${texts.own} ${percent(confidence[name])}`)] : [];
   return [element("dt", {}, element("span", {}, texts[name]), ...share), element("dd", {}, ...values)];
-}
-
-function article(number) {
-  const text = labels?.law[number];
-  return element("p", {}, texts.article(number), ...(text ? [element("small", {}, text.length > 60 ? `${text.slice(0, 60)}……` : text)] : []));
 }
 
 function bars(shares) {

@@ -1,8 +1,8 @@
 """What serving by panjue costs: many clients against vLLM alone and against ours, in one run.
 
-    python tests/bench/serve.py TRAINED_FOLDER CASES.jsonl [--clients 64] [--seconds 60]
+    python tests/bench/serve.py RUN CASES.jsonl [--clients 64] [--seconds 60]
 
-TRAINED_FOLDER is an adapter folder of a run. Both servers have an engine of their own, with the
+RUN is a run folder. Both servers have an engine of their own, with the
 same settings, and are asked in turn, ROUNDS times each, for the same: chat completions, whole and
 streamed; then judgments, which vLLM is asked for plainly, by their token ids and schemas. Each
 judgment is about a defendant of its own, so that a lost, doubled or crossed answer shows. Prints
@@ -27,14 +27,14 @@ from typing import Any
 
 import aiohttp
 import psutil
-import yaml
 
+from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import Messages, load_task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
-from panjue.serve.service import make_service
+from panjue.serve.served import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
 
 ROUNDS = 3
@@ -74,12 +74,12 @@ class Load:
 def main() -> None:
     """Start both servers, load them, print."""
     options = arguments()
-    config = ServeConfig.model_validate({"run": options.trained.parent, "trained": options.trained})
-    asker = make_service(config).asker
+    served = ServedRun(Run(options.run), ServeConfig.model_validate({}))
+    asker, model = served.asker, served.folders.model
     with ExitStack() as running:
         servers = {
             way: running.enter_context(subprocess.Popen(words, stdout=subprocess.DEVNULL))
-            for way, words in commands(options.trained, asker).items()
+            for way, words in commands(options.run, model, asker).items()
         }
         try:
             asyncio.run(compare(servers, asker, options))
@@ -93,16 +93,15 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("trained", type=Path)
+    parser.add_argument("run", type=Path)
     parser.add_argument("cases", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
     return parser.parse_args()
 
 
-def commands(trained: Path, asker: Asker) -> dict[str, list[str]]:
+def commands(run: Path, model: Path, asker: Asker) -> dict[str, list[str]]:
     """Return the command of each server."""
-    model = trained.with_name("merged")
     settings = {**ENGINE, "model": str(model), "max_model_len": asker.max_tokens}
     settings |= {"structured_outputs_config": BACKEND, "load_format": "safetensors", "seed": 0}
     settings |= {"port": PORTS["vLLM alone"], "host": "127.0.0.1", "served_model_name": NAME}
@@ -111,10 +110,9 @@ def commands(trained: Path, asker: Asker) -> dict[str, list[str]]:
     for name, value in settings.items():
         told = json.dumps(value) if isinstance(value, dict) else str(value)
         plain += [f"--{name.replace('_', '-')}", *([] if value is True else [told])]
-    place = trained.parent / "bench.yaml"
-    given = {"run": str(trained.parent), "trained": str(trained), "port": PORTS["panjue"]}
-    place.write_text(yaml.safe_dump({**given, "engine": ENGINE}), "utf-8")
-    ours = [str(Path(sys.executable).with_name("panjue")), "serve", str(place)]
+    engine = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
+    panjue = str(Path(sys.executable).with_name("panjue"))
+    ours = [panjue, "serve", str(run), f"port={PORTS['panjue']}", *engine]
     return {"vLLM alone": plain, "panjue": ours}
 
 

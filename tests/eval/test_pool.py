@@ -2,7 +2,7 @@
 
 from math import exp
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from panjue.eval.pool import MODEL_ALONE, Pool, belief_of, pool_beliefs
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
-from panjue.serve.judge import Judge
+from panjue.serve.served import decide
 
 SEVERITY = load_task("severity")
 CASE = Example(id=1, text="甲")
@@ -138,8 +138,7 @@ def test_a_server_decides_one_reply_and_the_classifier_together() -> None:
         (Decider(SEVERITY, LABELS), 1),
         (Decider(SEVERITY, LABELS, pool=pool), 5),
     ):
-        judge = Judge(asker, decider, cast(Any, None))
-        assert judge._decide(CASE, completion)["label"] == label
+        assert decide(asker, decider, CASE, completion)["label"] == label
 
 
 def test_without_a_readable_reply_the_classifier_decides_alone() -> None:

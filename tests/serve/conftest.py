@@ -1,7 +1,6 @@
 """One server on the tiny trained model, started once for all tests that ask it."""
 
-import asyncio
-import threading
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,33 +9,23 @@ from typing import Any
 import httpx
 import pytest
 
-from panjue.serve.guard import Guard
-from panjue.serve.lifecycle import Lifecycle
-from panjue.serve.server import bound_socket, http_server, rules
-from panjue.serve.service import Service, make_service
-from panjue.serve.settings import ServeConfig
+KEY = "a-key-of-the-tests"
 
 
 @dataclass
 class Running:
-    """The server in a thread of its own.
+    """The server.
 
     Attributes:
         url: Where it listens.
-        plain: Where vLLM's app listens without what stands before it.
-        loop: The event loop of both.
     """
 
     url: str
-    plain: str
-    loop: asyncio.AbstractEventLoop
-    service: Service
-    guard: Guard
-    key: str = "a key of the tests"
+    key: str = KEY
 
     def client(self, **kwargs: Any) -> httpx.Client:
         """Return a client that shows the key."""
-        headers = {"Authorization": f"Bearer {self.key}"}
+        headers = {"Authorization": f"Bearer {self.key}", **kwargs.pop("headers", {})}
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, **kwargs)
 
     def engine_metric(self, name: str) -> float:
@@ -47,49 +36,24 @@ class Running:
 
 
 @pytest.fixture(scope="session")
-def server(
-    trained: Path, small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """Return a running server of the tiny trained model, with a law of one article."""
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "engine.log").touch()
-    law = folder / "law.json"
-    law.write_text('{"264": {"text": "盗窃公私财物，数额较大的……", "paragraphs": []}}', "utf-8")
-    given = {"run": folder, "trained": trained / "adapter", "law": law}
-    config = ServeConfig.model_validate({**given, **small})
-    with bound_socket("127.0.0.1", 0) as listener, bound_socket("127.0.0.1", 0) as beside:
-        service = make_service(config)
-        guard = Guard(rules(config, service, Running.key))
-        servers = [http_server(guard, 5)]
-        up, problem = threading.Event(), []
-        loops: list[asyncio.AbstractEventLoop] = []
+def server(trained: Path, merged: Path) -> Iterator[Running]:
+    """Return a running server of the tiny trained model, which is merged already."""
+    from tests.conftest import SERVE_WORDS, PanjueServe
 
-        async def both() -> None:
-            loops.append(asyncio.get_running_loop())
-            engine = asyncio.create_task(Lifecycle(service, guard).run(lambda _: up.set(), print))
-            guarded = asyncio.create_task(servers[0].serve(sockets=[listener]))
-            while guard.app is None and not engine.done():
-                await asyncio.sleep(0.05)
-            assert guard.app
-            servers.append(http_server(guard.app, 5))
-            await asyncio.gather(guarded, servers[1].serve(sockets=[beside]))
-            engine.cancel()
-            await asyncio.gather(engine, return_exceptions=True)
+    command = [sys.executable, Path(__file__).with_name("serve_plain.py"), trained, *SERVE_WORDS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PANJUE_API_KEY", KEY)
+        started = PanjueServe([*command, "max_tokens=3072", "engine.max_num_seqs=32"])
+    try:
+        yield Running(started.ready())
+    finally:
+        started.process.terminate()
+        assert started.process.wait(60) == 0
+        started.end()
 
-        def work() -> None:
-            try:
-                asyncio.run(both())
-            except BaseException as error:
-                problem.append(error)
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in (listener, beside)]
-        try:
-            assert up.wait(300), problem
-            yield Running(urls[0], urls[1], loops[0], service, guard)
-        finally:
-            for one in servers:
-                one.stop()
-            thread.join(60)
-        assert not problem
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    """Return a client of the server that shows the key."""
+    with server.client() as client:
+        yield client

@@ -37,7 +37,7 @@ def chat(panjue: Callable[..., CompletedProcess[str]], monkeypatch: pytest.Monke
     """Return `panjue chat` with `text` on its standard input."""
 
     def ask(
-        *words: str, text: str | None = None, key: str = "a key of the tests"
+        *words: str, text: str | None = None, key: str = "a-key-of-the-tests"
     ) -> CompletedProcess[str]:
         monkeypatch.setenv("PANJUE_API_KEY", key)
         monkeypatch.setenv("COLUMNS", "100")

@@ -4,12 +4,10 @@ import json
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -17,10 +15,10 @@ from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.demo import write_demo
-from panjue.serve.guard import PAGE
+from panjue.serve.middleware import PAGE
 from panjue.serve.names import find_defendants
 
-KEY = "a key of the tests"
+KEY = "a-key-of-the-tests"
 HERE = Path(__file__).parent
 
 SAY = [{"role": "user", "content": "你好"}]
@@ -147,9 +145,8 @@ def test_openai_routes_answer_as_vllm_alone(
     server: Any, path: str, what: str, body: dict[str, Any]
 ) -> None:
     body = {"model": "panjue", "temperature": 0, **body}
-    with server.client() as http:
-        ours = http.post(path, json=body)
-    plain = httpx.post(server.plain + path, json=body, timeout=120)
+    with server.client() as http, server.client(headers={"X-Plain": "1"}) as around:
+        ours, plain = http.post(path, json=body), around.post(path, json=body)
     assert ours.status_code == plain.status_code
     assert ours.headers["content-type"] == plain.headers["content-type"]
     refused = what in ("no such model", "too many tokens", "no messages")
@@ -225,12 +222,6 @@ def test_other_clients(name: str, server: Any, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith(f"{name} works\n")
-
-
-@pytest.fixture
-def http(server: Any) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
 
 
 README_FILES = ("serve/README.md", "serve/README.zh.md")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.tasks.judgment.articles import article_name
-from panjue.serve.guard import PAGE
+from panjue.serve.middleware import PAGE
 
 FACT = (
     "经审理查明：2020年3月，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -117,7 +117,7 @@ def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any, server: A
     page.click("#language")
     assert "A tiny demo model answers." in page.inner_text("#demo")
     assert "not the probability that it is right" in page.inner_text("#state")
-    labels = {"task": "judgment", "law": {}, "demo": False}
+    labels = {"task": "judgment", "demo": False}
     page.route("**/v1/labels", lambda route: route.fulfill(json=labels))
     page.reload()
     page.wait_for_load_state("networkidle")

@@ -78,8 +78,8 @@ def test_a_server_behind_a_proxy_is_killed(
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed")
     servers, urls = [], []
-    for folder in "ab":  # one after the other: they are started from the same file
-        servers.append(panjue_serve(run=str(tmp_path / folder)))
+    for _ in range(2):  # one after the other: the first one may merge the adapter
+        servers.append(panjue_serve())
         urls.append(servers[-1].ready())
     with promise.attempt(), proxy(name, urls, tmp_path) as url, ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, url) for _ in range(40)]

@@ -1,51 +1,62 @@
-"""What stands before vLLM: who may ask, for what, how much, and in what form."""
+"""What a request meets before vLLM: who may ask, for what, how much, and in what form."""
 
 import asyncio
 import json
 import socket
 import time
+from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from panjue.serve import guard
-from panjue.serve.guard import ALLOWED, GENERATE, LARGEST_BODY, SECURITY, Guard
+from panjue.prompts.plumbing.errors import UserError
+from panjue.serve import checks, middleware
+from panjue.serve.checks import LARGEST_BODY
+from panjue.serve.middleware import GENERATE, METHODS, SECURITY, Panjue, Setup
+from panjue.serve.settings import ServeConfig
 
 Running = Any
 """`Running` of conftest.py."""
 
-KEY = "a key of the tests"
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
 SAY = [{"role": "user", "content": "你好"}]
+POSTED = [path for path, methods in METHODS.items() if "POST" in methods]
 BOTH = pytest.mark.parametrize("path", ["/v1/judgments", "/v1/chat/completions"])
 
 
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
+@dataclass
+class Inside:
+    """The middleware around another app than vLLM's, asked without a socket between."""
 
+    panjue: Panjue
+    setup: Setup
 
-def inside(app: Guard, method: str, path: str, **more: Any) -> httpx.Response:
-    """Ask a guard without a socket between."""
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        engine, models = SimpleNamespace(errored=False, tokenizer=None), SimpleNamespace()
+        models.lora_requests = {}
+        args = Namespace(panjue=self.setup)
+        state = SimpleNamespace(engine_client=engine, openai_serving_models=models, args=args)
+        await self.panjue({**scope, "app": SimpleNamespace(state=state)}, receive, send)
 
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **more)
 
-    return asyncio.run(ask())
+
+def inside(app: Inside, method: str, path: str, **more: Any) -> httpx.Response:
+    return asyncio.run(app.ask(method, path, **more))
 
 
-def before(server: Running, app: Any, **changed: Any) -> Guard:
-    """Return a guard with other rules before another app."""
-    made = Guard(replace(server.guard.rules, key=None, **changed))
-    made.app = app
-    return made
+def around(asker: Any, app: Any, adapter: str | None = None, **settings: Any) -> Inside:
+    run: Any = SimpleNamespace(asker=asker, folders=SimpleNamespace(adapter=adapter))
+    config = ServeConfig.model_validate(settings)
+    return Inside(Panjue(app), Setup(config, {"panjue": run}, None, 8000))
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -55,18 +66,12 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [None, "", "Bearer", "Bearer another", f"Basic {KEY}", "Bearer \N{BALLOT X}", KEY]
+    "key", [None, "", "Bearer", "Bearer another", "Basic {key}", "Bearer \N{BALLOT X}", "{key}"]
 )
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        *(("POST", path) for path in guard.POSTED),
-        *(("GET", path) for path in guard.READ),
-    ],
-)
-def test_no_key_or_a_wrong_one(server: Running, method: str, path: str, key: str | None) -> None:
-    headers = {} if key is None else {b"Authorization": key.encode()}
-    answer = httpx.request(method, server.url + path, headers=headers, timeout=60)
+@pytest.mark.parametrize("path", [*POSTED, "/v1/models", "/v1/labels", "/metrics"])
+def test_no_key_or_a_wrong_one(server: Running, path: str, key: str | None) -> None:
+    headers = {} if key is None else {b"Authorization": key.format(key=server.key).encode()}
+    answer = httpx.request(METHODS[path][0], server.url + path, headers=headers, timeout=60)
     assert answer.status_code == 401
     assert "Authorization: Bearer" in answer.json()["error"]["message"]
 
@@ -80,17 +85,30 @@ def routes(app: Any) -> Iterator[tuple[str, str]]:
         yield from ((inner.methods and min(inner.methods), path + inner.path) for inner in mounted)
 
 
+def vllm_app() -> Any:
+    """Return vLLM's app, without an engine."""
+    import panjue.serve.engine  # noqa: F401  # sets the environment variables that vLLM reads
+
+    # isort: split
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    return build_app(Namespace(**vars(args)), ("generate",))
+
+
 def test_no_other_route_of_vllm_can_be_reached(server: Running, http: httpx.Client) -> None:
-    found = {(method, path) for method, path in routes(server.guard.app) if path}
-    assert {("POST", path) for path in guard.POSTED} < found
-    hidden = {(method, path) for method, path in found if method not in ALLOWED.get(path, ())}
+    found = {(method, path) for method, path in routes(vllm_app()) if path}
+    assert {("POST", path) for path in GENERATE} < found
+    hidden = {(method, path) for method, path in found if method not in METHODS.get(path, ())}
     assert len(hidden) > 15
     with httpx.Client(base_url=server.url) as keyless:
         for method, path in sorted(hidden):
             asked = path.replace("{", "").replace("}", "")
             for client in (http, keyless):
                 answer = client.request(method, asked, json={})
-                assert answer.status_code == 404, (method, path)
+                assert answer.status_code == (405 if path in METHODS else 404), (method, path)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +125,19 @@ def test_no_other_route_of_vllm_can_be_reached(server: Running, http: httpx.Clie
         ("GET", "/../server.py"),
         ("GET", "/%2e%2e/server.py"),
         ("GET", "/..%2fserver.py"),
-        ("DELETE", "/v1/judgments"),
-        ("GET", "/v1/judgments"),
-        ("OPTIONS", "/v1/judgments"),
     ],
 )
 def test_nothing_else_is_reachable(http: httpx.Client, method: str, path: str) -> None:
     answer = http.request(method, path, json={} if method == "POST" else None)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == 404
+
+
+@pytest.mark.parametrize("method", ["DELETE", "GET", "OPTIONS"])
+def test_another_method_is_told_which_is_allowed(http: httpx.Client, method: str) -> None:
+    answer = http.request(method, "/v1/judgments")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert http.post("/").headers["allow"] == "GET, HEAD"
 
 
 def test_a_websocket_is_refused(server: Running) -> None:
@@ -141,7 +163,7 @@ def test_a_websocket_is_refused(server: Running) -> None:
         (b'{"fact": "x"}', "text/plain", 415, "application/json"),
     ],
 )
-@pytest.mark.parametrize("path", guard.POSTED)
+@pytest.mark.parametrize("path", POSTED)
 def test_bodies_that_are_no_json(
     http: httpx.Client, path: str, raw: bytes, kind: str, status: int, message: str
 ) -> None:
@@ -162,38 +184,64 @@ def test_a_body_of_ten_megabytes(http: httpx.Client, path: str) -> None:
     assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
 
 
-def test_a_body_that_never_comes_to_its_end(
-    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.3)
-    with connected(server, "/v1/judgments", b'{"fact":', length=1000) as wire:
-        assert wire.recv(65536).startswith(b"HTTP/1.1 408 ")
-    assert http.get("/v1/models").status_code == 200
+def test_a_body_that_never_comes_to_its_end(asker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "BODY_TIMEOUT_S", 0.1)
+
+    async def slow() -> Any:
+        yield b'{"fact":'
+        await asyncio.sleep(3600)
+
+    headers = {"Content-Type": "application/json"}
+    answer = inside(around(asker, echo), "POST", "/v1/judgments", content=slow(), headers=headers)
+    assert answer.status_code == 408
 
 
-@BOTH
-def test_when_full_clients_are_asked_to_come_back(
-    server: Running, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = {"fact": FACT} if path == "/v1/judgments" else {"messages": SAY, "max_tokens": 4}
-    engine = server.guard.app.state.engine_client
-    monkeypatch.setattr(engine.scheduler_config, "max_num_queued_reqs", 0)
-    full = http.post(path, json=body)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": SAY}),
+        ("/v1/judgments", {"fact": FACT}),
+        ("/v1/judgments", {"fact": FACT, "stream": True}),
+    ],
+)
+def test_when_full_clients_are_asked_to_come_back(asker: Any, path: str, body: Any) -> None:
+    async def both() -> httpx.Response:
+        leave, entered = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            entered.set()
+            await leave.wait()
+            await echo(scope, receive, send)
+
+        app = around(asker, slow, in_flight=1)
+        first = asyncio.create_task(app.ask("POST", GENERATE[0], json={"n": 1}))
+        await entered.wait()
+        second = await app.ask("POST", path, json=body)
+        leave.set()
+        assert (await first).status_code == 200
+        assert (await app.ask("POST", GENERATE[0], json={"n": 1})).status_code == 200
+        return second
+
+    full = asyncio.run(both())
     assert (full.status_code, full.headers["retry-after"]) == (503, "5")
     assert "try again later" in full.json()["error"]["message"]
-    monkeypatch.undo()
-    crowd = before(server, server.guard.app, in_flight=0)
-    full = inside(crowd, "POST", path, json=body)
-    assert (full.status_code, full.headers["retry-after"]) == (503, "5")
-    assert http.post(path, json=body).status_code == 200
 
 
-def test_while_there_is_no_engine_clients_are_asked_to_come_back(server: Running) -> None:
-    starting = before(server, None)
-    for method, path in [("POST", "/v1/judgments"), ("GET", "/health"), ("GET", "/readyz")]:
-        told = inside(starting, method, path, json={})
-        assert (told.status_code, told.headers["retry-after"]) == (503, "5")
-    assert inside(starting, "GET", "/").status_code == 200, "the page is there before it"
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_engine_that_fails_is_an_error_of_the_server(asker: Any, is_streamed: bool) -> None:
+    async def answer(engine: Any, case: Any, on_event: Any = None) -> Any:
+        if on_event:
+            on_event("start", {})
+        raise UserError("it has ended")
+
+    app = around(asker, echo)
+    app.setup.runs["panjue"].answer = answer  # type: ignore[method-assign]
+    body = {"fact": FACT, "stream": is_streamed}
+    told = inside(app, "POST", "/v1/judgments", json=body)
+    assert told.status_code == (200 if is_streamed else 503)
+    assert "the engine failed on this case" in told.text
+    assert told.text.startswith("event: start") == is_streamed
+    assert app.panjue._running == 0
 
 
 @pytest.mark.parametrize(
@@ -205,63 +253,10 @@ def test_while_there_is_no_engine_clients_are_asked_to_come_back(server: Running
         ("[", 200),  # no browser sends it: what is no name counts as none
     ],
 )
-def test_without_a_key_another_host_name_is_refused(
-    server: Running, host: str, status: int
-) -> None:
-    keyless = before(server, server.guard.app)
-    assert inside(keyless, "GET", "/v1/labels", headers={"Host": host}).status_code == status
-
-
-def test_a_reader_that_stops_reading_is_cut_off(server: Running) -> None:
-    let_go: list[str] = []
-
-    async def endless(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        try:
-            await send({"type": "http.response.body", "body": b"x", "more_body": True})
-        finally:
-            let_go.append("let go")
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.sleep(3600)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}"}
-
-    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-    scope = {"type": "http", "path": "/v1/judgments", "method": "POST", "headers": headers}
-    app = before(server, endless, timeout_s=0.1)
-    asyncio.run(app({**scope, "scheme": "http", "query_string": b""}, receive, send))
-    assert let_go == ["let go"]
-    assert app.running == 0
-
-
-def test_a_request_that_takes_too_long_is_ended(server: Running) -> None:
-    async def slow(*_: Any) -> None:
-        await asyncio.sleep(3600)
-
-    late = inside(before(server, slow, timeout_s=0.1), "POST", "/v1/judgments", json={})
-    assert (late.status_code, late.headers["retry-after"]) == (503, "5")
-
-
-def test_a_request_that_takes_too_long_is_ended_in_the_engine_too(server: Running) -> None:
-    app = before(server, server.guard.app, timeout_s=0.5)
-    body = {"messages": SAY, "max_tokens": 2900, "temperature": 2, "ignore_eos": True}
-    late = inside_of_its_loop(server, app, body)
-    assert late == 503
-    until(lambda: server.engine_metric("vllm:num_requests_running") == 0, seconds=5)
-
-
-def inside_of_its_loop(server: Running, app: Guard, body: dict[str, Any]) -> int:
-    """Ask a guard before the app that runs, on the event loop of that app."""
-
-    async def ask() -> int:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return (await client.post("/v1/chat/completions", json=body)).status_code
-
-    return asyncio.run_coroutine_threadsafe(ask(), server.loop).result(60)
+def test_without_a_key_another_host_name_is_refused(asker: Any, host: str, status: int) -> None:
+    keyless = around(asker, echo)
+    answer = inside(keyless, "POST", GENERATE[0], headers={"Host": host}, json={})
+    assert answer.status_code == status
 
 
 def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
@@ -315,37 +310,37 @@ def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
         {"previous_input_messages": [{"content": "<|im_end|>"}]},
     ],
 )
-def test_nothing_else_that_a_template_may_see_has_markup(server: Running, body: Any) -> None:
-    passed = inside(before(server, echo), "POST", "/v1/chat/completions", json=body)
+def test_nothing_else_that_a_template_may_see_has_markup(asker: Any, body: Any) -> None:
+    passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
     assert "<|im_end|>" not in json.dumps(passed.json())
     assert "＜|im_end|>" in json.dumps(passed.json(), ensure_ascii=False)
 
 
-def test_arguments_of_a_call_are_read_before_they_are_shielded(server: Running) -> None:
+def test_arguments_of_a_call_are_read_before_they_are_shielded(asker: Any) -> None:
     # JSON in JSON, whose escapes vLLM reads: some clients write every `<` as one.
     function = {"arguments": r'{"x":"\u003c|im_end|>"}'}
     said = {"role": "assistant", "tool_calls": [{"function": function}]}
-    passed = inside(before(server, echo), "POST", "/v1/chat/completions", json={"messages": [said]})
+    passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json={"messages": [said]})
     [call] = passed.json()["messages"][0]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"x": "＜|im_end|>"}
 
 
-def test_what_servers_tell_one_another_is_no_clients(server: Running) -> None:
+def test_what_servers_tell_one_another_is_no_clients(asker: Any) -> None:
     body = {"kv_transfer_params": {"prompt_token_ids": [1]}}
-    told = inside(before(server, echo), "POST", "/v1/chat/completions", json=body)
+    told = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
     assert told.status_code == 400
 
 
-def test_a_talk_that_says_nothing_bad_is_passed_on_as_it_is(server: Running) -> None:
+def test_a_talk_that_says_nothing_bad_is_passed_on_as_it_is(asker: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"<b>": [1.5, None]}}}
     body = {"messages": [{"role": "user", "content": "<b>甲</b> [1]"}], "tools": [tool], "n": 2}
-    passed = inside(before(server, echo), "POST", "/v1/chat/completions", json=body)
+    passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
     assert passed.json() == body
 
 
 @pytest.mark.parametrize("path", GENERATE)
-def test_beside_an_adapter_no_client_reaches_the_base(server: Running, path: str) -> None:
-    app = before(server, echo, adapter=True)
+def test_beside_an_adapter_no_client_reaches_the_base(asker: Any, path: str) -> None:
+    app = around(asker, echo, adapter="adapter")
     for model in ({}, {"model": None}, {"model": ""}, {"model": "panjue"}):
         assert inside(app, "POST", path, json=model).json() == {"model": "panjue"}
     refused = inside(app, "POST", path, json={"model": "base"})
@@ -365,15 +360,13 @@ def test_beside_an_adapter_no_client_reaches_the_base(server: Running, path: str
     ],
 )
 def test_a_seed_that_the_engine_does_not_survive_is_refused(
-    server: Running, body: dict[str, Any], status: int
+    asker: Any, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], status: int
 ) -> None:
-    app = before(server, echo, seeds=False)
-    told = inside(app, "POST", "/v1/chat/completions", json=body)
-    assert told.status_code == status
-    if status == 400:
-        assert "seed: it kills vLLM on a CPU" in told.json()["error"]["message"]
-    survives = before(server, echo, seeds=True)
-    assert inside(survives, "POST", "/v1/completions", json=body).status_code == 200
+    for is_on_cpu, expected in ((True, status), (False, 200)):
+        monkeypatch.setattr(middleware, "on_cpu", lambda is_on_cpu=is_on_cpu: is_on_cpu)
+        answer = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
+        assert answer.status_code == expected
+        assert expected == 200 or "seed: it kills vLLM on a CPU" in answer.text
 
 
 BAD_SCHEMAS: dict[str, dict[str, Any]] = {
@@ -435,7 +428,6 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
             break
     assert seen
     until(lambda: server.engine_metric(running) == 0, seconds=5)
-    until(lambda: server.guard.running == 0)
     assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
 
 
@@ -446,14 +438,14 @@ def test_readers_that_never_read_hold_up_nobody(server: Running, http: httpx.Cli
         assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
     for wire in wires:
         wire.close()
-    until(lambda: server.guard.running == 0)
+    until(lambda: server.engine_metric("vllm:num_requests_running") == 0)
 
 
-def connected(server: Running, path: str, raw: bytes, length: int | None = None) -> socket.socket:
+def connected(server: Running, path: str, raw: bytes) -> socket.socket:
     """Return a connection on which a request was sent."""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {length or len(raw)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     )
     host, port = server.url.removeprefix("http://").split(":")
     wire = socket.create_connection((host, int(port)))

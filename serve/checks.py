@@ -1,0 +1,158 @@
+"""What a request to the server may contain: its key, its size, its form, and what vLLM may see."""
+
+import asyncio
+import hmac
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.datastructures import URL, Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from panjue.prompts.render import neutralize_tokens
+from panjue.serve.settings import BASE, LOOPBACK
+
+PROMPT_FIELDS = (
+    *("messages", "input", "instructions", "previous_input_messages", "documents"),
+    *("tools", "tool_choice", "response_format", "text", "chat_template_kwargs"),
+)
+"""Fields of a request body that a chat template may put into the prompt; control tokens in their
+texts are escaped. The `prompt` of completions is passed on unchanged."""
+
+TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+"""Fields that vLLM servers send each other; `prompt_token_ids` in them would replace the prompt."""
+
+LARGEST_BODY = 2**18
+"""Bytes of a request body that are read: some 80,000 characters."""
+
+LARGEST_DISCARD = 2**26
+"""Bytes of a larger body that are discarded, so that its client can read the error."""
+
+BODY_TIMEOUT_S = 30.0
+
+
+class Problem(Exception):
+    """An error response to a request."""
+
+    def __init__(self, status: int, message: str, **headers: str) -> None:
+        """Take the HTTP status, a message on what is wrong and what to do, and further headers."""
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the error in the form of OpenAI's API."""
+        kind = "invalid_request_error" if self.status < 500 else "service_unavailable"
+        error = {"message": str(self), "type": kind, "param": None, "code": self.status}
+        return {"error": error}
+
+
+def check_key(scope: Scope, key: str | None, host: str) -> None:
+    """Refuse a client without the key, or, if there is no key, a foreign host name.
+
+    Raises:
+        Problem: The client may not ask.
+    """
+    if key is None:
+        # DNS rebinding: a foreign page must not reach us under a host name of its own.
+        with suppress(ValueError):  # the Host header is not valid
+            if host not in LOOPBACK or URL(scope=scope).hostname in LOOPBACK:
+                return
+        raise Problem(400, "without a key, use the host name localhost or 127.0.0.1")
+    scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+    # As bytes: compare_digest refuses non-ASCII text.
+    same = hmac.compare_digest(given.strip().encode(), key.encode())
+    if scheme.lower() != "bearer" or not same:
+        message = "the key is missing or wrong; send 'Authorization: Bearer KEY'"
+        raise Problem(401, message, **{"WWW-Authenticate": "Bearer"})
+
+
+async def read_json(headers: Headers, receive: Receive) -> dict[str, Any]:
+    """Return the JSON object in a request's body.
+
+    Raises:
+        Problem: The body is too large, too slow, not declared as JSON, or no JSON object.
+        ClientDisconnect: The client disconnected.
+    """
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        # Otherwise a foreign page could send requests (not read replies): only for JSON do browsers
+        # ask for permission first.
+        raise Problem(415, "send JSON, with 'Content-Type: application/json'")
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await _body(receive)
+        value = from_json(body)
+    except TimeoutError:
+        raise Problem(408, "the body came too slowly", Connection="close") from None
+    except ValueError as error:
+        raise Problem(400, f"the body is no JSON in UTF-8: {error}") from None
+    if not isinstance(value, dict):
+        raise Problem(400, "the body must be a JSON object")
+    return value
+
+
+async def _body(receive: Receive) -> bytes:
+    body, size, more = bytearray(), 0, True
+    while more and size <= LARGEST_DISCARD:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size <= LARGEST_BODY:
+            body += piece
+        more = message.get("more_body", False)
+    if size > LARGEST_BODY:
+        raise Problem(413, f"the body is larger than {LARGEST_BODY} bytes", Connection="close")
+    return bytes(body)
+
+
+def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> dict[str, Any]:
+    """Return the body of a request that vLLM answers itself, without forged control tokens.
+
+    Args:
+        body: The body that the client sent.
+        tokenizer: The model's tokenizer.
+        seeds: Whether the engine survives a seed per request.
+
+    Raises:
+        Problem: The body asks for something that is not allowed.
+    """
+    if field := next((name for name in TRANSFER_FIELDS if body.get(name)), None):
+        raise Problem(400, f"{field}: is not allowed")
+    greedy = body.get("temperature") == 0  # the default is 1
+    if not seeds and body.get("seed") is not None and not greedy:
+        raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
+    texts = {name: neutralized(tokenizer, body[name]) for name in PROMPT_FIELDS if name in body}
+    return {**body, **texts}
+
+
+def served_name(name: Any, names: Sequence[str]) -> Any:
+    """Return the model to use beside adapters: vLLM would use their base if none is named."""
+    if name == BASE:
+        raise no_model(BASE, names)
+    return name or names[0]
+
+
+def no_model(name: str, names: Sequence[str]) -> Problem:
+    """Return the error for a model that is not served."""
+    return Problem(404, f"model: there is no {name!r} here, only {', '.join(map(repr, names))}")
+
+
+def neutralized(tokenizer: Any, value: Any) -> Any:
+    """Return a JSON value with the control tokens in its texts escaped."""
+    if isinstance(value, str):
+        return neutralize_tokens(tokenizer, value)
+    if isinstance(value, list):
+        return [neutralized(tokenizer, item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    result = {neutralized(tokenizer, k): neutralized(tokenizer, v) for k, v in value.items()}
+    if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
+        with suppress(ValueError):
+            arguments = neutralized(tokenizer, from_json(value["arguments"]))
+            result["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return result

@@ -1,0 +1,294 @@
+"""The ASGI app around vLLM's: it checks every request, and answers panjue's own routes."""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.checks import Problem, check_key, for_vllm, no_model, read_json, served_name
+from panjue.serve.engine import Engine, VLLMError, on_cpu
+from panjue.serve.served import BadCase, CaseRequest, ServedRun, case_request
+from panjue.serve.settings import ServeConfig
+
+PAGE = Path(__file__).parent / "page"
+PAGE_PATHS = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
+"""Files of the web page; they need no key, the page asks for it."""
+
+GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""Routes that vLLM answers itself."""
+
+JUDGMENTS = "/v1/judgments"
+HEALTH = ("/health", "/readyz")
+"""Routes for monitoring; they need no key."""
+
+METHODS = {
+    **dict.fromkeys((*GENERATE, JUDGMENTS), ("POST",)),
+    **dict.fromkeys(("/v1/models", "/v1/labels", "/metrics", *HEALTH), ("GET",)),
+    **dict.fromkeys(PAGE_PATHS, ("GET", "HEAD")),
+}
+"""Path -> methods. All other routes of vLLM are blocked."""
+
+SECURITY = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""Headers of every response: the page loads nothing from other sites and fits in no frame."""
+
+FAILED = "the engine failed on this case, or it is stopping; try again"
+EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the middleware needs to know."""
+
+    config: ServeConfig
+    runs: Mapping[str, ServedRun]
+    """Name for clients -> training; the first one answers requests without a model."""
+    key: str | None
+    """The key that clients must send; None if none is needed."""
+    port: int
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the trainings."""
+        return list(self.runs)
+
+    def run(self, name: str) -> ServedRun:
+        """Return the training of this name.
+
+        Raises:
+            Problem: There is none.
+        """
+        if name not in self.runs:
+            raise no_model(name, self.names)
+        return self.runs[name]
+
+
+class Panjue:
+    """The middleware.
+
+    vLLM imports it by name and makes it with the app alone. Its setup is `args.panjue`: vLLM hands
+    its arguments to every API server process, and an app has them in its state.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the app inside."""
+        self.app, self._running = app, 0
+        self._page = StaticFiles(directory=PAGE, html=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a websocket gets no answer, so that uvicorn refuses it."""
+        state = scope["app"].state
+        setup: Setup = state.args.panjue
+        if scope["type"] == "lifespan":
+            saying = asyncio.create_task(say_ready(state.server, setup))
+            await self.app(scope, receive, send)
+            saying.cancel()
+        elif scope["type"] == "http":
+            send = with_headers(send)
+            try:
+                await self._answer(setup, scope, receive, send)
+            except Problem as problem:
+                response = JSONResponse(problem.body, problem.status, problem.headers)
+                await response(scope, receive, send)
+            except ClientDisconnect:
+                pass
+
+    async def _answer(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path not in METHODS:
+            raise Problem(404, f"{path}: there is no such route")
+        if method not in METHODS[path]:
+            allowed = ", ".join(METHODS[path])
+            raise Problem(405, f"{method} {path}: only {allowed}", Allow=allowed)
+        if path in PAGE_PATHS:
+            await self._page(scope, receive, send)
+            return
+        if path not in HEALTH:
+            check_key(scope, setup.key, setup.config.host)
+        if path == JUDGMENTS:
+            await self._judge(setup, scope, receive, send)
+        elif path in GENERATE:
+            await self._generate(setup, scope, receive, send)
+        elif path in OWN:
+            await JSONResponse(await OWN[path](setup, scope))(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    @contextmanager
+    def _slots(self, replies: int, limit: int) -> Iterator[None]:
+        """Count replies that run; refuse the request if there would be too many."""
+        if replies > limit:
+            raise Problem(400, f"samples: at most {limit - 1} on this server")
+        if self._running + replies > limit:
+            raise Problem(503, "too many requests at once; try again later")
+        self._running += replies
+        try:
+            yield
+        finally:
+            self._running -= replies
+
+    async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let vLLM answer."""
+        body = await read_json(Headers(scope=scope), receive)
+        first = setup.run(setup.names[0])
+        if first.folders.adapter:
+            body = {**body, "model": served_name(body.get("model"), setup.names)}
+        checked = for_vllm(body, first.asker.tokenizer, seeds=not on_cpu())
+        raw = json.dumps(checked, ensure_ascii=False).encode()
+        with self._slots(1, setup.config.in_flight):
+            await self.app(scope, replayed(raw, receive), send)
+
+    async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one case."""
+        body = await read_json(Headers(scope=scope), receive)
+        await ready(setup, scope)
+        state = scope["app"].state
+        try:
+            case = case_request(body)
+            run = setup.run(case.model)
+            lora = state.openai_serving_models.lora_requests.get(case.model)
+            engine = Engine(state.engine_client, lora)
+            with self._slots(1 + case.samples, setup.config.in_flight):
+                if case.stream:
+                    sending = send_events(run, engine, case, send)
+                else:
+                    sending = send_answer(run.answer(engine, case), scope, receive, send)
+                await while_connected(receive, sending)
+        except BadCase as error:
+            raise Problem(400, str(error)) from None
+        except (UserError, VLLMError):
+            raise Problem(503, FAILED) from None
+
+
+async def ready(_: Setup, scope: Scope) -> dict[str, Any]:
+    """Report that the engine runs.
+
+    Raises:
+        Problem: It has died; the server is about to end.
+    """
+    if scope["app"].state.engine_client.errored:
+        raise Problem(503, "the engine has ended; try again when the server has restarted")
+    return {"status": "ready"}
+
+
+async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
+    """Return vLLM's models, without the base under adapters and without paths on disk."""
+    listed = await scope["app"].state.openai_serving_models.show_available_models()
+    body: dict[str, Any] = listed.model_dump()
+    cards = [card for card in body["data"] if card["id"] in setup.names]
+    return {**body, "data": [{**card, "root": card["id"], "parent": None} for card in cards]}
+
+
+async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
+    """Return the label sets with the count of each label in training, and what answers."""
+    run = setup.run(QueryParams(scope["query_string"]).get("model", setup.names[0]))
+    counts = {"labels": run.asker.labels.counts, "most": run.asker.labels.most}
+    return {"task": run.task_name, **counts, "demo": run.demo}
+
+
+OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
+"""Path -> function that returns the body of the response."""
+
+
+async def send_answer(
+    answer: Coroutine[Any, Any, dict[str, Any]], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Send the answer to a case as JSON."""
+    await JSONResponse(await answer)(scope, receive, send)
+
+
+async def send_events(run: ServedRun, engine: Engine, case: CaseRequest, send: Send) -> None:
+    """Send the answer to a case as server-sent events; an error after the first one is one too."""
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    answer = run.answer(engine, case, lambda *one: events.put_nowait(one))
+    answering = asyncio.create_task(answer)
+    answering.add_done_callback(lambda _: events.put_nowait(None))
+    started = False
+    try:
+        while one := await events.get():
+            if not started:
+                headers = Headers(EVENT_STREAM).raw
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                started = True
+            await send(event(*one))
+        last = event("result", answering.result())
+    except (UserError, VLLMError):
+        if not started:
+            raise
+        last = event("error", Problem(503, FAILED).body)
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+    await send({**last, "more_body": False})
+
+
+def event(name: str, data: Mapping[str, Any]) -> Message:
+    """Return one server-sent event."""
+    text = f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return {"type": "http.response.body", "body": text.encode(), "more_body": True}
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`; cancel it, and so its requests in the engine, when the client disconnects."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that first returns a body that was already read, then later messages."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_next() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return receive_next
+
+
+def with_headers(send: Send) -> Send:
+    """Return a `send` that adds the common headers to a response."""
+
+    async def send_next(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.update(SECURITY)
+            if message["status"] == 503:
+                headers.setdefault("Retry-After", "5")
+        await send(message)
+
+    return send_next
+
+
+async def say_ready(server: Any, setup: Setup) -> None:
+    """Print the address as soon as uvicorn listens, which is after the start of the app."""
+    while not server.started:
+        await asyncio.sleep(0.05)
+    host = f"[{setup.config.host}]" if ":" in setup.config.host else setup.config.host
+    scheme = "https" if "ssl_certfile" in setup.config.engine else "http"
+    print(f"ready: {scheme}://{host}:{setup.port}/ (Ctrl-C stops)", flush=True)

@@ -1,0 +1,184 @@
+"""A training that is served: one case in, its answer out; the same over HTTP and from Python."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from panjue.eval.decide import Decider, fitted_decider
+from panjue.prompts.example import Example, first_reply
+from panjue.prompts.labels import load_labels
+from panjue.prompts.model import is_demo
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.run import Run
+from panjue.prompts.task import load_task
+from panjue.serve.alternatives import ALTERNATIVES
+from panjue.serve.ask import Asker
+from panjue.serve.engine import Engine
+from panjue.serve.names import MAX_DEFENDANTS, find_defendants
+from panjue.serve.rows import row
+from panjue.serve.settings import NAME, ServeConfig
+from panjue.serve.source import Question, Refusal, ignore_text, requests
+from panjue.serve.trained import Served, served_model
+
+MAX_SAMPLES = 32
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+"""Callback that receives the name and the data of a server-sent event."""
+
+
+class CaseRequest(BaseModel):
+    """Body of `POST /v1/judgments`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    fact: str
+    """The facts."""
+    defendants: list[str] | None = Field(None, max_length=MAX_DEFENDANTS)
+    """Their names, in order; by default they are found in the facts by rules."""
+    model: str = NAME
+    """Name of the training that answers, if the server has several."""
+    task: str | None = None
+    """The expected task; another one than the training's is refused."""
+    samples: int = Field(0, ge=0, le=MAX_SAMPLES)
+    """Samples besides the greedy reply; with them the answer is decided by expected score."""
+    stream: bool = False
+    """Reply with server-sent events: `start`, several `delta`, then `result` or `error`."""
+
+
+class BadCase(UserError):
+    """A case that cannot be asked; the message says why."""
+
+
+def case_request(fields: Mapping[str, Any]) -> CaseRequest:
+    """Check the fields of a case.
+
+    Raises:
+        BadCase: A field is missing, unknown or wrong.
+    """
+    try:
+        return CaseRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        raise BadCase(f"{place!r} is unknown; allowed are: {', '.join(CaseRequest.model_fields)}")
+    raise BadCase(f"{place}: {first['msg']}")
+
+
+class ServedRun:
+    """The prompts, labels and decision rule of a training; the engine is not part of it.
+
+    Attributes:
+        folders: The model that the engine loads, and the adapter on it, if that is not merged.
+        demo: Whether the demo's tiny model answers.
+    """
+
+    def __init__(self, run: Run, config: ServeConfig) -> None:
+        """Load all parts, and merge the adapter if needed.
+
+        Raises:
+            UserError: Nothing trained is there, its base is missing, or its task cannot be served.
+        """
+        trained, record = run.trained, run.record
+        self.task, self.task_name = load_task(record.task), record.task
+        if self.task.data.by_hand is None:
+            raise UserError(
+                f"{run.folder}: task {record.task!r} cannot be served: it does not define 'by_hand'"
+            )
+        labels = load_labels(trained / "labels.json")
+        self.folders: Served = served_model(trained, config.adapter, config.base)
+        max_tokens = config.max_tokens or record.max_tokens
+        self.asker = Asker(self.task, labels, self.folders.model, max_tokens)
+        fitted = None if config.adapter == "none" else trained
+        self._decider = fitted_decider(self.task, labels, fitted)
+        self.demo = is_demo(self.folders.model)
+        self._numbers, self._source = count(), (run, config)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Load it again in another process: the grammar's tokenizer cannot be pickled."""
+        return ServedRun, self._source
+
+    def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
+        """Return a case as an example, and its question; a long case takes tens of milliseconds.
+
+        Raises:
+            BadCase: It cannot be asked.
+        """
+        if case.task not in (None, self.task_name):
+            raise BadCase(f"task: this server answers {self.task_name!r} only")
+        names = find_defendants(case.fact) if case.defendants is None else case.defendants
+        if case.defendants is None and case.fact.strip() and not names:
+            raise BadCase("'fact' names no defendant after 被告人; list them in 'defendants'")
+        assert self.task.data.by_hand is not None, "checked at start"
+        try:
+            example = self.task.data.by_hand(case.fact, names)
+            return example, self.asker.question(example)
+        except UserError as error:
+            raise BadCase(str(error)) from None
+        except Refusal as refusal:
+            raise BadCase(f"this case cannot be asked: {refusal}") from None
+
+    async def answer(
+        self, engine: Engine, case: CaseRequest, on_event: OnEvent | None = None
+    ) -> dict[str, Any]:
+        """Return the body of `POST /v1/judgments`.
+
+        Args:
+            engine: The engine that answers.
+            case: The case.
+            on_event: Receives `start` when the engine is asked, and `delta` with each new piece of
+                the greedy reply.
+
+        Raises:
+            BadCase: The case cannot be asked.
+            UserError: The engine has failed.
+        """
+        example, question = await asyncio.to_thread(self._prepare, case)
+        sampling: dict[str, Any] = {"logprobs": ALTERNATIVES}
+        more = {**sampling, "n": case.samples, "temperature": 1.0}
+        passes = [sampling, more] if case.samples else [sampling]
+        first, *further = requests(next(self._numbers), question, passes)
+        on_text = ignore_text
+        if on_event:
+            on_event("start", {"defendants": list(example.names)})
+            on_text = partial(send_delta, on_event)
+        outputs = await asyncio.gather(engine.ask(first, on_text), *map(engine.ask, further))
+        pairs = list(zip((first, *further), outputs, strict=True))
+        completion = row(pairs, self.asker.tokenizer, with_alternatives=True)
+        if "refused" in completion:
+            raise UserError(completion["refused"])
+        usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}
+        decided = await asyncio.to_thread(decide, self.asker, self._decider, example, completion)
+        return {
+            "defendants": list(example.names),
+            **decided,
+            "finish": completion["finish"][0],
+            "dropped_sentences": question.dropped,
+            "usage": {**usage, "total_tokens": sum(usage.values())},
+        }
+
+
+def send_delta(on_event: OnEvent, text: str) -> None:
+    """Send a piece of a reply as an event."""
+    on_event("delta", {"text": text})
+
+
+def decide(
+    asker: Asker, decider: Decider | None, example: Example, completion: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the answer, its confidence if it is decided, and the repairs of the first reply."""
+    task, confidence = asker.task, {}
+    decoded = task.ask.decode(first_reply(completion), example, asker.labels)
+    answer = decoded.answer
+    if decider:
+        is_alone = len(completion["texts"]) == 1 and not decider.pool
+        decision = decider.decide(example, completion, echo=is_alone)
+        answer = decision.answer
+        confidence = {"confidence": decision.confidence, "probabilities": decision.classes}
+    submission = task.data.write(example, answer)
+    del submission["id"]
+    return {**submission, "answer": answer, **confidence, "repairs": list(decoded.repairs)}
