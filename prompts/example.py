@@ -14,14 +14,7 @@ Answer = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """One sentence of a dialogue.
-
-    Attributes:
-        number: Its position in the dialogue, from 1; sentences may repeat.
-        holder: The speaker.
-        sentence: The text.
-        event: The event that it is about; empty if not known.
-    """
+    """One sentence of a dialogue: its position from 1, the speaker, the text, its known event."""
 
     number: int
     holder: str
@@ -111,11 +104,8 @@ class First:
     Attributes:
         several_calls: Whether an answer takes several calls, each with a row of its own.
         uses_samples: Whether replies after the first one change the answer.
-        fields: The fields of an item that are decided: first the `sets`, then the `classes`.
-        ranked: The key of the list that is ranked by votes; empty if none is.
         settings: The settings of `solve`; None if the task takes one call.
-        items, sets, classes, order, kinds, nothing: See `Decide`.
-        length: See `Rank`.
+        ranked, length: See `Rank`. The others: see `Decide`.
     """
 
     several_calls = False
@@ -145,11 +135,7 @@ class First:
         return {label: n for label, n in kind.items() if label != self.nothing}
 
     def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the items of an answer, or of a row of a submission.
-
-        Raises:
-            KeyError: It has none.
-        """
+        """Return the items of an answer, or of a row of a submission; KeyError: it has none."""
         items: Sequence[Mapping[str, Any]] = answer[self.items] if self.items else [answer]
         return items
 
@@ -201,11 +187,9 @@ class Decide(First):
 
 @dataclass(frozen=True)
 class Rank(First):
-    """The answer is a list, best first, ranked by the votes of several samples.
+    """The answer is a list of `length`, best first, ranked by the votes of several samples.
 
-    Attributes:
-        ranked: The key of the list in the answer, and of the labels that fill it up.
-        length: The length of the list.
+    `ranked` is its key in the answer, and that of the labels that fill it up.
     """
 
     ranked: str

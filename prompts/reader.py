@@ -3,9 +3,8 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of
 from panjue.prompts.plumbing.documents import format_hint
@@ -17,27 +16,8 @@ OnBadRow = Literal["stop", "skip"]
 """What to do with a bad row."""
 
 
-BLOCK = 256
-"""Rows of a block: what one process reads at a time where several share a file."""
-
-
-class Share(NamedTuple):
-    """Every `of`-th block of a file, from block `number` on."""
-
-    number: int
-    of: int
-
-
-ALONE = Share(0, 1)
-"""The whole file."""
-
-
 class Skipped:
-    """The skipped rows; each counts once, even if its file is read several times.
-
-    Attributes:
-        rows: (file, place in the file) -> the reason.
-    """
+    """The skipped rows, (file, place) -> reason; a row counts once, however often it is read."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -85,21 +65,6 @@ class Reader:
         for place, load in self.task.data.rows(path):
             yield from self._example(path, place, load, first)
 
-    def blocks(self, path: Path, share: Share = ALONE) -> Iterator[list[Example]]:
-        """Yield the examples of each block of a share of a file.
-
-        An id that is used twice is noticed only within a share.
-        """
-        first: dict[str, int | str] = {}
-        rows = self.task.data.rows(path)
-        for number in count():
-            records = list(islice(rows, BLOCK))
-            if not records:
-                return
-            if number % share.of == share.number:
-                found = (self._example(path, place, load, first) for place, load in records)
-                yield [example for examples in found for example in examples]
-
     def _example(
         self,
         path: Path,
@@ -137,8 +102,7 @@ class Reader:
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     """Return id -> groups of a side file, whose rows have an `id` and groups.
 
-    If a case has the same attribute, the value of the side file counts. An id must mean the same
-    case in all files that are read with it.
+    A value of the side file counts more than that of the case.
     """
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():
