@@ -118,7 +118,7 @@ def report(run: Run) -> Report:
     submission = run.task.data.submission.find(run.folder)
     scores = score(run.reader, run.test, submission)
     result = Report(run.name, str(run.provenance["task"]), scores)
-    result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **run.task.score.labels}
+    result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **run.task.score.titles}
     result.parts = run.task.score.parts
     has_model = run.provenance.get("trained") and not run.provenance.get("endpoint")
     result.demo = bool(has_model) and is_demo(run.trained)

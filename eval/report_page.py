@@ -10,7 +10,7 @@ from panjue.eval.answers import open_run
 from panjue.eval.card import write_scores
 from panjue.eval.report import Report, report
 from panjue.eval.score import remarks
-from panjue.prompts.options import guarded
+from panjue.prompts.options import protect_inputs
 from panjue.prompts.plumbing.files import atomic_write
 
 FOLDER = Path(__file__).parent / "page"
@@ -20,7 +20,7 @@ def main(run: Path, gold: Path | None) -> None:
     """Write the page and the adapter's card; say where they are."""
     opened = open_run(run, gold)
     page_path = opened.folder / "report.html"
-    with guarded(opened.reader.skipped, inputs=()):
+    with protect_inputs(opened.reader.skipped, inputs=()):
         result = report(opened)
     with atomic_write(page_path) as out:
         out.write(page(result))

@@ -13,7 +13,7 @@ from panjue.prompts.options import (
     OnBad,
     OptionalTask,
     SubmissionPath,
-    guarded,
+    protect_inputs,
     task_of,
 )
 from panjue.prompts.plumbing.errors import UserError
@@ -46,7 +46,7 @@ def score(
     name, note = task_of(task, submission)
     task_used = comparing(load_task(name), embeddings, judge)
     reader = Reader(task_used, on_bad_row=on_bad_row)
-    with guarded(reader.skipped, json, inputs=(gold, submission), note=note):
+    with protect_inputs(reader.skipped, json, inputs=(gold, submission), note=note):
         scores = compute(reader, gold, submission)
     show(scores, Console())
     if reader.skipped.rows:
@@ -70,7 +70,7 @@ def compare(
 
     first_run, run = open_run(first, gold), open_run(second, gold)
     check_runs(first_run, run, same_file=gold is None)
-    with guarded(run.reader.skipped, json, inputs=(first, second, run.test)):
+    with protect_inputs(run.reader.skipped, json, inputs=(first, second, run.test)):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
     show_runs(comparison, (first, second), Console())
     if run.reader.skipped.rows:
@@ -107,7 +107,7 @@ def fairness(
     name, note = task_of(task, submission)
     reader = Reader(load_task(name), side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
-    with guarded(reader.skipped, json, inputs=(gold, submission, groups, train), note=note):
+    with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups, train), note=note):
         result = compute(reader, gold, submission, attributes, train=train)
     show(result, Console())
     if json:
@@ -135,7 +135,7 @@ def check(
     file = answers_in(file, cases)
     name, note = task_of(task, file)
     reader = Reader(load_task(name), on_bad_row=on_bad_row)
-    with guarded(reader.skipped, inputs=(), note=note):
+    with protect_inputs(reader.skipped, inputs=(), note=note):
         if cases is None:
             result = check_cases(reader, file)
             faults = len(result.faults)

@@ -47,7 +47,7 @@ def task_of(name: str | None, submission: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def guarded(
+def protect_inputs(
     skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None], note: str = ""
 ) -> Iterator[None]:
     """Refuse to overwrite an input; append `note` and the skipped rows to an error's message."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from panjue.prompts.example import Example, groups_of
 from panjue.prompts.plumbing.documents import format_hint
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import at, atomic_write, dump, lines, parse_case
+from panjue.prompts.plumbing.files import atomic_write, dump, lines, located, parse_case
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]
@@ -106,7 +106,7 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     """
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():
-        with at(f"{path}:{number}"):
+        with located(f"{path}:{number}"):
             row = parse_case(raw)
             key = str(row.pop("id", ""))
             if not key or key in side:

@@ -136,7 +136,7 @@ class Score:
         readable: Decided field -> how people read a label of it, if not as it is.
         shown: Gold row, submission row -> the fields that a report shows; None: the decided fields
             or the classes.
-        labels: Name of a metric, field or baseline -> what it is called on a report page, in
+        titles: Name of a metric, field or baseline -> what it is called on a report page, in
             English and in Chinese.
         parts: Metric -> its weight, if the headline metric is a weighted sum of other metrics.
         compared_by: Name of the text comparison, for the tables; None if no texts are compared.
@@ -153,7 +153,7 @@ class Score:
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
     readable: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
-    labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     compared_by: str | None = None
     by_meaning: Callable[[str, str], Mapping[str, Any]] | None = None

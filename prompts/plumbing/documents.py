@@ -12,9 +12,9 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     Record,
-    at,
     check_text,
     lines,
+    located,
     open_bytes,
     parse_case,
 )
@@ -42,7 +42,7 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
 
     The whole file is read into memory, as the official scorers do. A byte order mark is accepted.
     """
-    with open_bytes(path) as file, at(str(path)):
+    with open_bytes(path) as file, located(str(path)):
         raw = file.read().removeprefix(BOM)
         try:
             value = json.loads(raw.decode("utf-8"))

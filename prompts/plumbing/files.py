@@ -70,13 +70,13 @@ def open_bytes(path: Path) -> BinaryIO:
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
     """Yield (line number, object) of a JSONL file, as `lines` does."""
     for number, raw in lines(path):
-        with at(f"{path}:{number}"):
+        with located(f"{path}:{number}"):
             row = parse_case(raw)
         yield number, row
 
 
 @contextmanager
-def at(place: str) -> Iterator[None]:
+def located(place: str) -> Iterator[None]:
     """Prefix the message of a `UserError` with its place."""
     try:
         yield

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Json, at, open_bytes, parse_line
+from panjue.prompts.plumbing.files import Json, located, open_bytes, parse_line
 
 CHUNK = 2**14
 """Bytes that are read at once: more than most rows have."""
@@ -50,7 +50,7 @@ class Rows:
             offset += len(line)
 
     def _add(self, number: int, line: bytes, offset: int) -> None:
-        with at(f"{self.path}:{number}"):
+        with located(f"{self.path}:{number}"):
             row = parse_line(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
@@ -77,7 +77,7 @@ class Rows:
         offset = self._offsets.get(str(key))
         if offset is None:
             return None
-        with at(str(self.path)):
+        with located(str(self.path)):
             return parse_line(self._line(offset))
 
     def _line(self, offset: int) -> bytes:

@@ -15,10 +15,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     Record,
-    at,
     atomic_write,
     check_text,
     dump,
+    located,
     open_bytes,
     parse_line,
 )
@@ -79,7 +79,7 @@ def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
     """Return the rows by id, stored in a temporary file: only offsets are in memory."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
         for place, load in read(path):
-            with at(f"{path}:{place}"):
+            with located(f"{path}:{place}"):
                 row = load()
                 if "id" not in row:
                     raise UserError("the row has no 'id'")

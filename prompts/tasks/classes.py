@@ -204,7 +204,7 @@ class Classes:
                 fallback="commonest class",
                 classes=self.classes,
                 order={"class": (*self.words, NONE) if self.several else tuple(self.words)},
-                labels={
+                titles={
                     "accuracy": ("accuracy", "准确率"),
                     "macro_f1": ("macro F1", "宏平均 F1"),
                     "class": ("class", "类别"),

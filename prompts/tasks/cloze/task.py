@@ -204,7 +204,7 @@ TASK = Task(
         metrics=(f1,),
         fallback="commonest answers",
         shown=shown,
-        labels={
+        titles={
             "f1": ("token F1", "词 F1"),
             "answers": ("answers", "答案"),
             "commonest answers": ("always the commonest answers", "总答最常见的答案"),

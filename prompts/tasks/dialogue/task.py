@@ -149,7 +149,7 @@ TASK = Task(
         **by_meaning(),
         fallback="no opinions",
         by_meaning=by_meaning,
-        labels={
+        titles={
             "event": ("emotion events", "情感事件"),
             "sextuple": ("sextuples", "六元组"),
             "no opinions": ("always no opinions", "总答没有观点"),

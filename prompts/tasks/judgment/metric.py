@@ -58,7 +58,7 @@ def final(gold: Row, predicted: Row | None) -> float:
 FINAL_PARTS = {"charge_f1": 0.3, "article_f1": 0.3, "penalty_accuracy": 0.4}
 """Metric -> its weight in `final`."""
 
-LABELS = {
+TITLES = {
     "charge_precision": ("charge precision", "罪名精确率"),
     "charge_recall": ("charge recall", "罪名召回率"),
     "charge_f1": ("charge F1", "罪名 F1"),

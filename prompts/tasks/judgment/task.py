@@ -17,7 +17,7 @@ from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import (
     FINAL_PARTS,
-    LABELS,
+    TITLES,
     article_f1,
     article_precision,
     article_recall,
@@ -242,7 +242,7 @@ TASK = Task(
         classes=classes,
         order={"penalty": BY_SEVERITY},
         readable={"articles": article_name},
-        labels=LABELS,
+        titles=TITLES,
         parts=FINAL_PARTS,
     ),
     answer=Decide("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),

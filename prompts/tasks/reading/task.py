@@ -296,7 +296,7 @@ TASK = Task(
             "criminal_f1": ("domain", "criminal", "f1"),
         },
         shown=shown,
-        labels={
+        titles={
             "em": ("exact match", "完全匹配"),
             "f1": ("character F1", "字 F1"),
             "answer": ("answer", "答案"),
