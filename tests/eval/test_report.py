@@ -345,7 +345,7 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
 def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
     for name in ("judgment", "reading", "cloze", "dialogue", "ecthr", "fscs", "scotus", "severity"):
         rules = load_task(name).score
-        assert {*rules.names, rules.fallback} <= rules.labels.keys(), name
+        assert {*rules.names, rules.fallback} <= rules.titles.keys(), name
     assert {*TASK.score.parts} < {*TASK.score.names}
     row = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 5}
     gold = {"judgments": [{**row, "charges": ["盗窃罪", "抢劫罪"]}, {**row, "name": "乙"}]}

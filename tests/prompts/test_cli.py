@@ -113,25 +113,6 @@ def test_score_prints_and_writes(
     assert json.loads(out.read_text("utf-8"))["final"] == pytest.approx(1)
 
 
-def test_a_run_folder_stands_for_its_submission_and_two_domains_for_their_mean(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold, out, other = folder / "test.jsonl", folder / "scores.json", folder / "none.jsonl"
-    other.write_text('{"id":0,"judgments":[]}\n', "utf-8")
-    words = ("score", gold, folder, "--out-of-domain", gold, other, "--json", out)
-    assert typed(monkeypatch, *words) == 0
-    assert "final, mean of both domains: 0.5000" in capsys.readouterr().out
-    found = json.loads(out.read_text("utf-8"))
-    assert (found["final"], found["out_of_domain"]["final"]) == (pytest.approx(1), 0)
-    assert found["domain_means"]["final"] == pytest.approx(0.5)
-    answers = folder / "run/answers/test"
-    answers.mkdir(parents=True)
-    other.rename(answers / "submission.jsonl")
-    made = {"task": "judgment", "test_sha256": ""}
-    (answers / "manifest.json").write_text(json.dumps({"generate": made}), "utf-8")
-    assert typed(monkeypatch, *words[:4], gold, folder / "run") == 0
-    assert "final, mean of both domains: 0.5000" in capsys.readouterr().out
-    assert typed(monkeypatch, "check", folder, "--cases", gold) == 0
 
 
 def test_check_says_by_its_exit_code_whether_the_file_is_clean(
