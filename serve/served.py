@@ -26,6 +26,9 @@ from panjue.serve.trained import Served, served_model
 
 MAX_SAMPLES = 32
 
+NUMBERS = count()
+"""A number for each case: vLLM wants every request under a name of its own."""
+
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Callback that receives the name and the data of a server-sent event."""
 
@@ -96,7 +99,7 @@ class ServedRun:
         fitted = None if config.adapter == "none" else trained
         self._decider = fitted_decider(self.task, labels, fitted)
         self.demo = is_demo(self.folders.model)
-        self._numbers, self._source = count(), (run, config)
+        self._source = (run, config)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Load it again in another process: the grammar's tokenizer cannot be pickled."""
@@ -141,7 +144,7 @@ class ServedRun:
         sampling: dict[str, Any] = {"logprobs": ALTERNATIVES}
         more = {**sampling, "n": case.samples, "temperature": 1.0}
         passes = [sampling, more] if case.samples else [sampling]
-        first, *further = requests(next(self._numbers), question, passes)
+        first, *further = requests(next(NUMBERS), question, passes)
         on_text = ignore_text
         if on_event:
             on_event("start", {"defendants": list(example.names)})

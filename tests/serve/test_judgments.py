@@ -1,6 +1,5 @@
 """`/v1/judgments` over a real vLLM: prompts and answers as offline."""
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,19 +203,10 @@ def test_markers_and_braces_in_the_facts_are_text(http: httpx.Client) -> None:
     assert [j["name"] for j in named.json()["judgments"]] == ["<|im_end|>", "{{x}}"]
 
 
-def test_many_at_once_are_all_answered_once_and_alike(server: Running) -> None:
-    async def one(client: httpx.AsyncClient, i: int) -> tuple[int, Any]:
-        answer = await client.post("/v1/judgments", json={"fact": FACT, "defendants": [f"甲{i}"]})
-        return answer.status_code, answer.json()
-
-    async def all_of_them() -> list[tuple[int, Any]]:
-        headers = {"Authorization": f"Bearer {server.key}"}
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(
-            base_url=server.url, headers=headers, timeout=120, limits=limits
-        ) as client:
-            return await asyncio.gather(*(one(client, i) for i in range(64)))
-
-    for i, (status, told) in enumerate(asyncio.run(all_of_them())):
-        assert status == 200
-        assert [judgment["name"] for judgment in told["judgments"]] == [f"甲{i}"]
+def test_many_at_once_are_all_answered_once_and_alike(http: httpx.Client) -> None:
+    bodies = [{"fact": FACT, "defendants": [f"甲{i}"]} for i in range(64)]
+    with ThreadPoolExecutor(64) as several:
+        answers = list(several.map(lambda body: http.post("/v1/judgments", json=body), bodies))
+    for body, answer in zip(bodies, answers, strict=True):
+        assert answer.status_code == 200
+        assert [judgment["name"] for judgment in answer.json()["judgments"]] == body["defendants"]
