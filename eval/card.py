@@ -1,6 +1,6 @@
 """The model card of an adapter: what it is, its scores, how to load it, its limits."""
 
-import re
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Formatter
@@ -8,9 +8,10 @@ from typing import Any
 
 from panjue.eval.answers import Run
 from panjue.prompts.labels import load_labels
-from panjue.prompts.model import lora_rank
+from panjue.prompts.model import is_hub_name, lora_rank
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.files import atomic_write, read_json
+from panjue.prompts.plumbing.run import RunRecord
 from panjue.prompts.render import prompt_files
 from panjue.prompts.task import load_task
 
@@ -26,58 +27,40 @@ VLLM_SNIPPET = "```python\n# plain vLLM\n"
 NO_VLLM = """\
 vLLM loads this adapter only merged: `panjue merge RUN`. vLLM 只能加载合并后的模型。
 """
-SCORES = re.compile(r"^## How it scores[^\n]*\n\n(.*?)\n\n## ", re.MULTILINE | re.DOTALL)
 
 
-def card_files(folder: Path) -> list[Path]:
-    """Return the card and the prompt files of a folder."""
-    return [folder / CARD, *sorted(folder.glob("prompt*.md"))]
-
-
-def write_card(folder: Path, scored: str = UNSCORED, name: str | None = None) -> None:
+def write_card(folder: Path, scored: str = UNSCORED) -> None:
     """Write `README.md`, and the task's prompts as `prompt*.md`, into an adapter or model folder.
 
     The card has no path of this machine. Text that a person wrote below the line `NOTES` is kept.
-
-    Args:
-        folder: Has the training's manifest.json and labels.json.
-        scored: The table of scores, from `scored_on`.
-        name: The run's name; by default that of its folder.
+    `scored` is the table of scores, from `scored_on`.
     """
-    from huggingface_hub import ModelCard, ModelCardData
-
-    manifest = scrubbed(read_json(folder / "manifest.json"))
-    task = manifest["task"]
-    prompts, languages = _write_prompts(folder, task), load_task(task).data.languages
+    record = RunRecord.read(folder)
+    languages = load_task(record.task).data.languages
     is_adapter = (folder / "adapter_config.json").exists()
-    base = manifest["base"]
-    base = base if _is_on_hub(folder, base) else Path(base).name
-    data = ModelCardData(
-        language=list(languages),
-        base_model=base,
-        library_name="peft" if is_adapter else "transformers",
-        pipeline_tag="text-generation",
-        tags=["panjue", task],
-    )
+    prompts = {path.name: path.read_text("utf-8") for path in prompt_files(record.task)}
     words = {
-        **manifest,
-        "name": f"{task}-{name or folder.parent.name}",
+        **record.model_dump(),
+        "name": f"{record.task}-{folder.resolve().parent.name}",
         "kind": "A LoRA adapter" if is_adapter else "A model, all its weights fine-tuned,",
-        "base": base,
-        "examples": f"{manifest['examples']:,}" if "examples" in manifest else "the",
-        "data": ", ".join(_data(manifest)),
+        "library": "peft" if is_adapter else "transformers",
+        "languages": json.dumps(languages),
+        "base": record.base if is_hub_name(record.base) else Path(record.base).name,
+        "data": ", ".join(_data(record)),
         "labels": _labels(folder),
         "prompts": ", ".join(f"`{name}`" for name in prompts),
-        "steps": ", ".join(f"{key} {value}" for key, value in manifest["trainer"].items()),
+        "steps": ", ".join(f"{key} {value}" for key, value in scrubbed(record.trainer).items()),
         "metrics": scored,
         "names": PSEUDONYMS if "zh" in languages else "",
-        "fields": {name: f"<{name}>" for name in _fields(prompts.values())},
+        "fields": {name: f"<{name}>" for name in _fields(next(iter(prompts.values())))},
     }
     words["load"] = _snippets(folder, words)
-    text = (HERE / "card.md").read_text("utf-8").format(**words)
-    card, notes = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"), _notes(folder / CARD)
-    with atomic_write(folder / CARD) as out:
-        out.write(f"{str(card).rstrip()}\n\n{NOTES}{notes}")
+    card = (HERE / "card.md").read_text("utf-8").format(**words)
+    old = (folder / CARD).read_text("utf-8") if (folder / CARD).exists() else ""
+    notes = old.partition(NOTES)[2] or "\n"
+    for name, text in {**prompts, CARD: f"{card.rstrip()}\n\n{NOTES}{notes}"}.items():
+        with atomic_write(folder / name) as out:
+            out.write(text)
 
 
 def _snippets(folder: Path, words: Mapping[str, Any]) -> str:
@@ -91,37 +74,15 @@ def _snippets(folder: Path, words: Mapping[str, Any]) -> str:
     return snippets.format(**words, rank=rank)
 
 
-def _is_on_hub(folder: Path, base: str) -> bool:
-    """Say whether a base has a name like Qwen/Qwen3-8B and is not a local folder."""
-    path = folder / "adapter_config.json"
-    name = read_json(path)["base_model_name_or_path"] if path.exists() else base
-    return base.count("/") == 1 and name == base and not Path(base).exists()
+def _fields(prompt: str) -> Iterable[str]:
+    """Return the template fields of a prompt; the snippets fill them in."""
+    return dict.fromkeys(name for _, name, *_ in Formatter().parse(prompt) if name)
 
 
-def _notes(card: Path) -> str:
-    """Return the text that a person wrote at the end of a card."""
-    return (card.read_text("utf-8") if card.exists() else "").partition(NOTES)[2] or "\n"
-
-
-def _write_prompts(folder: Path, task: str) -> dict[str, str]:
-    """Write the prompts of a task, one per kind of call; return file name -> text."""
-    prompts = {path.name: path.read_text("utf-8") for path in prompt_files(task)}
-    for name, text in prompts.items():
-        with atomic_write(folder / name) as out:
-            out.write(text)
-    return prompts
-
-
-def _fields(prompts: Iterable[str]) -> list[str]:
-    """Return the template fields of the first prompt; the snippets fill them in."""
-    names = (name for _, name, *_ in Formatter().parse(next(iter(prompts))) if name)
-    return list(dict.fromkeys(names))
-
-
-def _data(manifest: Mapping[str, Any]) -> Iterable[str]:
+def _data(record: RunRecord) -> Iterable[str]:
     """Yield each data file of the training with its hash."""
     for name in DATA:
-        if digest := manifest.get(f"{name}_sha256"):
+        if digest := getattr(record, f"{name}_sha256"):
             yield f"{name} file SHA-256 `{digest}`"
 
 
@@ -153,12 +114,6 @@ def scored_on(scores: Mapping[str, Any], tested: str) -> str:
     ]
     heading = f"On {scores['examples']} examples, {tested}{compared}:"
     return "\n".join([heading, "", "| metric | score | 95% interval |", "|---|---|---|", *rows])
-
-
-def scored_in(folder: Path) -> str:
-    """Return the table of scores of an existing card."""
-    match = SCORES.search((folder / CARD).read_text("utf-8")) if (folder / CARD).exists() else None
-    return match[1] if match else UNSCORED
 
 
 def _number(value: float | None) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts import cli_scores
-from panjue.prompts.options import URL, Overrides, Size, TaskName
+from panjue.prompts.options import URL, Overrides, Size
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
@@ -129,24 +129,16 @@ def serve(run: Path, overrides: Overrides = None) -> None:
 
 @app.command()
 def chat(
-    url: Annotated[str, typer.Option(help="a panjue server, or any OpenAI-compatible one")] = URL,
+    url: Annotated[str, typer.Option(help="a panjue server")] = URL,
     file: Annotated[Path | None, typer.Option(help="the facts; default: paste them")] = None,
     defendant: Annotated[
         list[str] | None, typer.Option(help="repeatable; default: all found")
     ] = None,
     samples: Annotated[int, typer.Option(help="sampled replies, besides the first one")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
-    law: Annotated[Path | None, typer.Option(help="JSON with the articles' texts")] = None,
-    labels: Annotated[Path | None, typer.Option(help="if the server is not panjue's")] = None,
-    model: Annotated[str | None, typer.Option(help="default: the server's first")] = None,
-    task: TaskName = "judgment",
 ) -> None:
     """Ask a running server about a case and show the judgments as tables."""
-    from panjue.serve.chat import ChatOptions
-    from panjue.serve.chat import main as talk
-
-    options = ChatOptions(url, task, defendant or (), samples, labels, model)
-    talk(options, file, law, as_json=json)
+    _load("serve.chat", "main")(url, file, defendant or (), samples, as_json=json)
 
 
 @app.command()

@@ -21,8 +21,6 @@ OnBad = Annotated[OnBadRow, typer.Option(help="what to do with a bad row")]
 
 SubmissionPath = Annotated[Path, typer.Argument(help="a submission, or its run folder")]
 
-TaskName = Annotated[str, typer.Option(help="a folder in prompts/tasks/")]
-
 OptionalTask = Annotated[
     str | None, typer.Option(help="default: that of the run folder, else judgment")
 ]

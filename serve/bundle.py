@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-from panjue.eval.card import card_files, scored_in, write_card
 from panjue.eval.decide import decision_sha256, uses_classifier
 from panjue.eval.score import decoding_of
 from panjue.prompts.model import DECISION, model_files, model_sha256, prompt_sha256
@@ -170,7 +169,7 @@ def _pack_models(folder: Path, trained: Path, weights: Weights, base: str | None
     copied = folder / ("adapter" if is_adapter else "model")
     if weights == "merged" and not is_adapter:
         raise UserError(f"{trained}: is a whole model already; leave --weights out")
-    _copy([*model_files(trained), *card_files(trained)], copied)
+    _copy([*model_files(trained), *trained.glob("*.md")], copied)
     digest = manifest["base_sha256"]
     if weights == "base":
         parts = model_files(check_base(trained, manifest, base))
@@ -185,7 +184,6 @@ def _pack_models(folder: Path, trained: Path, weights: Weights, base: str | None
     whole = merge(trained, trained.with_name("merged"), base)
     _copy([*model_files(whole), fitted], merged)
     _point_to_packed_base(merged, digest)
-    write_card(merged, scored_in(trained), name=trained.parent.name)
     return merged.name
 
 

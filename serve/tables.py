@@ -8,7 +8,6 @@ from rich.text import Text
 
 from panjue.prompts.tasks.judgment.articles import article_name
 
-PREVIEW_LENGTH = 40
 BAR_WIDTH = 10
 
 DEMO = (
@@ -22,11 +21,8 @@ CONFIDENCE = (
 )
 NOTICE = "这是统计推测，不是判决。/ A statistical guess, not a judgment."
 
-Law = Mapping[str, str]
-"""Article -> its text."""
 
-
-def tables(result: Mapping[str, Any], law: Law, *, demo: bool) -> Iterator[Any]:
+def tables(result: Mapping[str, Any], *, demo: bool) -> Iterator[Any]:
     """Yield one table per defendant, then the repairs, what confidences mean, and a disclaimer.
 
     `demo` says that the demo's tiny model answered, which comes first.
@@ -36,7 +32,7 @@ def tables(result: Mapping[str, Any], law: Law, *, demo: bool) -> Iterator[Any]:
     confidences = result.get("confidence")
     judgments = result["answer"]["judgments"]
     for judgment, confidence in zip(judgments, confidences or [{}] * len(judgments), strict=True):
-        yield judgment_table(judgment, confidence, law)
+        yield judgment_table(judgment, confidence)
     if result["repairs"]:
         yield Text("repaired: " + "; ".join(result["repairs"]), style="dim")
     if confidences:
@@ -44,27 +40,20 @@ def tables(result: Mapping[str, Any], law: Law, *, demo: bool) -> Iterator[Any]:
     yield Text(NOTICE, style="dim")
 
 
-def judgment_table(judgment: Mapping[str, Any], confidence: Mapping[str, float], law: Law) -> Table:
+def judgment_table(judgment: Mapping[str, Any], confidence: Mapping[str, float]) -> Table:
     """Return the table of one defendant; without `confidence` it has no such column."""
     table = Table(title=Text(judgment["name"], style="bold"), title_justify="left")
     for column in ("", "", "模型自估 confidence") if confidence else ("", ""):
         table.add_column(column, overflow="fold")
     cells = {
         "罪名 charges": "、".join(judgment["charges"]),
-        "法条 articles": "\n".join(article(number, law) for number in judgment["articles"]),
+        "法条 articles": "\n".join(map(article_name, judgment["articles"])),
         "刑罚 penalty": judgment["penalty"],
     }
     for title, value in cells.items():
         bars = [Text(bar(confidence[title.split()[1]]))] if confidence else []
         table.add_row(title, Text(value), *bars)
     return table
-
-
-def article(number: str, law: Law) -> str:
-    """Return an article's number and the start of its text."""
-    text = law.get(number, "")
-    more = "……" if len(text) > PREVIEW_LENGTH else ""
-    return f"{article_name(number)} {text[:PREVIEW_LENGTH]}{more}".strip()
 
 
 def bar(share: float) -> str:
