@@ -133,6 +133,8 @@ class Engine:
         shown = 0
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
+                if any(reply.finish_reason == "abort" for reply in output.outputs):
+                    raise EngineDeadError  # so vLLM ends unfinished replies while it shuts down
                 for reply in output.outputs if decodes_here else ():
                     reply.text = text_of(reply, self.llm.tokenizer)
                 text = output.outputs[0].text
