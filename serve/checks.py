@@ -8,9 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
-from starlette.datastructures import URL, Headers
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
+from starlette.requests import Request
 
 from panjue.prompts.render import neutralize_tokens
 from panjue.serve.settings import BASE, LOOPBACK
@@ -50,19 +48,15 @@ class Problem(Exception):
         return {"error": error}
 
 
-def check_key(scope: Scope, key: str | None, host: str) -> None:
-    """Refuse a client without the key, or, if there is no key, a foreign host name.
-
-    Raises:
-        Problem: The client may not ask.
-    """
+def check_key(request: Request, key: str | None, host: str) -> None:
+    """Refuse a client without the key, or, if there is no key, a foreign host name."""
     if key is None:
         # DNS rebinding: a foreign page must not reach us under a host name of its own.
         with suppress(ValueError):  # the Host header is not valid
-            if host not in LOOPBACK or URL(scope=scope).hostname in LOOPBACK:
+            if host not in LOOPBACK or request.url.hostname in LOOPBACK:
                 return
         raise Problem(400, "without a key, use the host name localhost or 127.0.0.1")
-    scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
     # As bytes: compare_digest refuses non-ASCII text.
     same = hmac.compare_digest(given.strip().encode(), key.encode())
     if scheme.lower() != "bearer" or not same:
@@ -70,20 +64,18 @@ def check_key(scope: Scope, key: str | None, host: str) -> None:
         raise Problem(401, message, **{"WWW-Authenticate": "Bearer"})
 
 
-async def read_json(headers: Headers, receive: Receive) -> dict[str, Any]:
-    """Return the JSON object in a request's body.
-
-    Raises:
-        Problem: The body is too large, too slow, not declared as JSON, or no JSON object.
-        ClientDisconnect: The client disconnected.
-    """
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+async def read_json(request: Request) -> dict[str, Any]:
+    """Return the JSON object in a request's body, which may be neither too large nor too slow."""
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        != "application/json"
+    ):
         # Otherwise a foreign page could send requests (not read replies): only for JSON do browsers
         # ask for permission first.
         raise Problem(415, "send JSON, with 'Content-Type: application/json'")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await _body(receive)
+            body = await _body(request)
         value = from_json(body)
     except TimeoutError:
         raise Problem(408, "the body came too slowly", Connection="close") from None
@@ -94,17 +86,14 @@ async def read_json(headers: Headers, receive: Receive) -> dict[str, Any]:
     return value
 
 
-async def _body(receive: Receive) -> bytes:
-    body, size, more = bytearray(), 0, True
-    while more and size <= LARGEST_DISCARD:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        piece = message.get("body", b"")
+async def _body(request: Request) -> bytes:
+    body, size = bytearray(), 0
+    async for piece in request.stream():
         size += len(piece)
         if size <= LARGEST_BODY:
             body += piece
-        more = message.get("more_body", False)
+        elif size > LARGEST_DISCARD:
+            break
     if size > LARGEST_BODY:
         raise Problem(413, f"the body is larger than {LARGEST_BODY} bytes", Connection="close")
     return bytes(body)
@@ -113,13 +102,7 @@ async def _body(receive: Receive) -> bytes:
 def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> dict[str, Any]:
     """Return the body of a request that vLLM answers itself, without forged control tokens.
 
-    Args:
-        body: The body that the client sent.
-        tokenizer: The model's tokenizer.
-        seeds: Whether the engine survives a seed per request.
-
-    Raises:
-        Problem: The body asks for something that is not allowed.
+    `seeds` says whether the engine survives a seed per request.
     """
     if field := next((name for name in TRANSFER_FIELDS if body.get(name)), None):
         raise Problem(400, f"{field}: is not allowed")

@@ -31,11 +31,7 @@ class Judge:
     ) -> dict[str, Any]:
         """Return the judgments of one case, as `POST /v1/judgments` does.
 
-        Args:
-            fact: The facts.
-            defendants: Their names, in order; by default they are found in the facts by rules.
-            samples: Samples besides the greedy reply; with them the answer is decided by expected
-                score.
+        The arguments are fields of `CaseRequest`.
 
         Raises:
             UserError: The case cannot be asked, the engine has failed, or the `with` block is over.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders, QueryParams
-from starlette.requests import ClientDisconnect
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,11 +66,7 @@ class Setup:
         return list(self.runs)
 
     def run(self, name: str) -> ServedRun:
-        """Return the training of this name.
-
-        Raises:
-            Problem: There is none.
-        """
+        """Return the training of this name, if there is one."""
         if name not in self.runs:
             raise no_model(name, self.names)
         return self.runs[name]
@@ -117,7 +113,7 @@ class Panjue:
             await self._page(scope, receive, send)
             return
         if path not in HEALTH:
-            check_key(scope, setup.key, setup.config.host)
+            check_key(Request(scope), setup.key, setup.config.host)
         if path == JUDGMENTS:
             await self._judge(setup, scope, receive, send)
         elif path in GENERATE:
@@ -142,7 +138,7 @@ class Panjue:
 
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
         """Let vLLM answer."""
-        body = await read_json(Headers(scope=scope), receive)
+        body = await read_json(Request(scope, receive))
         first = setup.run(setup.names[0])
         if first.folders.adapter:
             body = {**body, "model": served_name(body.get("model"), setup.names)}
@@ -153,7 +149,7 @@ class Panjue:
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one case."""
-        body = await read_json(Headers(scope=scope), receive)
+        body = await read_json(Request(scope, receive))
         await ready(setup, scope)
         state = scope["app"].state
         try:
@@ -174,11 +170,7 @@ class Panjue:
 
 
 async def ready(_: Setup, scope: Scope) -> dict[str, Any]:
-    """Report that the engine runs.
-
-    Raises:
-        Problem: It has died; the server is about to end.
-    """
+    """Report that the engine runs; if it has died, the server is about to end."""
     if scope["app"].state.engine_client.errored:
         raise Problem(503, "the engine has ended; try again when the server has restarted")
     return {"status": "ready"}
@@ -194,7 +186,7 @@ async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
 
 async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
     """Return the label sets with the count of each label in training, and what answers."""
-    run = setup.run(QueryParams(scope["query_string"]).get("model", setup.names[0]))
+    run = setup.run(Request(scope).query_params.get("model", setup.names[0]))
     counts = {"labels": run.asker.labels.counts, "most": run.asker.labels.most}
     return {"task": run.task_name, **counts, "demo": run.demo}
 

@@ -57,11 +57,7 @@ class BadCase(UserError):
 
 
 def case_request(fields: Mapping[str, Any]) -> CaseRequest:
-    """Check the fields of a case.
-
-    Raises:
-        BadCase: A field is missing, unknown or wrong.
-    """
+    """Check the fields of a case; raise BadCase if one is missing, unknown or wrong."""
     try:
         return CaseRequest.model_validate(fields)
     except ValidationError as error:
@@ -106,11 +102,7 @@ class ServedRun:
         return ServedRun, self._source
 
     def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
-        """Return a case as an example, and its question; a long case takes tens of milliseconds.
-
-        Raises:
-            BadCase: It cannot be asked.
-        """
+        """Return a case as an example, and its question; a long case takes tens of milliseconds."""
         if case.task not in (None, self.task_name):
             raise BadCase(f"task: this server answers {self.task_name!r} only")
         names = find_defendants(case.fact) if case.defendants is None else case.defendants
@@ -130,11 +122,8 @@ class ServedRun:
     ) -> dict[str, Any]:
         """Return the body of `POST /v1/judgments`.
 
-        Args:
-            engine: The engine that answers.
-            case: The case.
-            on_event: Receives `start` when the engine is asked, and `delta` with each new piece of
-                the greedy reply.
+        `on_event` receives `start` when the engine is asked, and `delta` with each new piece of the
+        greedy reply.
 
         Raises:
             BadCase: The case cannot be asked.
@@ -145,10 +134,9 @@ class ServedRun:
         more = {**sampling, "n": case.samples, "temperature": 1.0}
         passes = [sampling, more] if case.samples else [sampling]
         first, *further = requests(next(NUMBERS), question, passes)
-        on_text = ignore_text
+        on_text = partial(send_delta, on_event) if on_event else ignore_text
         if on_event:
             on_event("start", {"defendants": list(example.names)})
-            on_text = partial(send_delta, on_event)
         outputs = await asyncio.gather(engine.ask(first, on_text), *map(engine.ask, further))
         pairs = list(zip((first, *further), outputs, strict=True))
         completion = row(pairs, self.asker.tokenizer, with_alternatives=True)

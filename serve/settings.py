@@ -281,45 +281,30 @@ def check_ray(config: GenerateConfig) -> None:
 def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Run]]:
     """Return the settings of the server, and the runs that it serves, by their name for clients.
 
-    All is checked before vLLM is imported.
-
-    Args:
-        folder: The run folder.
-        words: Settings `key=value`; and `name=RUN` for each further adapter of the same base.
+    A word `name=RUN` names a further adapter of the same base.
 
     Raises:
         UserError: A key or value is wrong, nothing trained is there, the bases differ, or other
             machines reach the address and no key is set.
     """
-    further = {key_of(word): word.partition("=")[2] for word in words if is_adapter(word)}
-    runs = {NAME: Run(folder), **{name: Run(Path(value)) for name, value in further.items()}}
+    adapters = [word for word in words if is_adapter(word)]
     settings = [word for word in words if not is_adapter(word)]
     config = load_section(ServeConfig, Run(folder).config, "serve", settings)
     server_key(config.host)
+    further = {key_of(word): Run(Path(word.partition("=")[2])) for word in adapters}
+    runs = {NAME: Run(folder), **further}
     for run in runs.values():
         check_trained(run.trained, run.record.task)
-    if further:
-        config = config.model_copy(update={"adapter": "lora"})
-        check_same_base(list(runs.values()))
-    return config, runs
+        if run.record.base_sha256 != runs[NAME].record.base_sha256:
+            raise UserError(
+                f"{run.folder}: was trained on the base {run.record.base}, and {folder} on "
+                f"{runs[NAME].record.base}; a server has one base: start another one"
+            )
+    return config.model_copy(update={"adapter": "lora"}) if further else config, runs
 
 
 def is_adapter(word: str) -> bool:
     """Say whether a word names a further adapter: its key is no setting, its value a folder."""
     key, _, value = word.partition("=")
-    return key.partition(".")[0] not in ServeConfig.model_fields and Path(value).is_dir()
-
-
-def check_same_base(runs: Sequence[Run]) -> None:
-    """Refuse adapters of different base models.
-
-    Raises:
-        UserError: Names the run that has another base than the first one.
-    """
-    first = runs[0].record
-    for run in runs[1:]:
-        if run.record.base_sha256 != first.base_sha256:
-            raise UserError(
-                f"{run.folder}: was trained on the base {run.record.base}, and {runs[0].folder} "
-                f"on {first.base}; a server has one base: start another one"
-            )
+    reserved = (NAME, *ServeConfig.model_fields)
+    return key.partition(".")[0] not in reserved and Path(value).is_dir()

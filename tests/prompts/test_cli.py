@@ -113,8 +113,6 @@ def test_score_prints_and_writes(
     assert json.loads(out.read_text("utf-8"))["final"] == pytest.approx(1)
 
 
-
-
 def test_check_says_by_its_exit_code_whether_the_file_is_clean(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
