@@ -17,19 +17,13 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the training answers by field (for `judgment`: charges, articles, penalty).
-
-    Attributes:
-        counts: Field -> label -> number of training answers with it, commonest first.
-        most: Field -> largest number of labels in one answer.
-        pairs: Label of the first field -> label of the second -> number of answers with both.
-    """
+    """The labels of the training answers by field (for `judgment`: charges, articles, penalty)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    counts: Mapping[str, Counts] = field(default_factory=dict)
-    most: Counts = field(default_factory=dict)
-    pairs: Mapping[str, Counts] = field(default_factory=dict)
+    counts: Mapping[str, Counts] = field(default_factory=dict)  # field -> label, commonest first
+    most: Counts = field(default_factory=dict)  # field -> most labels in one answer
+    pairs: Mapping[str, Counts] = field(default_factory=dict)  # of the first two fields
 
     def names(self, kind: str) -> list[str]:
         """Return the labels of one field in a fixed order (by code point)."""

@@ -46,11 +46,7 @@ class Skipped:
 class Reader:
     """Reads the files of a task with the options of one run.
 
-    Attributes:
-        task: The task of the files.
-        side: Id -> further groups of an example; see `side_groups`.
-        held_out: Whether to read only the tenth that training holds out.
-        on_bad_row: Whether a bad row stops the run, or is added to `skipped`.
+    `side` has further groups by id; `held_out` reads only the tenth that training holds out.
     """
 
     task: Task

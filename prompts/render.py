@@ -107,14 +107,7 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
 
 
 def render(task: str, example: Example, call: str = "") -> Messages:
-    """Fill `tasks/<task>/prompt.md` and return one user message; white space is kept.
-
-    Args:
-        task: The name of the task.
-        example: The example with the fields of the template.
-        call: For a task with several calls, the name of the call; its template is
-            `prompt-<call>.md`.
-    """
+    """Fill `tasks/<task>/prompt.md`, or `prompt-<call>.md`, and return one user message."""
     name = f"{task}/prompt{call and f'-{call}'}.md"
     path = next(path for root in tasks.__path__ if (path := Path(root) / name).exists())
     template = path.read_text("utf-8")

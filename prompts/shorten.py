@@ -48,7 +48,7 @@ class Shortened:
 
 
 def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> Shortened:
-    """Shorten `example.text` until its prompt has at most `budget` tokens.
+    """Shorten `example.text` until its prompt, as `count` counts, has at most `budget` tokens.
 
     Sentences without a name are dropped first: the least similar to `example.anchor` first, then
     from the middle outwards. Sentences with a name follow, the longest first. The first sentence
@@ -56,11 +56,6 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     differ), the first sentence stays, or with an anchor the most similar one: no text becomes
     empty. Training and serving use the same budget, so that both see the same prompts. The answer
     and the labels are not read.
-
-    Args:
-        example: Any example.
-        budget: Maximum number of prompt tokens.
-        count: Example -> tokens of its prompt.
     """
     full = count(example)
     if full <= budget:
@@ -85,11 +80,7 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
 class ShortenedPrompt(NamedTuple):
     """The prompt of an example, shortened if necessary.
 
-    Attributes:
-        shortened: The shortened example; not shortened if `room` alone exceeds `max_tokens`.
-        messages: The prompt as chat messages.
-        ids: Its token ids.
-        room: Tokens kept free for the reply.
+    If `room`, the tokens kept free for the reply, alone exceeds `max_tokens`, nothing is shortened.
     """
 
     shortened: Shortened

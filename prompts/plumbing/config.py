@@ -150,13 +150,7 @@ def _problem(error: Exception) -> tuple[str, str]:
 
 
 def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str]) -> None:
-    """Refuse the settings of a library that panjue sets itself.
-
-    Args:
-        section: Name of the section in the config file.
-        keys: The names of the settings in it.
-        managed: Settings that panjue sets -> the setting to use instead.
-    """
+    """Refuse the settings of a library that panjue sets itself; `managed` says what to use."""
     for key in keys:
         if key in managed:
             raise UserError(f"{section}: {key!r} is set by panjue; use {managed[key]}")

@@ -99,8 +99,6 @@ def snap(label: str, known: Mapping[str, str]) -> str | None:
 
     Similar labels do not match: 行贿 is similar to 受贿, and Article 13 to Article 3.
 
-    Args:
-        label: A label written by the model.
-        known: `normal(label)` -> label, for every known label.
+    `known` has `normal(label)` -> label.
     """
     return label if label in known.values() else known.get(normal(label))

@@ -83,10 +83,7 @@ def format_of(row: Mapping[str, Any]) -> str | None:
 def format_hint(path: Path, fields: Sequence[str], convertible: Sequence[str] = ()) -> str:
     """Return the end of a message about a file whose first row is no case; it may be empty.
 
-    Args:
-        path: The file.
-        fields: The fields of a case; the last one is the answer.
-        convertible: The formats that `panjue convert` reads.
+    The last of the `fields` is the answer; `convertible` are the formats that `convert` reads.
     """
     if path.suffix.lower() == ".csv":
         return "; the file looks like CSV; convert it to the format in README.md"

@@ -18,10 +18,7 @@ def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> 
 
     The kernel releases the lock when the process ends, in whatever way.
 
-    Args:
-        folder: A run folder.
-        name: Name of the lock file, if the lock is only for a part of the folder.
-        wait: Whether to wait for the process that has the lock.
+    A lock for a part of the folder has another `name`. With `wait` it waits for its turn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S, fallback_to_soft=False)

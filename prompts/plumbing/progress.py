@@ -23,10 +23,7 @@ SETTLED_S, SETTLED_ITEMS = 20.0, 5
 class Meter:
     """Counts up to `total`; created by `meter`.
 
-    Attributes:
-        pauses_s: Seconds so far that went into no item.
-        pauses_left_s: Seconds of such work to come, as far as they are known.
-        unmeasured: What else is to come, such as ` and 2 evaluations`.
+    `pauses_s` went into no item; `pauses_left_s` and `unmeasured` (a text) are still to come.
     """
 
     def __init__(self, console: Console, total: int, start: int) -> None:

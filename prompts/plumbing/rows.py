@@ -31,13 +31,7 @@ class Rows:
         name: Path | None = None,
         key: Callable[[Mapping[str, Json]], str] = row_id,
     ) -> None:
-        """Read `path` once and index its rows.
-
-        Args:
-            path: The file.
-            name: The path for error messages; by default `path`.
-            key: Returns the key of a row.
-        """
+        """Index the rows of `path` by `key`; error messages call the file `name`."""
         self.path, self._key = name or path, key
         self.duplicates: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}

@@ -29,23 +29,16 @@ Write = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class SubmissionFormat:
-    """The format of a submission: a file, or a folder of files.
-
-    Attributes:
-        name: Its file name in a run folder.
-        read: Path -> its records. Loading a bad record raises a UserError; so does `read` for a
-            bad file.
-        writing: Path -> a context manager that returns the function to write rows with. The
-            submission appears at the path if the block ends without an error.
-        index: Path -> its rows by id. A broken row, or one without `id`, is a UserError.
-        is_one: Whether a folder is itself a submission in this format.
-    """
+    """The format of a submission: a file, or a folder of files."""
 
     name: str
+    """Its file name in a run folder."""
     read: Callable[[Path], Iterator[Record]]
     writing: Callable[[Path], AbstractContextManager[Write]]
+    """Gives the function to write rows with; the submission appears if the block succeeds."""
     index: Callable[[Path], Rows]
     is_one: Callable[[Path], bool] = lambda _folder: False
+    """Whether a folder is itself a submission in this format."""
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""

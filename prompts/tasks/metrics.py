@@ -22,19 +22,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CorpusMetric:
-    """A metric of all examples together, computed from summed counts, e.g. macro F1.
-
-    Attributes:
-        name: Its name.
-        width: Number of counts per example.
-        counts: Gold row, submission row or None -> the counts of one example.
-        value: Sums of the counts, [..., width] -> the metric, [...].
-    """
+    """A metric of all examples together, computed from summed counts, e.g. macro F1."""
 
     name: str
     width: int
+    """Number of counts per example."""
     counts: Callable[[Row, Row | None], Sequence[float]]
     value: Callable[[Numbers], Numbers]
+    """Sums of the counts, [..., width] -> the metric, [...]."""
 
 
 Metric = Callable[[Row, Row | None], float] | CorpusMetric

@@ -27,13 +27,7 @@ QUESTION = "下面两个名称说的是同一件事吗？只回答“是”或�
 
 @dataclass(frozen=True)
 class Matching:
-    """The functions that decide whether two texts mean the same.
-
-    Attributes:
-        name: The name that the tables print. Scores with different names cannot be compared.
-        similar: Returns the cosine similarities of texts.
-        judge: Decides whether two events with similar names are the same event.
-    """
+    """Decides whether two texts mean the same; scores with different names differ in kind."""
 
     name: str
     similar: Similarity
@@ -41,12 +35,7 @@ class Matching:
 
 
 def make_matching(embeddings: str = BUILT_IN, judge: str = AGREE) -> Matching:
-    """Return the `Matching` for these settings.
-
-    Args:
-        embeddings: As for `panjue.prompts.tasks.dialogue.similarity.similarity`.
-        judge: `agree`, or `URL#MODEL` of an OpenAI-compatible endpoint.
-    """
+    """Return the `Matching` by this `similarity` and this judge: `agree`, or `URL#MODEL`."""
     cosines = "character 1-2-grams" if embeddings == BUILT_IN else embeddings
     built_in = " (built in)" if (embeddings, judge) == (BUILT_IN, AGREE) else ""
     decide: Judge = (lambda _gold, _predicted: True) if judge == AGREE else _endpoint_judge(judge)
@@ -55,10 +44,7 @@ def make_matching(embeddings: str = BUILT_IN, judge: str = AGREE) -> Matching:
 
 
 def says_yes(reply: str, judge: str) -> bool:
-    """Return whether a judge's reply is a yes: its last 是, 否, yes or no decides.
-
-    The think block is ignored.
-    """
+    """Return whether a judge's reply is a yes: its last 是, 否, yes or no decides."""
     words = re.findall(r"是否|不是|是|否|\byes\b|\bno\b", after_thinking(reply).lower())
     verdicts = [word for word in words if word != "是否"]
     if not verdicts or ("<think>" in reply and "</think>" not in reply):

@@ -77,9 +77,7 @@ def article_of(written: str, known: Mapping[str, str]) -> str | None:
     条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. A paragraph
     (款) is dropped only if no paragraph of its article is a label.
 
-    Args:
-        written: An article as the model wrote it.
-        known: `normal(label)` -> label, for every known article.
+    `known` has `normal(label)` -> label.
     """
     if written in known.values():
         return written

@@ -30,13 +30,7 @@ SHORT_TERM = (
 
 @dataclass
 class Conversion:
-    """The counts of a conversion.
-
-    Attributes:
-        rows: Rows of the file.
-        converted: Rows that were written.
-        notes: What the format does not tell -> the number of written rows that this concerns.
-    """
+    """The counts of a conversion; `notes` says what the format does not tell of how many rows."""
 
     rows: int = 0
     converted: int = 0
@@ -80,12 +74,7 @@ def _converted(row: Mapping[str, Any]) -> Noted:
 
 
 def from_cail2018(row: Mapping[str, Any]) -> Noted:
-    """Convert a case of CAIL2018.
-
-    Raises:
-        UserError: It has not exactly one criminal, or a field has another type.
-        KeyError: A field is missing.
-    """
+    """Convert a case of CAIL2018; KeyError: a field is missing."""
     meta = _object(row["meta"], "meta")
     term = _object(meta["term_of_imprisonment"], "term_of_imprisonment")
     names = _list(meta, "criminals", str)

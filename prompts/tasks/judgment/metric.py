@@ -6,34 +6,43 @@ from typing import Any
 from panjue.prompts.tasks.metrics import Row
 
 
-def charge_precision(gold: Row, predicted: Row | None) -> float:
-    """Precision of the charges, mean over the case's defendants."""
-    return _over_defendants(gold, predicted, lambda g, p: precision(g["charges"], p["charges"]))
+def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Share of the predicted labels that are gold; 0 if nothing is predicted."""
+    g, p = _as_texts(gold), _as_texts(predicted)
+    return len(g & p) / len(p) if p else 0.0
 
 
-def charge_recall(gold: Row, predicted: Row | None) -> float:
-    """Recall of the charges, mean over the case's defendants."""
-    return _over_defendants(gold, predicted, lambda g, p: recall(g["charges"], p["charges"]))
+def recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Share of the gold labels that are predicted; 0 if there is no gold label."""
+    g, p = _as_texts(gold), _as_texts(predicted)
+    return len(g & p) / len(g) if g else 0.0
 
 
-def charge_f1(gold: Row, predicted: Row | None) -> float:
-    """F1 of the charges, mean over the case's defendants."""
-    return _over_defendants(gold, predicted, lambda g, p: f1(g["charges"], p["charges"]))
+def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall; 0 if either is 0.
+
+    Two empty sets score 0, as in the official code, which clamps the denominators.
+    """
+    g, p = _as_texts(gold), _as_texts(predicted)
+    return 2 * len(g & p) / (len(g) + len(p)) if g or p else 0.0
 
 
-def article_precision(gold: Row, predicted: Row | None) -> float:
-    """Precision of the articles, mean over the case's defendants."""
-    return _over_defendants(gold, predicted, lambda g, p: precision(g["articles"], p["articles"]))
+def _of_labels(name: str, field: str, score: Callable[..., float]) -> Callable[..., float]:
+    """Return the metric `name`: the mean over the case's defendants of a score of label sets."""
+
+    def metric(gold: Row, predicted: Row | None) -> float:
+        return _over_defendants(gold, predicted, lambda g, p: score(g[field], p[field]))
+
+    metric.__name__ = name
+    return metric
 
 
-def article_recall(gold: Row, predicted: Row | None) -> float:
-    """Recall of the articles, mean over the case's defendants."""
-    return _over_defendants(gold, predicted, lambda g, p: recall(g["articles"], p["articles"]))
-
-
-def article_f1(gold: Row, predicted: Row | None) -> float:
-    """F1 of the articles, mean over the case's defendants."""
-    return _over_defendants(gold, predicted, lambda g, p: f1(g["articles"], p["articles"]))
+charge_precision = _of_labels("charge_precision", "charges", precision)
+charge_recall = _of_labels("charge_recall", "charges", recall)
+charge_f1 = _of_labels("charge_f1", "charges", f1)
+article_precision = _of_labels("article_precision", "articles", precision)
+article_recall = _of_labels("article_recall", "articles", recall)
+article_f1 = _of_labels("article_f1", "articles", f1)
 
 
 def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
@@ -74,27 +83,6 @@ TITLES = {
     "commonest labels": ("always the commonest labels", "总答最常见的标签"),
 }
 """What these metrics, and the fields of an answer, are called on a report page."""
-
-
-def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Share of the predicted labels that are gold; 0 if nothing is predicted."""
-    g, p = _as_texts(gold), _as_texts(predicted)
-    return len(g & p) / len(p) if p else 0.0
-
-
-def recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Share of the gold labels that are predicted; 0 if there is no gold label."""
-    g, p = _as_texts(gold), _as_texts(predicted)
-    return len(g & p) / len(g) if g else 0.0
-
-
-def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall; 0 if either is 0.
-
-    Two empty sets score 0, as in the official code, which clamps the denominators.
-    """
-    g, p = _as_texts(gold), _as_texts(predicted)
-    return 2 * len(g & p) / (len(g) + len(p)) if g or p else 0.0
 
 
 def _as_texts(labels: Sequence[str | int]) -> set[str]:

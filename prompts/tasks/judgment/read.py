@@ -18,12 +18,7 @@ FIELDS = ("charges", "articles")
 
 
 def penalty_class(penalty: Mapping[str, Any]) -> int:
-    """Return the class 0-14 of a sentence; terms are in months, the first match wins.
-
-    Raises:
-        UserError: A term is no number of months.
-        TypeError: A flag is not a bool.
-    """
+    """Return the class 0-14 of a sentence, the first match wins; TypeError: a flag is no bool."""
     if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
         raise TypeError  # "false" would mean death
     for term in TERMS:
