@@ -14,8 +14,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
-from panjue.prompts.tasks.dialogue.matching import KEY as JUDGE_KEY
-from panjue.prompts.tasks.dialogue.matching import make_matching
+from panjue.prompts.tasks.dialogue.similarity import JUDGE_KEY, make_matching
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
 from panjue.serve.engine import Engine

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from panjue.prompts.example import Example
-from panjue.prompts.tasks.dialogue.bucket import OTHER
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS, speakers
 from panjue.prompts.tasks.dialogue.similarity import best_pairs, ngrams
+from panjue.prompts.tasks.dialogue.solve import OTHER
 from panjue.prompts.tasks.metrics import Row
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from panjue.prompts.tasks.dialogue.matching import Matching
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS, emotion_faults, is_texts
-from panjue.prompts.tasks.dialogue.similarity import best_pairs
+from panjue.prompts.tasks.dialogue.similarity import Matching, best_pairs
 from panjue.prompts.tasks.metrics import (
     CorpusMetric,
     Field,

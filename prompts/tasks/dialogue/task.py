@@ -14,7 +14,6 @@ from panjue.prompts.task import Ask, Data, Messages, Score, Task
 from panjue.prompts.tasks.dialogue import metric
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
-from panjue.prompts.tasks.dialogue.matching import AGREE, make_matching
 from panjue.prompts.tasks.dialogue.sextuples import (
     FIELDS,
     SENTIMENTS,
@@ -25,7 +24,7 @@ from panjue.prompts.tasks.dialogue.sextuples import (
     schema,
     target,
 )
-from panjue.prompts.tasks.dialogue.similarity import BUILT_IN
+from panjue.prompts.tasks.dialogue.similarity import AGREE, BUILT_IN, make_matching
 from panjue.prompts.tasks.dialogue.solve import Settings, head, solve, transcript
 from panjue.prompts.tasks.metrics import Row
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.dialogue.matching import make_matching
-from panjue.prompts.tasks.dialogue.similarity import similarity
+from panjue.prompts.tasks.dialogue.similarity import make_matching, similarity
 
 Fate = int | dict[str, Any] | None
 """A status, another reply, or a connection that is dropped."""

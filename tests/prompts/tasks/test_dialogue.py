@@ -25,11 +25,16 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
-from panjue.prompts.tasks.dialogue.bucket import OTHER, Bucket, windows
-from panjue.prompts.tasks.dialogue.matching import Matching, make_matching, says_yes
 from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, sextuple_points
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS
-from panjue.prompts.tasks.dialogue.similarity import ngrams, similarity
+from panjue.prompts.tasks.dialogue.similarity import (
+    Matching,
+    make_matching,
+    ngrams,
+    says_yes,
+    similarity,
+)
+from panjue.prompts.tasks.dialogue.solve import OTHER, Bucket, windows
 from panjue.prompts.tasks.metrics import Row, name_of
 
 TASK = load_task("dialogue")
