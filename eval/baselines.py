@@ -14,7 +14,8 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
+from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.run import RunRecord, find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -73,13 +74,13 @@ def classifier_alone(task: Task, run: Path, gold: Path) -> Decider | None:
     Raises:
         UserError: The classifier or the label sets are missing or broken.
     """
-    provenance = generation(run)
-    trained = trained_in(run, provenance)
-    if trained is None or not has_classifier(trained):
+    answers = find_answers(run)
+    trained = answers.trained if answers else None
+    if answers is None or trained is None or not has_classifier(trained):
         return None
-    manifest, digest = read_json(trained / "manifest.json"), sha256(gold)
-    is_seen = digest in (manifest.get("train_sha256"), manifest.get("mix_sha256"))
-    if is_seen and not provenance.get("held_out"):
+    training, digest = RunRecord.read(trained), sha256(gold)
+    is_seen = digest in (training.train_sha256, training.mix_sha256)
+    if is_seen and not answers.record.held_out:
         return None
     pool = Pool(trained_classifier(trained, task), {})
     return Decider(task, load_labels(run / "labels.json"), pool=pool)

@@ -6,7 +6,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from panjue.eval.answers import Run
+from panjue.eval.answers import AnsweredFile
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import is_hub_name, lora_rank
 from panjue.prompts.plumbing.config import DATA, scrubbed
@@ -92,12 +92,12 @@ def _labels(folder: Path) -> str:
     return f"labels: {sizes}" if sizes else "no label sets"
 
 
-def write_scores(run: Run, scores: Mapping[str, Any], tested: str) -> str:
+def write_scores(answered: AnsweredFile, scores: Mapping[str, Any], tested: str) -> str:
     """Write the scores into the card of the adapter that answered; return a line to print."""
-    if folder := run.card_folder():
+    if folder := answered.card_folder():
         write_card(folder, scored_on(scores, tested))
         return f"written: {folder / CARD}"
-    return f"{run.trained}: missing or changed since it answered; no card is written"
+    return f"{answered.trained}: missing or changed since it answered; no card is written"
 
 
 def scored_on(scores: Mapping[str, Any], tested: str) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from panjue.eval.answers import Run
+from panjue.eval.answers import AnsweredFile
 from panjue.eval.fields import items_of
 from panjue.eval.values import (
     MetricValues,
@@ -96,20 +96,16 @@ class Comparison:
         return result
 
 
-def check_runs(first: Run, second: Run, *, same_file: bool = True) -> None:
-    """Refuse runs of two tasks, and with `same_file` runs of two test files.
-
-    Raises:
-        UserError: Names both runs and what differs.
-    """
+def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
+    """Refuse answers of two tasks, and with `same_file` answers to two test files."""
     pair = f"{first.folder} and {second.folder}"
-    if first.provenance["task"] != second.provenance["task"]:
-        names = f"{first.provenance['task']} and {second.provenance['task']}"
-        raise UserError(f"{pair}: are runs of two tasks, {names}")
-    if same_file and first.provenance["test_sha256"] != second.provenance["test_sha256"]:
-        names = f"{first.provenance['test']} and {second.provenance['test']}"
+    one, other = first.record, second.record
+    if one.task != other.task:
+        raise UserError(f"{pair}: are runs of two tasks, {one.task} and {other.task}")
+    if same_file and one.test_sha256 != other.test_sha256:
         raise UserError(
-            f"{pair}: answered two test files, {names}; give --gold FILE if one gold file fits both"
+            f"{pair}: answered two test files, {one.test} and {other.test}; "
+            "give --gold FILE if one gold file fits both"
         )
 
 

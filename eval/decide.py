@@ -16,6 +16,7 @@ from panjue.prompts.example import Answer, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.task import Task
 
 LabelSet = frozenset[str]
@@ -188,15 +189,14 @@ def uses_classifier(trained: Path | None) -> bool:
     return bool(_fitted(trained).get("exponents"))
 
 
-def cases_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which cases a run answered, from its provenance."""
-    held_out = bool(provenance.get("held_out"))
-    return {"test_sha256": provenance["test_sha256"], "held_out": held_out}
+def cases_of(record: AnswersRecord) -> dict[str, Any]:
+    """Return which cases were answered."""
+    return {"test_sha256": record.test_sha256, "held_out": record.held_out}
 
 
-def is_fitted_on(trained: Path, provenance: Mapping[str, Any]) -> bool:
-    """Say whether the settings in `trained` were fitted on the cases of this run."""
-    return _fitted(trained).get("fitted_on") == cases_of(provenance)
+def is_fitted_on(trained: Path, record: AnswersRecord) -> bool:
+    """Say whether the settings in `trained` were fitted on the cases of these answers."""
+    return _fitted(trained).get("fitted_on") == cases_of(record)
 
 
 def _fitted(trained: Path | None) -> dict[str, Any]:

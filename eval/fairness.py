@@ -33,7 +33,8 @@ from panjue.eval.values import Members, MetricValues, by_code, score_rows, summa
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
+from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -206,12 +207,12 @@ class TrainingFile:
 
 def _find_training_file(run: Path) -> TrainingFile | None:
     """Return the file that the run's adapter was trained on, if it is still unchanged."""
-    path = (trained_in(run, generation(run)) or Path("nowhere")) / "manifest.json"
-    manifest = read_json(path) if path.exists() else {}
-    train = Path(manifest.get("train", "nowhere"))
-    if not train.exists() or sha256(train) != manifest.get("train_sha256"):
+    answers = find_answers(run)
+    training = answers.training if answers else None
+    train = Path(training.train if training else "nowhere")
+    if not training or not train.exists() or sha256(train) != training.train_sha256:
         return None
-    return TrainingFile(train, held_out=not manifest.get("dev_sha256"))
+    return TrainingFile(train, held_out=not training.dev_sha256)
 
 
 @dataclass

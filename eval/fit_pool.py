@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.eval.answers import Run
+from panjue.eval.answers import AnsweredFile
 from panjue.eval.beliefs import Belief, Beliefs
 from panjue.eval.classifier import Classifier, Opinion
 from panjue.eval.decide import Decider
@@ -53,20 +53,20 @@ class FitCase:
         return pool.with_opinions(self.opinions, self.beliefs)
 
 
-def fit_cases(run: Run, classifier: Classifier | None) -> Iterator[FitCase]:
-    """Yield the held-out examples of a run.
+def fit_cases(answered: AnsweredFile, classifier: Classifier | None) -> Iterator[FitCase]:
+    """Yield the held-out examples of a answered.
 
     Raises:
         UserError: An example has no gold answer.
     """
-    beliefs, task = Beliefs(run.task, run.labels), run.task
-    for example, row in run.completions():
+    beliefs, task = Beliefs(answered.task, answered.labels), answered.task
+    for example, row in answered.completions():
         if example.answer is None:
-            raise UserError(f"{run.test}: id {example.id} has no gold answer to tune on")
+            raise UserError(f"{answered.test}: id {example.id} has no gold answer to tune on")
         found = beliefs.of(example, row) if "texts" in row else None
         yield FitCase(
             example,
-            task.ask.decode(first_reply(row), example, run.labels).answer,
+            task.ask.decode(first_reply(row), example, answered.labels).answer,
             found.items if found else None,
             found is not None and found.is_readable,
             classifier.opinions(example) if classifier else (),
@@ -88,7 +88,9 @@ class Trial:
         return self.with_classifier > self.without
 
 
-def trials(run: Run, cases: Sequence[FitCase], classifier: Classifier) -> Iterator[Trial]:
+def trials(
+    answered: AnsweredFile, cases: Sequence[FitCase], classifier: Classifier
+) -> Iterator[Trial]:
     """Yield for each field the exponents of the lowest log loss, and what they gain.
 
     The log loss says more than the metric does of few cases, and gives calibrated beliefs. The gain
@@ -98,11 +100,11 @@ def trials(run: Run, cases: Sequence[FitCase], classifier: Classifier) -> Iterat
     if not cases:
         return
     folds = np.arange(len(cases)) % FOLDS
-    alone = _headline(run, cases, [Pool(classifier, {})] * len(cases))
+    alone = _headline(answered, cases, [Pool(classifier, {})] * len(cases))
     for name in classifier.fields:
         losses = np.array([_losses(classifier, case, name) for case in cases])
         pools = [Pool(classifier, {name: _lowest(losses[folds != k])}) for k in range(FOLDS)]
-        crossed = _headline(run, cases, [pools[fold] for fold in folds])
+        crossed = _headline(answered, cases, [pools[fold] for fold in folds])
         yield Trial(name, _lowest(losses), alone, crossed)
 
 
@@ -126,11 +128,11 @@ def _lowest(losses: NDArray[Any]) -> Exponents:
     return TRIED_EXPONENTS[int(np.argmin(losses.sum(axis=0)))]
 
 
-def _headline(run: Run, cases: Sequence[FitCase], pools: Sequence[Pool]) -> float:
+def _headline(answered: AnsweredFile, cases: Sequence[FitCase], pools: Sequence[Pool]) -> float:
     """Return the headline metric of the cases, each decided with its pool."""
-    decider = Decider(run.task, run.labels)
+    decider = Decider(answered.task, answered.labels)
     answers = (
         (case.example, decider.decide_from(case.first, case.pooled(pool)).answer)
         for case, pool in zip(cases, pools, strict=True)
     )
-    return score_answers(run.task, answers)[run.task.score.names[-1]]
+    return score_answers(answered.task, answers)[answered.task.score.names[-1]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from typing import Any
 
-from panjue.eval.answers import Run, method_of
+from panjue.eval.answers import AnsweredFile, method_of
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import decision_sha256, is_fitted_on
@@ -109,39 +109,36 @@ class Report:
         return " · ".join(dict.fromkeys(self.label(name)))
 
 
-def report(run: Run) -> Report:
-    """Collect the report of a run.
-
-    Raises:
-        UserError: The run is not finished, or the cases have no gold answers.
-    """
-    submission = run.task.data.submission.find(run.folder)
-    scores = score(run.reader, run.test, submission)
-    result = Report(run.name, str(run.provenance["task"]), scores)
-    result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **run.task.score.titles}
-    result.parts = run.task.score.parts
-    has_model = run.provenance.get("trained") and not run.provenance.get("endpoint")
-    result.demo = bool(has_model) and is_demo(run.trained)
+def report(answered: AnsweredFile) -> Report:
+    """Collect the report of the answers to a labelled test file."""
+    task, record = answered.task, answered.record
+    submission = task.data.submission.find(answered.folder)
+    result = Report(answered.name, record.task, score(answered.reader, answered.test, submission))
+    result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
+    result.parts = task.score.parts
+    trained = None if record.endpoint else answered.answers.trained
+    result.demo = trained is not None and is_demo(trained)
     result.decoding = decoding_of(submission) or {}
-    result.tested = _tested(run, result.decoding)
-    rows = run.task.data.submission.index(submission)
-    fallback = result.decoding.get("fallback", run.task.score.fallback) if result.decoding else ""
-    result.cases = list(_cases(run, rows, fallback))
-    result.skipped = [str(run.reader.skipped)] if run.reader.skipped.rows else []
-    _count(run.task, result)
-    log = run.trained.parent / "log.jsonl" if run.is_of_adapter else None
+    result.tested = _tested(answered, result.decoding)
+    rows = task.data.submission.index(submission)
+    fallback = result.decoding.get("fallback", task.score.fallback) if result.decoding else ""
+    result.cases = list(_cases(answered, rows, fallback))
+    result.skipped = [str(answered.reader.skipped)] if answered.reader.skipped.rows else []
+    _count(task, result)
+    log = answered.trained.parent / "log.jsonl" if answered.record.is_of_adapter else None
     if log and log.exists():
         result.curve = [row for _, row in read_lines(log)]
     return result
 
 
-def _tested(run: Run, decoding: Mapping[str, Any]) -> str:
+def _tested(answered: AnsweredFile, decoding: Mapping[str, Any]) -> str:
     """Return the name and hash of the test file, and how it was answered."""
-    part = "the held-out tenth of " if run.held_out else ""
-    method, fit = method_of(run.provenance, decoding), decoding.get("decision_sha256")
-    if fit and fit == decision_sha256(run.trained) and is_fitted_on(run.trained, run.provenance):
+    record, trained = answered.record, answered.answers.trained
+    part = "the held-out tenth of " if record.held_out else ""
+    method, fit = method_of(record, decoding), decoding.get("decision_sha256")
+    if trained and fit and fit == decision_sha256(trained) and is_fitted_on(trained, record):
         method += ", with settings fitted on these same examples"
-    return f"{part}{run.test.name} (SHA-256 {sha256(run.test)}), {method}"
+    return f"{part}{answered.test.name} (SHA-256 {sha256(answered.test)}), {method}"
 
 
 def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
@@ -155,17 +152,17 @@ def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _cases(run: Run, rows: Rows, fallback: str) -> Iterator[Case]:
-    path = run.folder / "confidence.jsonl"
+def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[Case]:
+    path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if fallback and path.exists() else None
-    completions = run.rows()
-    class_fields = [name for names in _class_fields(run.task) for name in names]
-    for example in run.examples():
+    completions = answered.rows()
+    class_fields = [name for names in _class_fields(answered.task) for name in names]
+    for example in answered.examples():
         calls = list(_calls(completions, example))
         confidence = confidences.get(example.id) if confidences else None
-        items = list(items_of(run.task, run.task.gold(example), rows.get(example.id)))
+        items = list(items_of(answered.task, answered.task.gold(example), rows.get(example.id)))
         fields = [field for _, fields in items for field in fields]
-        notes = dict(_handled(run, example, calls, fallback))
+        notes = dict(_handled(answered, example, calls, fallback))
         yield Case(
             id=str(example.id),
             groups=example.groups,
@@ -193,7 +190,7 @@ def _values(fields: Iterator[Field]) -> list[str]:
 
 
 def _handled(
-    run: Run, example: Example, rows: Sequence[dict[str, Any]], fallback: str
+    answered: AnsweredFile, example: Example, rows: Sequence[dict[str, Any]], fallback: str
 ) -> Iterator[tuple[str, str]]:
     """Yield what happened to an example's calls: (keyword, details).
 
@@ -207,8 +204,8 @@ def _handled(
         yield "shortened", f"shortened to fit by {dropped} sentences"
     if cut := sum(row["finish"][0] == "length" for row in asked):
         yield "cut", f"{cut} replies cut by length"
-    if asked and fallback and not run.task.answer.several_calls:
-        decoded = run.task.ask.decode(first_reply(asked[0]), example, run.labels)
+    if asked and fallback and not answered.task.answer.several_calls:
+        decoded = answered.task.ask.decode(first_reply(asked[0]), example, answered.labels)
         if not decoded.readable:
             yield "unreadable", f"the reply was unreadable, its answer: {fallback}"
         elif decoded.repairs:

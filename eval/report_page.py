@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval import figures
-from panjue.eval.answers import open_run
+from panjue.eval.answers import open_answers
 from panjue.eval.card import write_scores
 from panjue.eval.report import Report, report
 from panjue.eval.score import remarks
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "page"
 
 def main(run: Path, gold: Path | None) -> None:
     """Write the page and the adapter's card; say where they are."""
-    opened = open_run(run, gold)
+    opened = open_answers(run, gold)
     page_path = opened.folder / "report.html"
     with protect_inputs(opened.reader.skipped, inputs=()):
         result = report(opened)
@@ -27,7 +27,7 @@ def main(run: Path, gold: Path | None) -> None:
     print(f"written: {page_path}")
     for line in result.skipped:
         print(line)
-    if opened.is_of_adapter and result.decoding:
+    if opened.record.is_of_adapter and result.decoding:
         print(write_scores(opened, result.scores.to_json(), result.tested))
 
 

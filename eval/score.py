@@ -17,7 +17,8 @@ from panjue.eval.values import MetricValues, Summary, score_rows, summarize, wit
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import DECISION
-from panjue.prompts.plumbing.files import generation, read_json, sha256, trained_in
+from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
 
@@ -165,20 +166,18 @@ def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
     )
 
 
-def in_sample(folder: Path, decoding: Mapping[str, Any]) -> str | None:
+def in_sample(run: Path, decoding: Mapping[str, Any]) -> str | None:
     """Say how the model or the decision rule of these answers was fitted to their own cases."""
-    answers = generation(folder)
-    trained = trained_in(folder, answers)
-    if trained is None or answers.get("endpoint") or answers.get("adapter") == "none":
+    answers = find_answers(run)
+    if answers is None or not answers.record.is_of_adapter:
         return None
-    path = trained / "manifest.json"
-    manifest = read_json(path) if path.exists() else {}
-    files = [manifest.get("train_sha256"), manifest.get("mix_sha256")]
-    if answers["test_sha256"] in files and not answers.get("held_out"):
-        held_out = "" if manifest.get("dev_sha256") else " (all but a tenth)"
-        return f"these cases were trained on{held_out}: {trained} was trained on {answers['test']}"
+    record, trained, training = answers.record, answers.trained, answers.training
+    files = (training.train_sha256, training.mix_sha256) if training else ()
+    if record.test_sha256 in files and not record.held_out:
+        held_out = "" if training and training.dev_sha256 else " (all but a tenth)"
+        return f"these cases were trained on{held_out}: {trained} was trained on {record.test}"
     fit = decoding.get("decision_sha256")
-    if fit and fit == decision_sha256(trained) and is_fitted_on(trained, answers):
+    if trained and fit and fit == decision_sha256(trained) and is_fitted_on(trained, record):
         return f"the decision rule was fitted on these cases: {trained / DECISION}"
     return None
 

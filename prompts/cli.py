@@ -113,7 +113,7 @@ def decode(
 
 
 def _decode(run: Path, *, greedy: bool = False) -> None:
-    tally = _load("eval.answers", "decode_run")(run, greedy=greedy)
+    tally = _load("eval.decoding", "decode_answers")(run, greedy=greedy)
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")

@@ -14,10 +14,10 @@ from panjue.prompts.options import (
     OptionalTask,
     SubmissionPath,
     protect_inputs,
-    task_of,
+    submission_of,
 )
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import answers_in, sha256, write_json
+from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import comparing, load_task
 
@@ -42,8 +42,7 @@ def score(
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
-    submission = answers_in(submission, gold)
-    name, note = task_of(task, submission)
+    submission, name, note = submission_of(submission, gold, task)
     task_used = comparing(load_task(name), embeddings, judge)
     reader = Reader(task_used, on_bad_row=on_bad_row)
     with protect_inputs(reader.skipped, json, inputs=(gold, submission), note=note):
@@ -65,10 +64,10 @@ def compare(
     json: JsonPath = None,
 ) -> None:
     """Compare two runs: metrics, SECOND minus FIRST, and the cases won and lost."""
-    from panjue.eval.answers import open_run
+    from panjue.eval.answers import open_answers
     from panjue.eval.compare import check_runs, compare_runs, show_runs
 
-    first_run, run = open_run(first, gold), open_run(second, gold)
+    first_run, run = open_answers(first, gold), open_answers(second, gold)
     check_runs(first_run, run, same_file=gold is None)
     with protect_inputs(run.reader.skipped, json, inputs=(first, second, run.test)):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
@@ -103,8 +102,7 @@ def fairness(
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness_tables import show
 
-    submission = answers_in(submission, gold)
-    name, note = task_of(task, submission)
+    submission, name, note = submission_of(submission, gold, task)
     reader = Reader(load_task(name), side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups, train), note=note):
@@ -132,8 +130,7 @@ def check(
         raise UserError("--labels, --on-bad-row: are for a submission; add --cases CASES")
     label_sets = load_labels(labels) if labels else None
     faults = 0
-    file = answers_in(file, cases)
-    name, note = task_of(task, file)
+    file, name, note = submission_of(file, cases, task)
     reader = Reader(load_task(name), on_bad_row=on_bad_row)
     with protect_inputs(reader.skipped, inputs=(), note=note):
         if cases is None:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import RUN_FILES, generation
+from panjue.prompts.plumbing.files import RUN_FILES
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import OnBadRow, Skipped
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
@@ -32,16 +33,19 @@ JudgeName = Annotated[
 ]
 
 
-def task_of(name: str | None, submission: Path) -> tuple[str, str]:
-    """Return the task of a submission, and a note for errors if no run folder states the task."""
-    folder = submission if (submission / "manifest.json").exists() else submission.parent
-    task = generation(folder).get("task")
-    if task is None:
+def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path, str, str]:
+    """Return the submission or the folder of answers that is meant, its task, and a note.
+
+    The note is for errors, if no run folder states the task.
+    """
+    answers = find_answers(path, gold)
+    if answers is None:
         name = name or "judgment"
-        return name, f" (read as task {name!r}: is that right?)"
+        return path, name, f" (read as task {name!r}: is that right?)"
+    task = answers.record.task
     if name not in (None, task):
-        raise UserError(f"{folder}: is a run of the task {task!r}, not {name!r}")
-    return task, ""
+        raise UserError(f"{answers.folder}: is a run of the task {task!r}, not {name!r}")
+    return answers.folder if path.is_dir() else path, task, ""
 
 
 @contextmanager

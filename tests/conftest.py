@@ -193,7 +193,7 @@ def answered(
     trained: Path, workshop: Path, answering: Answering, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Return the folder of a finished run, which nobody may change, with its generate.yaml."""
-    from panjue.eval.answers import decode_run
+    from panjue.eval.decoding import decode_answers
     from panjue.serve.generate import main as generate
 
     run = tmp_path_factory.mktemp("answered") / "run"
@@ -201,7 +201,7 @@ def answered(
     config = run / "generate.yaml"
     config.write_text(GENERATE_YAML.format(run=run, folder=workshop), "utf-8")
     with answering():
-        decode_run(generate(config))
+        decode_answers(generate(config))
     return run
 
 

@@ -9,7 +9,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -116,7 +116,7 @@ class AnswersRecord(Record):
     held_out: bool = False
     endpoint: str | None = None
     solve: dict[str, Any] = Field(default_factory=dict)
-    on_bad_row: str = "stop"
+    on_bad_row: Literal["stop", "skip"] = "stop"
 
     @property
     def is_of_adapter(self) -> bool:
@@ -181,6 +181,12 @@ class Answers:
         beside = self.folder.resolve().parent.parent / Path(recorded).name
         return Path(recorded) if Path(recorded).is_dir() or not beside.is_dir() else beside
 
+    @property
+    def training(self) -> RunRecord | None:
+        """Return the record of the training that answered, if it is there."""
+        trained = self.trained
+        return RunRecord.read(trained) if trained and (trained / MANIFEST).is_file() else None
+
 
 def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     """Return the answers that a user means by `path`; None if it is neither run nor answers.
@@ -189,10 +195,9 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
         path: A run folder, the folder of one test file's answers in it, or a submission in it.
         gold: The gold file of the answers, which decides if the run has answers to several files.
     """
-    if not path.is_dir():
-        return Answers(path.parent) if (path.parent.parent.name == ANSWERS) else None
-    if path.parent.name == ANSWERS and (path / MANIFEST).is_file():
-        return Answers(path)
+    folder = path if path.is_dir() else path.parent
+    if _has_answers(folder):
+        return Answers(folder)
     found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/{MANIFEST}"))
     if gold and gold.is_file() and len(found) > 1:
         digest = sha256(gold)
@@ -202,3 +207,9 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
         names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")
     return Answers(found[0]) if found else None
+
+
+def _has_answers(folder: Path) -> bool:
+    """Say whether a folder has the answers to one test file, in a run or copied out of it."""
+    path = folder / MANIFEST
+    return path.is_file() and (folder.parent.name == ANSWERS or "test_sha256" in read_json(path))

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.answers import open_run
+from panjue.eval.answers import open_answers
 from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     """Write the cases, the run's adapter without its decision rule, and the folder of answers."""
-    run = open_run(answers)
+    run = open_answers(answers)
     cases, result = folder / "cases.jsonl", folder / "run/answers/cases"
     shutil.copytree(
         run.trained, folder / "run/adapter", ignore=shutil.ignore_patterns(DECISION, "*.log")

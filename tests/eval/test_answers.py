@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.answers import decode_run
 from panjue.eval.check import check
+from panjue.eval.decoding import decode_answers
 from panjue.eval.score import score
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -18,6 +18,11 @@ from panjue.prompts.tasks.judgment.repair import PENALTIES
 TASK = load_task("judgment")
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
+ANSWERED: dict[str, Any] = {
+    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
+    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
+}
+"""What every record of answers has."""
 GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
 GOOD: list[dict[str, Any]] = [
     {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 10},
@@ -60,13 +65,13 @@ def run(case: Row, write: Write, tmp_path: Path) -> Path:
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
         tmp_path / "run"
     )
-    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test), "trained": "."}
-    write_json(tmp_path / "run" / "manifest.json", {"generate": made})
+    made = {**ANSWERED, "test": str(test), "test_sha256": sha256(test), "trained": "."}
+    write_json(tmp_path / "run" / "manifest.json", made)
     return tmp_path / "run"
 
 
 def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None:
-    decode_run(run)
+    decode_answers(run)
     first, second = GOOD
     guesses = [{"name": "甲", **GUESS}, {"name": "乙", **GUESS}]
     assert [row for _, row in read_lines(run / "submission.jsonl")] == [
@@ -81,7 +86,7 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
 
 
 def test_what_was_met_is_counted(run: Path) -> None:
-    tally = decode_run(run)
+    tally = decode_answers(run)
     counts = {
         key: value for key, value in vars(tally).items() if key not in ("repairs", "refusals")
     }
@@ -127,7 +132,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
 
 
 def test_the_summary_for_a_person(run: Path) -> None:
-    lines = list(decode_run(run).lines())
+    lines = list(decode_answers(run).lines())
     assert lines[0].startswith(
         "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable"
     )
@@ -143,7 +148,7 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     def written() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in run.iterdir()}
 
-    decode_run(run)
+    decode_answers(run)
     before = written()
     assert set(before) == {
         "completions.jsonl",
@@ -153,19 +158,19 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
         "manifest.json",
         "submission.jsonl",
     }
-    decode_run(run)
+    decode_answers(run)
     assert written() == before
 
 
 def test_greedy_decoding_takes_the_first_replies_and_leaves_no_confidence(run: Path) -> None:
-    decode_run(run)
-    tally = decode_run(run, greedy=True)
+    decode_answers(run)
+    tally = decode_answers(run, greedy=True)
     assert tally.decided == 0
     assert not (run / "confidence.jsonl").exists()
 
 
 def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, write: Write) -> None:
-    decode_run(run)
+    decode_answers(run)
     people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
     gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
     scores = score(Reader(TASK), gold, run / "submission.jsonl")
@@ -181,7 +186,7 @@ def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, wri
 def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: Write) -> None:
     write("run/completions.jsonl", [row for row in COMPLETIONS if row["id"] != 4])
     with pytest.raises(UserError, match=r"completions\.jsonl: no row for id 4; .*generate"):
-        decode_run(run)
+        decode_answers(run)
     assert sorted(path.name for path in run.iterdir()) == [
         "completions.jsonl",
         "labels.json",
@@ -190,11 +195,11 @@ def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: 
 
 
 def test_an_earlier_submission_outlives_a_failure(run: Path, write: Write) -> None:
-    decode_run(run)
+    decode_answers(run)
     before = (run / "submission.jsonl").read_bytes()
     write("run/completions.jsonl", COMPLETIONS[:2])
     with pytest.raises(UserError, match="no row for id 2"):
-        decode_run(run)
+        decode_answers(run)
     assert (run / "submission.jsonl").read_bytes() == before
 
 
@@ -202,18 +207,18 @@ def test_a_changed_or_missing_test_file_is_named(run: Path) -> None:
     test = run.parent / "test.jsonl"
     test.write_text(test.read_text("utf-8").replace("事实", "事"), "utf-8")
     with pytest.raises(UserError, match=r"test\.jsonl: missing, or not the file"):
-        decode_run(run)
+        decode_answers(run)
     test.unlink()
     with pytest.raises(UserError, match=r"test\.jsonl: missing"):
-        decode_run(run)
+        decode_answers(run)
 
 
 def test_a_run_without_completions_is_named(run: Path, tmp_path: Path) -> None:
-    write_json(run / "manifest.json", {})
-    with pytest.raises(UserError, match="is no run with completions"):
-        decode_run(run)
+    (run / "manifest.json").unlink()
+    with pytest.raises(UserError, match="run: has no answers; `panjue generate` makes them"):
+        decode_answers(run)
     with pytest.raises(UserError, match="nowhere: there is no such folder"):
-        decode_run(tmp_path / "nowhere")
+        decode_answers(tmp_path / "nowhere")
 
 
 def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: Path) -> None:
@@ -221,7 +226,7 @@ def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: 
     with place.open("a", encoding="utf-8") as out:
         out.write('{"id": 7, "tex')
     with pytest.raises(UserError, match=r"not JSON.*`panjue generate` again drops it if it is the"):
-        decode_run(run)
+        decode_answers(run)
     place.unlink()
     with pytest.raises(UserError, match=r"No such file or directory; run `panjue generate`$"):
-        decode_run(run)
+        decode_answers(run)

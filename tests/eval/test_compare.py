@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.answers import open_run
+from panjue.eval.answers import open_answers
 from panjue.eval.compare import (
     Comparison,
     Difference,
@@ -24,13 +24,18 @@ from panjue.eval.compare import (
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.plumbing.files import dump, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 DAMAGED = 30
+ANSWERED: dict[str, Any] = {
+    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
+    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
+}
+"""What every record of answers has."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +44,8 @@ def runs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     folder, gold = tmp_path_factory.mktemp("runs"), shared / "drdz/dev.jsonl"
     for name in ("good", "damaged"):
         Labels().save(folder / name)
-        made = {"task": "judgment", "test": str(gold), "test_sha256": sha256(gold)}
-        write_json(folder / name / "manifest.json", {"generate": made})
+        made = {**ANSWERED, "test": str(gold), "test_sha256": sha256(gold)}
+        write_json(folder / name / "manifest.json", made)
         with (folder / name / "submission.jsonl").open("w", encoding="utf-8") as out:
             for number, example in enumerate(Reader(TASK).read(gold)):
                 row = dict(TASK.gold(example))
@@ -200,14 +205,14 @@ def test_runs_that_were_asked_different_things_cannot_be_compared(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(runs[1], other)
-    made = read_json(other / "manifest.json")["generate"]
     for change, told in (
         ({"task": "severity"}, "runs of two tasks, judgment and severity"),
         ({"test_sha256": "0"}, "answered two test files"),
     ):
-        second = replace(open_run(other), provenance={**made, **change})
+        opened = open_answers(other)
+        second = replace(opened, record=opened.record.model_copy(update=change))
         with pytest.raises(UserError, match=told):
-            check_runs(open_run(runs[0]), second)
+            check_runs(open_answers(runs[0]), second)
     with pytest.raises(UserError, match="no row has an id of"):
         compare_runs(Reader(TASK), foreign(tmp_path), *runs)
 

@@ -24,6 +24,18 @@ from panjue.prompts.task import load_task
 
 TASK = load_task("severity")
 
+ANSWERED: dict[str, Any] = {
+    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
+    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
+}
+"""What every record of answers has."""
+TRAINED: dict[str, Any] = {
+    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
+    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
+    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
+    **{"trainer": {}, "lora": {}, "quantization": {}},
+}
+"""What every record of a training has."""
 
 OUTCOME: dict[str, Any] = {
     "name": "甲",
@@ -212,9 +224,10 @@ def test_what_was_held_out_was_not_trained_on(folder: Path) -> None:
     assert 5 < held < 40
     adapter = folder / "adapter"
     adapter.mkdir()
-    made_of = {"train": str(train), "train_sha256": sha256(train), "dev_sha256": None}
+    made_of = {**TRAINED, "train": str(train), "train_sha256": sha256(train)}
     write_json(adapter / "manifest.json", made_of)
-    write_json(folder / "manifest.json", {"generate": {"trained": str(adapter)}})
+    answered = {"test": "gold.jsonl", "test_sha256": "", "trained": str(adapter)}
+    write_json(folder / "manifest.json", {**ANSWERED, **answered})
     assert made(folder, "gender").attributes["gender"].groups["male"].train == 200 - held
     write_json(adapter / "manifest.json", {**made_of, "dev_sha256": "x"})
     assert made(folder, "gender").attributes["gender"].groups["male"].train == 200

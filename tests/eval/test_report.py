@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.answers import open_run
+from panjue.eval.answers import open_answers
 from panjue.eval.fields import items_of
 from panjue.eval.report import ClassScore, report, split_at_names
 from panjue.eval.report_page import page
@@ -28,6 +28,18 @@ TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
 ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+ANSWERED: dict[str, Any] = {
+    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
+    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
+}
+"""What every record of answers has."""
+TRAINED: dict[str, Any] = {
+    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
+    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
+    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
+    **{"trainer": {}, "lora": {}, "quantization": {}},
+}
+"""What every record of a training has."""
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
 
 
@@ -44,8 +56,8 @@ def case(key: int, names: list[str], fact: str) -> dict[str, Any]:
 def run_on(folder: Path, gold: Path, change: Any) -> Path:
     """Make a run that answers as gold, but for what `change` does to its rows."""
     Labels().save(folder)
-    made = {"task": "judgment", "test": str(gold), "test_sha256": sha256(gold), "trained": None}
-    write_json(folder / "manifest.json", {"generate": made})
+    made = {**ANSWERED, "test": str(gold), "test_sha256": sha256(gold)}
+    write_json(folder / "manifest.json", made)
     with (
         (folder / "submission.jsonl").open("w", encoding="utf-8") as out,
         (folder / "completions.jsonl").open("w", encoding="utf-8") as raw,
@@ -85,7 +97,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_the_numbers_by_hand(hostile: Path) -> None:
-    found = report(open_run(hostile))
+    found = report(open_answers(hostile))
     # 盗窃罪: four in gold, three predicted, all three right. 2 * 3 / (4 + 3).
     assert found.classes["charges"] == {
         "盗窃罪": ClassScore(4, 3, 6 / 7),
@@ -114,10 +126,10 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
 
 
 def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
-    assert report(open_run(hostile)).decoding["repaired"] == 7
+    assert report(open_answers(hostile)).decoding["repaired"] == 7
     with (hostile / "submission.jsonl").open("a", encoding="utf-8") as out:
         out.write(dump({"id": 9, "judgments": []}) + "\n")
-    found = report(open_run(hostile))
+    found = report(open_answers(hostile))
     assert not found.decoding
     assert [case.confidence for case in found.cases] == [None, None]
 
@@ -126,7 +138,7 @@ def test_gold_of_other_examples_is_refused(hostile: Path, tmp_path: Path) -> Non
     other = tmp_path / "other.jsonl"
     other.write_text(dump(case(7, ["甲"], "被告人甲盗窃。")) + "\n", "utf-8")
     with pytest.raises(UserError, match="1 examples have no row there, 2 rows no example"):
-        open_run(hostile, other)
+        open_answers(hostile, other)
 
 
 def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
@@ -134,9 +146,9 @@ def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
 ) -> None:
     run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", lambda _number, _row: None)
     made = read_json(run / "manifest.json")
-    made["generate"]["held_out"] = True
+    made["held_out"] = True
     write_json(run / "manifest.json", made)
-    found = report(open_run(run))
+    found = report(open_answers(run))
     assert 0 < len(found.cases) < 60
     assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
 
@@ -238,7 +250,7 @@ def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
 
 
 def test_the_page_needs_nothing_else(hostile: Path) -> None:
-    text = page(report(open_run(hostile)))
+    text = page(report(open_answers(hostile)))
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
     assert "<script>alert" not in text
     assert text.count("<script") == 2
@@ -246,7 +258,7 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
     assert text.count("every example has weight 0") == 0
     assert "&lt;q&gt;" in text
     assert "<q>" not in text
-    assert page(report(open_run(hostile))) == text, "the same report is the same page"
+    assert page(report(open_answers(hostile))) == text, "the same report is the same page"
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +290,7 @@ def opened(browser: Any) -> Iterator[Any]:
 
 
 def test_names_stay_text(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(report(open_run(hostile))), "utf-8")
+    (hostile / "report.html").write_text(page(report(open_answers(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())
     opened.click("#list button >> nth=0")
     assert opened.locator("#case h4 .name").all_inner_texts() == HOSTILE
@@ -312,7 +324,7 @@ def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Pa
         row["judgments"][0].update(charges=["盗窃罪", "抢夺罪"], articles=[])
 
     run = run_on(tmp_path / "run", gold, change)
-    (run / "report.html").write_text(page(report(open_run(run))), "utf-8")
+    (run / "report.html").write_text(page(report(open_answers(run))), "utf-8")
     opened.goto((run / "report.html").as_uri())
     rows = opened.locator("#case tr")
     cells = [rows.nth(number).locator("td").all_inner_texts() for number in (1, 2, 3)]
@@ -325,7 +337,7 @@ def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Pa
 
 
 def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(report(open_run(hostile))), "utf-8")
+    (hostile / "report.html").write_text(page(report(open_answers(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())  # the browser is English
     assert opened.inner_text("#headline b").startswith("final score 0.")
     parts = "= 0.3 × charge F1 0.6667 + 0.3 × article F1 1.0000 + 0.4 × penalty accuracy 0.6667"
@@ -357,19 +369,21 @@ def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
 
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
-    tiny, told = "A tiny demo model answered.", page(report(open_run(hostile)))
+    tiny, told = "A tiny demo model answered.", page(report(open_answers(hostile)))
     assert tiny not in told
     made = read_json(hostile / "manifest.json")
-    made["generate"]["trained"] = str(tmp_path / "run/adapter")
+    made["trained"] = str(tmp_path / "run/adapter")
     write_json(hostile / "manifest.json", made)
-    write_json(tmp_path / "run/adapter/manifest.json", {"base": str(tmp_path / "base/model")})
+    write_json(
+        tmp_path / "run/adapter/manifest.json", {**TRAINED, "base": str(tmp_path / "base/model")}
+    )
     write_json(tmp_path / "base/model/manifest.json", {"base": str(tmp_path / "base/untrained")})
-    assert tiny not in page(report(open_run(hostile)))
+    assert tiny not in page(report(open_answers(hostile)))
     write_json(tmp_path / "base/untrained/start.json", {})
-    assert tiny in page(report(open_run(hostile)))
-    made["generate"]["endpoint"] = "http://127.0.0.1:9/v1#other"
+    assert tiny in page(report(open_answers(hostile)))
+    made["endpoint"] = "http://127.0.0.1:9/v1#other"
     write_json(hostile / "manifest.json", made)
-    assert tiny not in page(report(open_run(hostile)))
+    assert tiny not in page(report(open_answers(hostile)))
 
 
 def test_the_report_of_real_cases(

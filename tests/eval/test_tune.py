@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from panjue.eval.answers import decode_run, open_run
+from panjue.eval.answers import open_answers
 from panjue.eval.classifier import Classifier, FieldWeights, View
 from panjue.eval.decide import is_fitted_on
+from panjue.eval.decoding import decode_answers
 from panjue.eval.fit_pool import fit_cases
 from panjue.eval.score import remarks, score
 from panjue.eval.tune import _ratios, class_ratios, main
@@ -19,6 +20,7 @@ from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -26,6 +28,18 @@ from panjue.prompts.tasks.judgment.repair import PENALTIES
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
 JUDGED: Any = load_task("judgment").answer
+ANSWERED: dict[str, Any] = {
+    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
+    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
+}
+"""What every record of answers has."""
+TRAINED: dict[str, Any] = {
+    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
+    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
+    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
+    **{"trainer": {}, "lora": {}, "quantization": {}},
+}
+"""What every record of a training has."""
 GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
 
 
@@ -51,11 +65,9 @@ def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in labels).save(
         folder / "run"
     )
-    made = {"task": "judgment", "test": str(test), "test_sha256": sha256(test), "samples": 2}
-    write_json(
-        folder / "run/manifest.json", {"generate": {**made, "trained": str(folder / "adapter")}}
-    )
-    write_json(folder / "adapter/manifest.json", {"dev_sha256": sha256(test)})
+    made = {"test": str(test), "test_sha256": sha256(test), "trained": str(folder / "adapter")}
+    write_json(folder / "run/manifest.json", {**ANSWERED, **made, "samples": 2})
+    write_json(folder / "adapter/manifest.json", {**TRAINED, "dev_sha256": sha256(test)})
     return folder / "run"
 
 
@@ -74,7 +86,7 @@ def test_the_smallest_of_the_best_strengths_is_kept_where_decoding_finds_it(
         "in-sample: the rule was fitted on these very cases; expect lower scores on other cases"
         in printed.splitlines()
     )
-    assert decode_run(run).pair_price == 0.2
+    assert decode_answers(run).pair_price == 0.2
     first = json.loads((run / "submission.jsonl").read_text("utf-8").splitlines()[0])
     assert first["judgments"][0]["articles"] == ["264"]
 
@@ -118,13 +130,13 @@ def test_the_classifier_counts_in_the_fields_in_which_it_gains(
     fitted = read_json(tmp_path / "adapter/decision.json")
     assert fitted["exponents"] == {"articles": [1.0, 1.0]}
     assert fitted["pair_price"] == 0, "the articles go with their charges already"
-    assert decode_run(run).classifier == {"articles": (1.0, 1.0)}
+    assert decode_answers(run).classifier == {"articles": (1.0, 1.0)}
     assert read_json(run / "decode.json")["classifier"] == {"articles": [1.0, 1.0]}
     assert '"264"' in (run / "submission.jsonl").read_text("utf-8")
     scores = score(Reader(load_task("judgment")), tmp_path / "cases.jsonl", run)
     assert scores.total.mean["final"] == 1
     assert scores.baselines["text classifier"] == pytest.approx(dict.fromkeys(scores.total.mean, 1))
-    decode_run(run, greedy=True)
+    decode_answers(run, greedy=True)
     assert '"266"' in (run / "submission.jsonl").read_text("utf-8")
 
 
@@ -133,12 +145,12 @@ def test_a_classifier_that_gains_nothing_changes_no_decision(
 ) -> None:
     run = make_run(case, write, tmp_path, gold=True)
     main(run)
-    decode_run(run)
+    decode_answers(run)
     files = (run / "submission.jsonl", run / "confidence.jsonl", tmp_path / "adapter/decision.json")
     before = [path.read_bytes() for path in files]
     add_classifier(tmp_path / "adapter", {"264": -4.0, "266": 4.0})
     main(run)
-    decode_run(run)
+    decode_answers(run)
     assert [path.read_bytes() for path in files] == before
 
 
@@ -152,14 +164,14 @@ def test_one_reply_is_enough_beside_a_classifier_and_none_too(
     ]
     rows[0] = {"id": 0, "refused": "too long"}
     write("run/completions.jsonl", rows)
-    made = read_json(run / "manifest.json")["generate"]
-    write_json(run / "manifest.json", {"generate": {**made, "samples": 0}})
+    made = read_json(run / "manifest.json")
+    write_json(run / "manifest.json", {**made, "samples": 0})
     with pytest.raises(UserError, match="has no samples to decide from; generate with samples=8"):
         main(run)
     add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
     main(run)
     assert re.search(r"│ 0, 0 .*│ 1\.0000 │", capsys.readouterr().out), "as decoded below"
-    tally = decode_run(run)
+    tally = decode_answers(run)
     assert tally.decided == 3
     assert "0 unreadable (their answer: text classifier)" in next(tally.lines())
     answers = [
@@ -173,8 +185,8 @@ def test_one_reply_beside_a_classifier_that_gains_nothing_is_not_decided(
     case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(case, write, tmp_path, gold=True)
-    made = read_json(run / "manifest.json")["generate"]
-    write_json(run / "manifest.json", {"generate": {**made, "samples": 0}})
+    made = read_json(run / "manifest.json")
+    write_json(run / "manifest.json", {**made, "samples": 0})
     rows = [json.loads(row) for row in (run / "completions.jsonl").read_text("utf-8").splitlines()]
     write(
         "run/completions.jsonl",
@@ -188,7 +200,7 @@ def test_one_reply_beside_a_classifier_that_gains_nothing_is_not_decided(
     assert "nothing is decided: the text classifier gains in no field" in printed
     assert "written" not in printed
     assert not (tmp_path / "adapter/decision.json").exists()
-    decode_run(run)
+    decode_answers(run)
     assert '"266"' in (run / "submission.jsonl").read_text("utf-8")
 
 
@@ -206,7 +218,7 @@ def test_a_baseline_that_is_broken_or_was_fitted_on_the_gold_file_has_no_score(
     run, gold = make_run(case, write, tmp_path, gold=True), tmp_path / "cases.jsonl"
     reader, adapter = Reader(load_task("judgment")), tmp_path / "adapter"
     add_classifier(adapter, {"264": 4.0, "266": -4.0})
-    decode_run(run)
+    decode_answers(run)
     assert score(reader, gold, run).baselines["text classifier"]
     manifest = read_json(adapter / "manifest.json")
     write_json(adapter / "manifest.json", {**manifest, "train_sha256": sha256(gold)})
@@ -230,11 +242,11 @@ def test_a_classifier_that_is_gone_is_one_line(case: Row, write: Write, tmp_path
     (adapter / CLASSIFIER).unlink()
     missing = f"{adapter}/classifier.npz: is missing; restore it, or train again"
     with pytest.raises(UserError, match=re.escape(missing)):
-        decode_run(run)
-    write_json(adapter / "manifest.json", {"dev_sha256": None})
+        decode_answers(run)
+    write_json(adapter / "manifest.json", TRAINED)
     told = f"{adapter}/decision.json: needs a classifier, which training did not fit"
     with pytest.raises(UserError, match=re.escape(told)):
-        decode_run(run)
+        decode_answers(run)
 
 
 def test_class_ratios_worked_by_hand() -> None:
@@ -251,7 +263,7 @@ def test_nothing_is_fitted_on_cases_that_training_did_not_hold_out(
     case: Row, write: Write, tmp_path: Path
 ) -> None:
     run = make_run(case, write, tmp_path, gold=True)
-    write_json(tmp_path / "adapter/manifest.json", {"dev_sha256": None})
+    write_json(tmp_path / "adapter/manifest.json", TRAINED)
     with pytest.raises(UserError, match="not those that training held out"):
         main(run)
 
@@ -270,10 +282,10 @@ def test_what_the_base_answered_is_neither_fitted_nor_decided_by_the_adapters_fi
     manifest = read_json(run / "manifest.json")
     write_json(tmp_path / "adapter/decision.json", {"pair_price": 0.2})
     for change in ({"adapter": "none"}, {"endpoint": "http://x/v1#m"}):
-        write_json(run / "manifest.json", {"generate": {**manifest["generate"], **change}})
+        write_json(run / "manifest.json", {**manifest, **change})
         with pytest.raises(UserError, match="only answers of a fine-tuned model"):
             main(run)
-        assert decode_run(run).pair_price == 0
+        assert decode_answers(run).pair_price == 0
         assert read_json(run / "decode.json")["decision_sha256"] is None
 
 
@@ -281,13 +293,13 @@ def test_a_fit_is_known_by_the_cases_it_was_made_on(
     case: Row, write: Write, tmp_path: Path
 ) -> None:
     run = make_run(case, write, tmp_path, gold=True)
-    made = read_json(run / "manifest.json")["generate"]
+    made = AnswersRecord.read(run)
     assert not is_fitted_on(tmp_path / "adapter", made)
     main(run)
     assert is_fitted_on(tmp_path / "adapter", made)
-    assert not is_fitted_on(tmp_path / "adapter", {**made, "held_out": True})
+    assert not is_fitted_on(tmp_path / "adapter", made.model_copy(update={"held_out": True}))
     assert str(tmp_path) not in (tmp_path / "adapter/decision.json").read_text("utf-8")
-    assert decode_run(run).decision_sha256 == sha256(tmp_path / "adapter/decision.json")
+    assert decode_answers(run).decision_sha256 == sha256(tmp_path / "adapter/decision.json")
 
 
 def test_class_ratios_count_the_whole_training_file(
@@ -295,7 +307,7 @@ def test_class_ratios_count_the_whole_training_file(
 ) -> None:
     """And not the held-out tenth alone, which was asked: there no case is of class 8."""
     run = make_run(case, write, tmp_path, gold=True)
-    made = read_json(run / "manifest.json")["generate"]
+    made = read_json(run / "manifest.json")
     facts = {i: f"事实{i}。" for i in range(60)}
     asked = [i for i, fact in facts.items() if is_held_out(Example(i, fact))]
     graver = [(name, charges, articles, 8) for name, charges, articles, _ in GOLD]
@@ -304,12 +316,12 @@ def test_class_ratios_count_the_whole_training_file(
     ]
     test = write("cases.jsonl", rows)
     changed = {"test_sha256": sha256(test), "held_out": True}
-    write_json(run / "manifest.json", {"generate": {**made, **changed}})
+    write_json(run / "manifest.json", {**made, **changed})
     first = json.loads((run / "completions.jsonl").read_text("utf-8").splitlines()[0])
     write("run/completions.jsonl", [{**first, "id": key} for key in asked])
     # All replies say class 13. One more of each class on both sides: of gold 2 n + 1 to 2 (60 - n)
     # + 1, of what is believed 2 n + 1 to 1.
-    n, opened = len(asked), open_run(run)
+    n, opened = len(asked), open_answers(run)
     assert 0 < n < 20
     scale = (2 * n + 2) / (2 * 60 + 2)
     ratios = class_ratios(opened, list(fit_cases(opened, None)))["penalty"]

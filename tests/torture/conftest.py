@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.answers import decode_run
+from panjue.eval.decoding import decode_answers
 from panjue.finetune.sft import main as sft
 from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.tasks.judgment.demo import write_demo
@@ -200,7 +200,7 @@ def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
         subprocess.run(words, check=True, timeout=600)
     else:
         with request.getfixturevalue("answering")():
-            decode_run(main(config))
+            decode_answers(main(config))
     return config.with_suffix("") / "answers/test"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.rank import ranked
+from panjue.eval.decoding import ranked
 from panjue.eval.score import score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels

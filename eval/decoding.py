@@ -1,0 +1,239 @@
+"""Completions -> submission. Decoding needs no model and can be run again."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.classifier import CLASSIFIER_NAME
+from panjue.eval.decide import Decider, decision_sha256, fitted_decider
+from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
+from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import atomic_write, dump, sha256, write_json
+from panjue.prompts.plumbing.progress import counted
+from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.task import Task
+
+MAX_SHOWN_REFUSALS = 5
+"""Refused examples that are printed; decode.json has all."""
+
+
+@dataclass
+class Tally:
+    """Counts of what happened in decoding, over all examples of a run."""
+
+    examples: int = 0
+    calls: int = 0
+    valid: int = 0
+    repaired: int = 0
+    unreadable: int = 0
+    cut: int = 0
+    refused: int = 0
+    shortened: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    near_ties: int = 0
+    loosened: int = 0
+    skipped_rows: int = 0
+    replies: int = 0
+    decided: int = 0
+    filled: int = 0
+    pair_price: float | None = None
+    class_prior: float | None = None
+    classifier: Mapping[str, tuple[float, float]] | None = None
+    decision_sha256: str | None = None
+    fallback: str = "commonest labels"
+    submission: Path = Path("submission.jsonl")
+    repairs: Counter[str] = field(default_factory=Counter)
+    refusals: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the summary that is printed."""
+        calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
+        yield (
+            f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
+            f"{self.repaired} repaired, "
+            f"{self.unreadable} unreadable (their answer: {self.fallback})"
+        )
+        yield (
+            f"{self.cut} cut by length, {self.refused} could not be asked, "
+            f"{self.shortened} shortened to fit"
+        )
+        if self.loosened:
+            yield f"{self.loosened} asked under a simpler schema: llguidance refused the full one"
+        if self.skipped_rows:
+            yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
+        yield from (f"  id {line}" for line in self.refusals[:MAX_SHOWN_REFUSALS])
+        if len(self.refusals) > MAX_SHOWN_REFUSALS:
+            yield "  … all in decode.json"
+        share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0
+        yield (
+            f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
+            f"{self.completion_tokens:,} output tokens"
+        )
+        if self.decided:
+            yield f"{self.decided} answers decided from {self.replies} replies{self._priors()}"
+        if self.near_ties:
+            yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
+        if self.filled:
+            yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
+        yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
+
+    def _priors(self) -> str:
+        if self.pair_price is None or self.class_prior is None:
+            return ""
+        used = f", with the text classifier for {', '.join(self.classifier or ())}"
+        priors = f", pair price {self.pair_price:g}, class prior {self.class_prior:g}"
+        return priors + (used if self.classifier else "")
+
+
+def decode_answers(path: Path, *, greedy: bool = False) -> Tally:
+    """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
+
+    Every example of the test file is answered once, in order. If it was refused or its reply is
+    unreadable, the answer is the task's fallback, which is counted. If a row has several replies,
+    the answer is decided from all of them (`eval.decide`) with the priors that `panjue tune`
+    fitted, and its confidence goes to `confidence.jsonl`. With `greedy` only the first reply
+    counts. Ranked lists are voted on and filled up (`ranked`).
+
+    Raises:
+        UserError: The run has no completions, misses some, or the test file has changed since.
+    """
+    answered = open_answers(path)
+    folder = answered.folder
+    task, submission = answered.task, folder / answered.task.data.submission.name
+    tally = Tally(fallback=task.score.fallback, submission=submission)
+    fitted = answered.trained if answered.record.is_of_adapter else None
+    decider = None if greedy else fitted_decider(task, answered.labels, fitted)
+    if decider and decider.pool:
+        tally.fallback = CLASSIFIER_NAME
+    with (
+        task.data.submission.writing(submission) as write,
+        atomic_write(folder / "confidence.jsonl") as confidences,
+    ):
+        rows = answered.rows()
+        replies = _Replies(answered, rows, decider, tally, most=1 if greedy else None)
+        for example in counted(answered.examples(), len(rows)):
+            answer, confidence = replies.answer(example)
+            write(task.data.write(example, answer))
+            if confidence is not None:
+                confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
+            tally.examples += 1
+    if decider and tally.decided:
+        tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
+        tally.classifier = decider.pool.exponents if decider.pool else None
+        tally.decision_sha256 = decision_sha256(fitted)
+    else:
+        (folder / "confidence.jsonl").unlink()
+    tally.skipped_rows = len(answered.reader.skipped.rows)
+    report = {
+        **vars(tally),
+        "repairs": dict(tally.repairs.most_common()),
+        "submission": submission.name,
+    }
+    report["submission_sha256"] = sha256(submission)
+    write_json(folder / "decode.json", report)
+    return tally
+
+
+@dataclass(frozen=True)
+class _Replies:
+    """The replies to a test file, and what makes answers of them; `tally` counts what happened.
+
+    Attributes:
+        most: So many replies to an example count; None means all.
+    """
+
+    answered: AnsweredFile
+    rows: Rows
+    decider: Decider | None
+    tally: Tally
+    most: int | None
+
+    def answer(self, example: Example) -> tuple[Answer, list[dict[str, float]] | None]:
+        """Return the answer to an example, and its confidence if it was decided."""
+        task, decider, tally = self.answered.task, self.decider, self.tally
+        if task.answer.several_calls:
+            return run_steps(task.answer.solving(example), partial(self._call, example)), None
+        row = self.answered.row(self.rows, {"id": example.id})
+        first = self._decoded(example, row).answer
+        replies = row.get("texts", ())[: self.most]
+        has_pool = decider is not None and decider.pool is not None
+        if has_pool or (len(replies) > 1 and (decider or task.answer.ranked)):
+            tally.decided += 1
+            tally.replies += len(replies)
+        if task.answer.ranked:
+            answer, filled = ranked(task, example, replies, self.answered.labels)
+            tally.filled += filled
+            return answer, None
+        if decider and (len(replies) > 1 or has_pool):
+            decision = decider.decide(example, row) if replies else decider.decide_alone(example)
+            return decision.answer, decision.confidence
+        return first, None
+
+    def _call(self, example: Example, call: int, question: Example) -> Decoded:
+        """Return the stored reply to one of an example's calls."""
+        row = self.answered.row(self.rows, {"id": example.id, "call": call})
+        if row["question"] != str(question.id):
+            raise UserError(
+                f"{self.rows.path}: call {call} of id {example.id} asked {row['question']!r}, but "
+                f"now asks {question.id!r}; generate again into another run=FOLDER"
+            )
+        return self._decoded(question, row)
+
+    def _decoded(self, example: Example, completion: dict[str, Any]) -> Decoded:
+        """Decode the first reply of one completion and count what happened."""
+        task, tally = self.answered.task, self.tally
+        refused = completion.get("refused") is not None
+        decoded = task.ask.decode(first_reply(completion), example, self.answered.labels)
+        tally.calls += 1
+        tally.refused += refused
+        if refused:
+            tally.refusals.append(f"{example.id}: {completion['refused']}")
+        else:
+            tally.cut += completion["finish"][0] == "length"
+            tally.shortened += completion["dropped_sentences"] > 0
+            tally.loosened += completion.get("loosened_schema", False)
+            tally.prompt_tokens += completion["prompt_tokens"]
+            tally.cached_tokens += completion["cached_tokens"]
+            tally.completion_tokens += completion["completion_tokens"]
+            tally.near_ties += bool(completion["near_ties"])
+            tally.unreadable += not decoded.readable
+            tally.valid += not decoded.repairs
+            tally.repaired += bool(decoded.repairs) and decoded.readable
+            # The part before the colon is the defendant's name, the part after the kind of repair.
+            tally.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
+        return decoded
+
+
+def ranked(
+    task: Task, example: Example, replies: Sequence[str], labels: Labels
+) -> tuple[Answer, int]:
+    """Return the answer with its list ranked by votes, and how many places were filled up.
+
+    The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
+    constant); of equal values, the one that came first stays first. A list that is too short is
+    filled up with the commonest labels. Without a readable reply the answer is the task's fallback.
+
+    Args:
+        task: A task whose answers are ranked.
+        example: The example that was asked.
+        replies: Raw replies, the greedy one first.
+        labels: The labels of training, commonest first.
+    """
+    key, length = task.answer.ranked, task.answer.length
+    decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
+    votes: dict[str, float] = defaultdict(float)
+    for reply in decoded:
+        for rank, value in enumerate(reply.answer[key] if reply.readable else (), start=1):
+            votes[value] += 1 / rank
+    voted = sorted(votes, key=lambda value: -votes[value])[:length]
+    commonest = islice(labels.counts.get(key, ()), length)
+    filled = list(dict.fromkeys([*voted, *commonest]))[:length]
+    return {**decoded[0].answer, key: filled}, len(filled) - len(voted)
