@@ -17,6 +17,7 @@ from panjue.prompts.options import URL, Overrides, Size
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
+from panjue.prompts.plumbing.run import Run
 
 watch_parent()  # acts only in the processes of an engine
 
@@ -94,26 +95,26 @@ def merge(
 
 
 @app.command()
-def generate(config: Path, overrides: Overrides = None) -> None:
-    """Answer every case of the test file, then decode: completions.jsonl and the submission."""
-    settings = _load("serve.settings", "generate_settings")(config, overrides or [])
-    with debug_log(settings.run):
-        folder = _load("serve.generate", "generate")(settings)
+def generate(run: Path, test: Path, overrides: Overrides = None) -> None:
+    """Answer every case of TEST with RUN's training, then decode: RUN/answers/NAME."""
+    settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
+    with debug_log(run):
+        folder = _load("serve.generate", "generate")(Run(run), test, settings)
         print("3/3 decoding")
         _decode(folder)
 
 
 @app.command()
 def decode(
-    run: Path,
+    path: Path,
     greedy: Annotated[bool, typer.Option(help="use only the first reply of each case")] = False,
 ) -> None:
-    """Make RUN's submission from RUN/completions.jsonl again, without a model."""
-    _decode(run, greedy=greedy)
+    """Make the submission of a folder of answers again, without a model."""
+    _decode(path, greedy=greedy)
 
 
-def _decode(run: Path, *, greedy: bool = False) -> None:
-    tally = _load("eval.decoding", "decode_answers")(run, greedy=greedy)
+def _decode(folder: Path, *, greedy: bool = False) -> None:
+    tally = _load("eval.decoding", "decode_answers")(folder, greedy=greedy)
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import llguidance.hf
 from llguidance import LLMatcher
@@ -16,7 +15,7 @@ from panjue.serve.source import Question, Refusal
 
 
 class Asker:
-    """Turns examples into questions: fits and renders the prompt, builds and checks the schema."""
+    """Turns examples into questions: shortens and renders prompts, builds and checks schemas."""
 
     def __init__(
         self, task: Task, labels: Labels, model: Path, max_tokens: int, *, constrained: bool = True
@@ -31,8 +30,8 @@ class Asker:
         """Return the question for one example.
 
         Raises:
-            Refusal: The prompt cannot be shortened enough, or the grammar library refuses both the
-                schema and the looser one.
+            Refusal: The prompt cannot be shortened enough, or the grammar library refuses the
+                schema.
         """
         shortened, messages, prompt, room = shortened_prompt(
             self.task, example, self.labels, self.tokenizer, self.max_tokens
@@ -42,18 +41,10 @@ class Asker:
             raise Refusal(f"its reply alone needs {room} tokens; {limit}")
         if not shortened.fits:
             raise Refusal(f"the prompt needs {len(prompt)} tokens and the reply {room}; {limit}")
-        max_reply = self.max_tokens - len(prompt)
-        question = Question(prompt, None, max_reply, shortened.dropped, messages=messages)
-        if not self._constrained:
-            return question
-        schema = self.task.ask.schema(example, self.labels)
-        problem = self._problem(schema)
-        if not problem:
-            return question._replace(schema=schema)
-        looser = loosened(schema)
-        if self._problem(looser):
+        schema = self.task.ask.schema(example, self.labels) if self._constrained else None
+        if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
-        return question._replace(schema=looser, loosened=True)
+        return Question(prompt, schema, self.max_tokens - len(prompt), shortened.dropped, messages)
 
     def _problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema; empty if it does not.
@@ -67,20 +58,16 @@ class Asker:
         return problem.splitlines()[0] if problem else ""
 
 
-def loosened(schema: Any) -> Any:
-    """Return a looser JSON Schema: a `const` string becomes any string, enums stay closed.
+class PlainAsker:
+    """Makes questions for an endpoint with another tokenizer; prompts are not shortened."""
 
-    Array items that are then equal (defendants without their names) are described once.
-    """
-    if isinstance(schema, list):
-        return [loosened(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if isinstance(schema.get("const"), str):
-        return {"type": "string"}
-    result = {key: loosened(value) for key, value in schema.items()}
-    items = result.get("prefixItems", [])
-    if items and all(item == items[0] for item in items):
-        del result["prefixItems"]
-        result |= {"items": items[0], "minItems": len(items), "maxItems": len(items)}
-    return result
+    tokenizer = None
+
+    def __init__(self, task: Task, labels: Labels, *, constrained: bool) -> None:
+        """Take the task and its labels; the endpoint limits the replies."""
+        self.task, self.labels, self._constrained = task, labels, constrained
+
+    def question(self, example: Example) -> Question:
+        """Return the question for one example."""
+        schema = self.task.ask.schema(example, self.labels) if self._constrained else None
+        return Question([], schema, 0, 0, messages=self.task.ask.prompt(example))

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.alternatives import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
-from panjue.serve.source import POLL_S, OnText, Request, ignore_text
+from panjue.serve.source import OnText, Request, ignore_text
 from panjue.serve.trained import Served
 
 # vLLM reads the environment when it is imported.
@@ -74,6 +74,9 @@ TEXT_SETTINGS = {
 
 CALL_TIMEOUT_S = 60.0
 """Longest time for a call of the engine that is no request."""
+
+POLL_S = 0.5
+"""How often such a call looks whether the engine has died."""
 
 ENGINE_ENDED = (
     "engine: its process has ended or hangs, see what it printed; if memory was short, "
@@ -191,10 +194,10 @@ async def call_engine(
         task.cancel()
 
 
-@contextmanager
-def engine(
+@asynccontextmanager
+async def running_engine(
     served: Served, settings: Mapping[str, Any], max_tokens: int, seed: int
-) -> Iterator[Engine]:
+) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
     Args:
@@ -208,14 +211,30 @@ def engine(
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     arguments = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
-    with asyncio.Runner() as runner, engine_stderr() as filtered:
+    with engine_stderr() as filtered:
         with startup_errors(), filtered():
             args = AsyncEngineArgs(model=str(served.model), **arguments)
-            llm = runner.run(_start_engine(args))
+            # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
+            llm = await wait_until_ready(start(args, UsageContext.LLM_CLASS))
         try:
-            yield Engine(llm, lora, runner)
+            yield Engine(llm, lora)
         finally:
             llm.shutdown()
+
+
+@contextmanager
+def engine(
+    served: Served, settings: Mapping[str, Any], max_tokens: int, seed: int
+) -> Iterator[Engine]:
+    """Do what `running_engine` does, in an event loop that the engine's `runner` runs."""
+    with asyncio.Runner() as runner:
+        running = running_engine(served, settings, max_tokens, seed)
+        started = runner.run(running.__aenter__())
+        started.runner = runner
+        try:
+            yield started
+        finally:
+            runner.run(running.__aexit__(None, None, None))
 
 
 def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any]:
@@ -272,11 +291,6 @@ def startup_errors() -> Iterator[None]:
     except RuntimeError as error:  # about its process, which has printed the reason
         hint = "if memory is short, lower engine.gpu_memory_utilization or max_tokens"
         raise UserError(f"engine: {first_line(error)}; {hint}") from None
-
-
-async def _start_engine(args: AsyncEngineArgs) -> StrictLLM:
-    # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
-    return await wait_until_ready(start(args, UsageContext.LLM_CLASS))
 
 
 async def wait_until_ready(llm: StrictLLM) -> StrictLLM:

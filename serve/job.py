@@ -1,110 +1,142 @@
-"""What answers the cases of a run: an engine or an endpoint, and what makes its questions."""
+"""What a process needs to answer the cases of a run, and how to start what answers."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import has_classifier
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.run import ANSWERS, Run
 from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker
-from panjue.serve.endpoint import Endpoint, PlainAsker
-from panjue.serve.engine import Engine, engine, on_cpu
-from panjue.serve.record import Training
-from panjue.serve.settings import GenerateConfig
+from panjue.serve.ask import Asker, PlainAsker
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import Engine, check_engine, check_sampling, engine, on_cpu
+from panjue.serve.settings import GenerateConfig, task_name
 from panjue.serve.source import Sampling
 from panjue.serve.trained import Served, served_model
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a process needs to answer cases of a run.
-
-    Attributes:
-        config: The settings of the run.
-        training: What it takes from the training result.
-        served: The model to load; None for an endpoint without a training result.
-        passes: The sampling settings of each request of one call.
-        is_quick_start: Whether `engine_arguments` has left compilation out.
-    """
-
-    config: GenerateConfig
-    training: Training
-    served: Served | None
-    passes: list[Sampling]
-    is_quick_start: bool = False
-
-    @property
-    def task(self) -> Task:
-        """Return the task with the settings of this run."""
-        return configured(load_task(self.config.task), self.training.solve)
-
 
 MIN_COMPILED_REPLIES = 300
 """On a CPU, compiling the model takes longer than it saves on fewer replies: 30 s for a model of
 0.5B, which then answers 0.1 s a reply faster (tests/bench/startup.py)."""
 
-COMPILATION_SETTINGS = {"compilation_config", "optimization_level"}
-"""Engine arguments that say how to compile, so that it is to be compiled."""
+COMPILATION_SETTINGS = {"compilation_config", "optimization_level", "enforce_eager"}
+"""Engine arguments with which the user decides on compilation."""
 
 
-def make_job(config: GenerateConfig, task: Task, training: Training, cases: int) -> Job:
-    """Return the job of a run, with the adapter merged into its base if that is asked for.
+@dataclass(frozen=True)
+class Job:
+    """What any process needs to answer cases of a run.
+
+    Attributes:
+        config: The settings.
+        folder: The folder of the answers.
+        task_name: The task of the run.
+        trained: The training result; None for an endpoint without one.
+        max_tokens: Limit on prompt plus reply; 0 for an endpoint without a training.
+        labels: The label sets of the training.
+        solve: Settings of examples with several calls: those of training, then those of `config`.
+        served: The model to load; None for an endpoint without a training.
+    """
+
+    config: GenerateConfig
+    folder: Path
+    task_name: str
+    trained: Path | None = None
+    max_tokens: int = 0
+    labels: Labels = field(default_factory=Labels)
+    solve: dict[str, Any] = field(default_factory=dict)
+    served: Served | None = None
+
+    @property
+    def task(self) -> Task:
+        """Return the task with the settings of this run."""
+        return configured(load_task(self.task_name), self.solve)
+
+    @property
+    def slots(self) -> int:
+        """Return the number of calls that the engines of one process have at once."""
+        return self.config.in_flight * int(self.config.engine.get("data_parallel_size") or 1)
+
+    @property
+    def decides(self) -> bool:
+        """Say whether decoding will read alternative tokens: beside samples or a classifier."""
+        config = self.config
+        answers = self.trained if config.adapter != "none" and not config.endpoint else None
+        pools = answers is not None and has_classifier(answers)
+        return bool(config.samples or (pools and self.task.answer.fields))
+
+    @property
+    def passes(self) -> list[Sampling]:
+        """Return the sampling settings of each request of one call; near ties need two tokens."""
+        first = {"logprobs": ALTERNATIVES if self.decides else 2, **self.config.sampling}
+        further = {**first, "n": self.config.samples, "temperature": 1.0}
+        return [first, further] if self.config.samples else [first]
+
+
+def make_job(run: Run, test: Path, config: GenerateConfig) -> Job:
+    """Return the job of a run; the model is not chosen yet.
+
+    Raises:
+        UserError: Nothing trained is there, or a setting is unknown or does nothing for the task.
+    """
+    check_engine(config.engine)
+    check_sampling(config.sampling)
+    name = task_name(run, config)
+    if config.samples and not load_task(name).answer.uses_samples:
+        raise UserError(f"samples: {name!r} uses one reply per question; set samples=0")
+    folder = run.folder / ANSWERS / (config.answers or test.stem)
+    if run.result is None:
+        return Job(config, folder, name, solve=config.solve)
+    record, labels = run.record, load_labels(run.trained / "labels.json")
+    solve = {**record.solve, **config.solve}
+    return Job(config, folder, name, run.trained, record.max_tokens, labels, solve)
+
+
+def with_model(job: Job) -> Job:
+    """Return the job with the model to load; merges the adapter into its base if that is wanted."""
+    if job.trained is None:
+        return job
+    adapter = "none" if job.config.endpoint else job.config.adapter
+    return replace(job, served=served_model(job.trained, adapter, job.config.base))
+
+
+def may_skip_compilation(job: Job, cases: int) -> bool:
+    """Say whether a model on a CPU answers too few replies to be worth its compilation.
 
     `cases` is the number of cases of the test file, so that a run resumes as it began.
     """
-    arguments = engine_arguments(config, task, cases)
-    is_quick = not config.endpoint and arguments != config.engine
-    config = config.model_copy(update={"engine": arguments})
-    passes = sampling_passes(config, decides=decides(config, task, training))
-    if training.folder is None:
-        return Job(config, training, None, passes)
-    adapter = "none" if config.endpoint else config.adapter
-    served = served_model(training.folder, adapter, config.base)
-    return Job(config, training, served, passes, is_quick)
+    replies = cases * (1 + job.config.samples)
+    is_many = job.task.answer.several_calls or replies >= MIN_COMPILED_REPLIES
+    is_set = bool(COMPILATION_SETTINGS & job.config.engine.keys())
+    return on_cpu() and not (job.config.endpoint or is_many or is_set)
 
 
-def engine_arguments(config: GenerateConfig, task: Task, cases: int) -> dict[str, Any]:
-    """Return the engine's arguments: on a CPU it is compiled only for many replies, if not set.
-
-    The number of engines plays no part: a run may resume with another one.
-    """
-    replies = cases * (1 + config.samples)
-    is_many = task.answer.several_calls or replies >= MIN_COMPILED_REPLIES
-    if not on_cpu() or is_many or COMPILATION_SETTINGS & config.engine.keys():
-        return config.engine
-    return {"enforce_eager": True, **config.engine}
+def without_compilation(job: Job) -> Job:
+    """Return the job with an engine that starts sooner and answers more slowly."""
+    arguments = {"enforce_eager": True, **job.config.engine}
+    return replace(job, config=job.config.model_copy(update={"engine": arguments}))
 
 
-def decides(config: GenerateConfig, task: Task, training: Training) -> bool:
-    """Say whether decoding will read alternative tokens: beside samples or a classifier."""
-    answers = training.folder if config.adapter != "none" else None
-    pools = answers is not None and not config.endpoint and has_classifier(answers)
-    return bool(config.samples or (pools and task.answer.fields))
-
-
-def sampling_passes(config: GenerateConfig, *, decides: bool) -> list[Sampling]:
-    """Return the sampling settings of each request of one call; near ties need two tokens."""
-    first = {"logprobs": ALTERNATIVES if decides else 2, **config.sampling}
-    further = {**first, "n": config.samples, "temperature": 1.0}
-    return [first, further] if config.samples else [first]
+def make_asker(job: Job) -> Asker | PlainAsker:
+    """Return what makes the questions: with the tokenizer of the model, if there is one."""
+    constrained = job.config.constrained
+    if job.served is None:
+        return PlainAsker(job.task, job.labels, constrained=constrained)
+    return Asker(job.task, job.labels, job.served.model, job.max_tokens, constrained=constrained)
 
 
 @contextmanager
-def start(job: Job, task: Task) -> Iterator[tuple[Engine | Endpoint, Asker | PlainAsker]]:
-    """Start the engine or a client of the endpoint, and what makes its questions."""
-    config, labels, max_tokens = job.config, job.training.labels, job.training.max_tokens
-    asker: Asker | PlainAsker
-    if job.served is None:
-        asker = PlainAsker(task, labels, max_tokens, constrained=config.constrained)
-    else:
-        model = job.served.model
-        asker = Asker(task, labels, model, max_tokens, constrained=config.constrained)
+def start(job: Job) -> Iterator[Engine | Endpoint]:
+    """Start the engine or a client of the endpoint."""
+    config = job.config
     if config.endpoint:
         with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
-            yield endpoint, asker
+            yield endpoint
         return
-    assert job.served, "without an endpoint, `find_training` returns a folder"
-    with engine(job.served, config.engine, max_tokens, config.seed) as running:
-        yield running, asker
+    assert job.served, "without an endpoint, `make_job` has found a training"
+    with engine(job.served, config.engine, job.max_tokens, config.seed) as running:
+        yield running

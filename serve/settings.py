@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
-from panjue.prompts.plumbing.config import Config, key_of, load_config, load_section
+from panjue.prompts.plumbing.config import Config, key_of, load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import ANSWERS, read_json, sha256
-from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task, no_labels
 
@@ -41,10 +41,10 @@ ENVIRONMENT = {
 """Environment variables of vLLM's processes and of Ray, unless the user has set them."""
 
 MANAGED_SETTINGS = {
-    "model": "trained",
-    "tokenizer": "trained",
+    "model": "another RUN",
+    "tokenizer": "another RUN",
     "seed": "seed",
-    "max_model_len": "max_tokens",
+    "max_model_len": "max_tokens of the training",
     "enable_lora": "adapter",
     "max_lora_rank": "adapter",
     "structured_outputs_config": "constrained",
@@ -104,38 +104,26 @@ REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
 
 
 class EngineConfig(Config):
-    """Which training result is used, and how."""
+    """Settings that `panjue generate` and `panjue serve` share."""
 
-    task: str = "judgment"
-    """Name of a folder in prompts/tasks/."""
-    run: Path
-    """Folder of the run: the training's result, and what is made with it."""
-    trained: Path | None = None
-    """Adapter or model folder of a training, or its run folder; by default `run`."""
     base: str | None = None
     """Folder or hub name of the base model, if it has moved since training; with the same files."""
     adapter: Literal["merge", "lora", "none"] = "merge"
     """`merge` the adapter into a cached copy of its base, load it as `lora`, or use `none`."""
-    max_tokens: int | None = Field(None, ge=64)
-    """Limit on prompt plus reply; by default that of training, so that cases are shortened alike.
-    For an endpoint without `trained`: limit on the reply; by default the endpoint's."""
     seed: int = 0
     """Seed of the engine."""
     in_flight: int = Field(256, ge=1)
-    """Replies in the engine at once. Further ones wait; the server tells their clients to retry."""
+    """Calls that each engine has at once. Further ones wait; the server tells their clients to
+    retry."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, passed on unchanged."""
-    endpoint: str | None = None
-    """URL#MODEL of an OpenAI-compatible server, used instead of our own engine."""
 
 
 class GenerateConfig(EngineConfig):
-    """Settings of generation; all its output is written to `run`/answers/`answers`."""
+    """Settings of `panjue generate`."""
 
-    test: Path
-    """File with the cases to answer."""
     answers: str = Field("", pattern=r"^([^/\\.][^/\\]*)?$")
-    """Name of the folder of these answers; by default that of `test` without its suffix."""
+    """Name of the folder of the answers, in RUN/answers; by default that of TEST without suffix."""
     constrained: bool = True
     """Decode under each case's JSON schema. If false, replies are free text, repaired if needed."""
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -143,120 +131,86 @@ class GenerateConfig(EngineConfig):
     samples: int = Field(0, ge=0)
     """Further replies per case, sampled at temperature 1; the answer is then decided from all."""
     on_bad_row: OnBadRow = "stop"
-    """What to do with an invalid row of `test`: `stop` the run, or `skip` and list it."""
+    """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of examples with several calls; by default those of training."""
+    held_out: bool = False
+    """Answer only the tenth of TEST that training held out; `panjue tune` needs these answers."""
     ray: Literal["auto", "local"] | None = None
     """Generate on a Ray cluster: the one that this machine belongs to, or one that is started on
     this machine. By default one engine in this process."""
     replicas: int = Field(1, ge=1)
-    """Engines in the cluster, each with `in_flight` replies at once."""
-    held_out: bool = False
-    """Answer only the tenth of `test` that training held out; `panjue tune` needs these answers."""
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder for all output."""
-        return self.run / ANSWERS / (self.answers or self.test.stem)
+    """Engines in the cluster, each with `in_flight` calls at once."""
+    endpoint: str | None = None
+    """URL#MODEL of an OpenAI-compatible server, used instead of our own engine."""
+    task: str | None = None
+    """The task of an `endpoint`, if RUN has no training; a folder in prompts/tasks/."""
 
 
-class ServeConfig(Config):
+class ServeConfig(EngineConfig):
     """Settings of the server: the section `serve` of a run's config.yaml."""
 
-    base: str | None = None
-    """Folder or hub name of the base model, if it has moved since training; with the same files."""
-    adapter: Literal["merge", "lora", "none"] = "merge"
-    """`merge` the adapter into a cached copy of its base, load it as `lora`, or use `none`.
-    Several adapters are always loaded as `lora`."""
     max_tokens: int | None = Field(None, ge=64)
     """Limit on prompt plus reply; by default that of training: cases are then shortened alike."""
-    seed: int = 0
-    """Seed of the engine."""
-    in_flight: int = Field(256, ge=1)
-    """Replies that run at once in an API server; clients of further ones are told to retry."""
-    engine: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's engine and server, passed on unchanged."""
     host: str = "127.0.0.1"
     """Address to listen on. If other machines reach it, PANJUE_API_KEY must be set."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
 
 
-def trained_folder(config: EngineConfig) -> Path:
-    """Return the folder of the training result.
-
-    Raises:
-        UserError: It has no labels or manifest, or was trained for another task.
-    """
-    place = config.trained or config.run
-    for folder in (place / "adapter", place / "model", place):
-        if (folder / "manifest.json").exists() and (config.trained or folder != place):
-            check_trained(folder, config.task)
-            return folder
-    raise UserError(
-        f"{place}: nothing trained is there; run `panjue sft` first or set trained=FOLDER"
-    )
-
-
-def check_trained(folder: Path, task: str) -> None:
-    """Refuse a training result of another task or prompt, or one whose labels.json has changed.
-
-    Raises:
-        UserError: Names the folder and what does not match.
-    """
-    manifest = read_json(folder / "manifest.json")
-    if "task" not in manifest or not (folder / "labels.json").exists():
-        raise UserError(f"{folder}: is no adapter or model folder; use RUN/adapter or RUN/model")
-    if manifest["task"] != task:
-        trained_for = manifest["task"]
-        raise UserError(
-            f"{folder}: was trained for task {trained_for!r}, not {task!r}; set task={trained_for}"
-        )
-    if prompt_sha256(task) != manifest["prompt_sha256"]:
-        raise UserError(
-            f"{folder}: was trained with another prompt than prompts/tasks/{task} has now; "
-            "restore that prompt, or train again with another run=FOLDER"
-        )
-    if sha256(folder / "labels.json") != manifest["labels_sha256"]:
-        raise UserError(
-            f"{folder}: labels.json has changed since training; restore it or train again"
-        )
-
-
-def server_key(host: str) -> str | None:
-    """Return the key that clients must send, if one is set.
-
-    Raises:
-        UserError: It cannot be sent in a header, or is missing and other machines reach `host`.
-    """
-    key = os.environ.get(KEY) or None
-    if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
-    if host not in LOOPBACK and not key:
-        raise UserError(f"host={host}: other machines can reach it; set {KEY} to a secret")
-    return key
-
-
-def generate_settings(path: Path, overrides: Sequence[str] = ()) -> GenerateConfig:
-    """Read the config at `path` and check it before vLLM is imported.
+def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> GenerateConfig:
+    """Read the settings of a run and check them before vLLM is imported.
 
     Raises:
         UserError: A key or value is wrong, or the task, test file or training result is missing.
     """
-    config = load_config(GenerateConfig, path, overrides)
-    task = load_task(config.task)
-    if not config.test.exists():
-        raise UserError(f"test: no file {config.test}")
-    next(Reader(task, on_bad_row=config.on_bad_row).read(config.test), None)  # of another format?
+    config = load_section(GenerateConfig, run.config, "generate", words)
     check_ray(config)
-    if config.trained or not config.endpoint:
-        trained_folder(config)
-    elif task.ask.labels is not no_labels:
-        raise UserError(
-            f"endpoint: {config.task!r} has labels, which training collects; set trained=FOLDER "
-            "of a training"
-        )
+    task = load_task(task_name(run, config))
+    if not test.exists():
+        raise UserError(f"no file {test}")
+    next(Reader(task, on_bad_row=config.on_bad_row).read(test), None)  # of another format?
     return config
+
+
+def task_name(run: Run, config: GenerateConfig) -> str:
+    """Return the name of the task that a run was trained for, or that its endpoint is asked.
+
+    Raises:
+        UserError: Nothing is trained, and there is no endpoint that could do without.
+    """
+    if not config.endpoint or run.result:
+        task = check_trained(run).task
+        if config.task not in (None, task):
+            raise UserError(f"task: {run.folder} was trained for {task!r}; leave out `task`")
+        return task
+    if config.task is None:
+        raise UserError(f"task: set it, e.g. task=dialogue: nothing trained is in {run.folder}")
+    if load_task(config.task).ask.labels is not no_labels:
+        raise UserError(
+            f"endpoint: {config.task!r} has labels, which training collects; name a run folder "
+            "with a training"
+        )
+    return config.task
+
+
+def check_trained(run: Run) -> RunRecord:
+    """Return the record of a training, whose prompt and labels must not have changed.
+
+    Raises:
+        UserError: Nothing trained is there, or names what has changed.
+    """
+    record, folder = run.record, run.trained
+    if prompt_sha256(record.task) != record.prompt_sha256:
+        raise UserError(
+            f"{folder}: was trained with another prompt than prompts/tasks/{record.task} has now; "
+            "restore that prompt, or train again with another run=FOLDER"
+        )
+    if sha256(folder / "labels.json") != record.labels_sha256:
+        raise UserError(
+            f"{folder}: labels.json has changed since training; restore it or train again"
+        )
+    return record
 
 
 def check_ray(config: GenerateConfig) -> None:
@@ -278,6 +232,20 @@ def check_ray(config: GenerateConfig) -> None:
         )
 
 
+def server_key(host: str) -> str | None:
+    """Return the key that clients must send, if one is set.
+
+    Raises:
+        UserError: It cannot be sent in a header, or is missing and other machines reach `host`.
+    """
+    key = os.environ.get(KEY) or None
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
+    if host not in LOOPBACK and not key:
+        raise UserError(f"host={host}: other machines can reach it; set {KEY} to a secret")
+    return key
+
+
 def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Run]]:
     """Return the settings of the server, and the runs that it serves, by their name for clients.
 
@@ -294,7 +262,7 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
     further = {key_of(word): Run(Path(word.partition("=")[2])) for word in adapters}
     runs = {NAME: Run(folder), **further}
     for run in runs.values():
-        check_trained(run.trained, run.record.task)
+        check_trained(run)
         if run.record.base_sha256 != runs[NAME].record.base_sha256:
             raise UserError(
                 f"{run.folder}: was trained on the base {run.record.base}, and {folder} on "

@@ -1,15 +1,11 @@
-"""Requests, the protocol of what answers them, and the loop that runs many of them at once."""
+"""Questions and requests, and the protocol of what answers them."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Messages, Schema
-
-POLL_S = 0.5
-"""Longest time between two calls of the `check` of `complete`."""
 
 Sampling = Mapping[str, Any]
 """Sampling settings with the names of vLLM's SamplingParams and of OpenAI: `temperature` (0 by
@@ -17,8 +13,6 @@ default), `n`, `max_tokens`, …"""
 
 OnText = Callable[[str], None]
 """Callback that receives each new piece of a reply."""
-
-Outcome_co = TypeVar("Outcome_co", covariant=True)
 
 
 def ignore_text(_: str) -> None:
@@ -33,19 +27,17 @@ class Question(NamedTuple):
     """The prompt of one call, and the form of its reply.
 
     Attributes:
-        prompt: Token ids up to where the reply begins.
+        prompt: Token ids up to where the reply begins; empty for an endpoint's own tokenizer.
         schema: JSON Schema of the reply; None for free text.
-        room: Tokens left for the reply.
-        dropped: Number of sentences that `shorten` left out of the prompt.
-        loosened: Whether the schema is looser than the task's.
-        messages: The prompt as chat messages, for an endpoint with its own tokenizer.
+        room: Tokens left for the reply; 0 leaves the limit to the endpoint.
+        dropped: Number of sentences that were left out of the prompt.
+        messages: The prompt as chat messages, for an endpoint.
     """
 
     prompt: list[int]
     schema: Schema | None
     room: int
     dropped: int
-    loosened: bool = False
     messages: Messages = []  # noqa: RUF012  # never mutated
 
 
@@ -76,97 +68,21 @@ def requests(key: int | str, question: Question, passes: Sequence[Sampling]) -> 
     return [Request(key, question, sampling, number) for number, sampling in enumerate(passes)]
 
 
-class Source(Protocol[Outcome_co]):
-    """What answers requests: an engine or an endpoint."""
+class Source(Protocol):
+    """What answers requests: an engine or an endpoint.
 
-    @property
-    def runner(self) -> asyncio.Runner | None:
-        """Return the runner of its event loop; None if that loop is running already."""
-        ...
+    Attributes:
+        runner: The runner of its event loop; None if that loop is running already.
+    """
 
-    async def ask(self, request: Request, on_text: OnText = ignore_text) -> Outcome_co:
-        """Return the outcome of a request; when cancelled, it aborts the request.
+    runner: asyncio.Runner | None
 
-        Args:
-            request: The request.
-            on_text: Receives each new piece of the first reply.
+    async def ask(self, request: Request, on_text: OnText = ignore_text) -> Any:
+        """Return a RequestOutput of vLLM, or an object with its fields; when cancelled, abort it.
+
+        An engine calls `on_text` with each new piece of the first reply.
 
         Raises:
             UserError: It can no longer answer.
         """
         ...
-
-
-class Pending:
-    """Requests that are not sent yet.
-
-    Attributes:
-        exhausted: Whether no requests are left.
-    """
-
-    def __init__(self, requests: Iterable[Request | None]) -> None:
-        """Take the requests; None means that the next one needs a missing outcome."""
-        self._requests, self.exhausted = iter(requests), False
-
-    def draw(self, count: int) -> Iterator[Request]:
-        """Yield at most `count` requests, and stop at one that needs a missing outcome."""
-        end = object()
-        while count > 0 and not self.exhausted:
-            request = next(self._requests, end)
-            self.exhausted = request is end
-            if not isinstance(request, Request):
-                return
-            count -= 1
-            yield request
-
-
-def complete(
-    source: Source[Outcome_co],
-    requests: Iterable[Request | None],
-    in_flight: int,
-    check: Callable[[], None] = lambda: None,
-) -> Generator[tuple[Request, Outcome_co], None, None]:
-    """Yield every request with its outcome, in the order they finish.
-
-    Requests are drawn one by one and at most `in_flight` run at once: memory use stays constant,
-    and the next prompts are prepared during decoding. None among the requests means that the next
-    one needs an outcome that is still missing. `check` is called between outcomes and at least
-    twice a second; it may raise.
-
-    Raises:
-        UserError: The source can no longer answer; running requests are awaited and yielded first.
-    """
-    runner = source.runner
-    assert runner, "in a running event loop, await `ask` instead"
-    pending, failure = Pending(requests), None
-    running: dict[asyncio.Task[Outcome_co], Request] = {}
-    try:
-        while running or not pending.exhausted:
-            check()
-            for request in pending.draw(in_flight - len(running)):
-                task = runner.get_loop().create_task(source.ask(request))
-                running[task] = request
-            if not running:
-                return  # the next request needs an outcome that the caller did not use
-            first = asyncio.FIRST_COMPLETED
-            done, _ = runner.run(asyncio.wait(running, timeout=POLL_S, return_when=first))
-            for task in done:
-                request = running.pop(task)
-                error = task.exception()
-                if error is None:
-                    yield request, task.result()
-                elif isinstance(error, UserError):
-                    failure, pending.exhausted = failure or error, True
-                else:
-                    raise error
-        if failure:
-            raise failure
-    finally:
-        if running:  # else the next `complete` on this source would wait for them too
-            runner.run(_cancel(running))
-
-
-async def _cancel(running: Iterable[asyncio.Task[Any]]) -> None:
-    for task in running:
-        task.cancel()
-    await asyncio.wait(running)

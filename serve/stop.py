@@ -1,10 +1,12 @@
 """SIGTERM or Ctrl-C during generation: keep the finished rows and say how to resume."""
 
+import asyncio
 import signal
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from panjue.prompts.plumbing.errors import Stopped
 
@@ -13,17 +15,13 @@ LATE_S = 1.0
 
 
 class StopSignals:
-    """Within the block, SIGTERM and Ctrl-C end it with a message on how to resume.
-
-    Attributes:
-        at_once: Whether a signal raises immediately; otherwise `check` raises. Set it only while
-            vLLM starts: a running vLLM does not survive an exception at an arbitrary point.
-    """
+    """Within the block, SIGTERM and Ctrl-C end it with a message on how to resume."""
 
     def __init__(self, folder: Path) -> None:
         """Take the folder of the answers, which the message names."""
         self._completions = folder / "completions.jsonl"
-        self._received, self.at_once = 0, True
+        self._received = 0
+        self._cancel: Callable[[], object] | None = None
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
@@ -41,16 +39,34 @@ class StopSignals:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
         if failed:
-            self.check()
+            self._check()
+
+    async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, which a signal cancels: a running vLLM does not survive an exception.
+
+        Raises:
+            Stopped: There was a signal.
+        """
+        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            self._check()
+            raise
+        finally:
+            self._cancel = int  # the shutdown is not disturbed either
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         for handled in self._old_handlers:
             signal.signal(handled, signal.SIG_IGN)  # a second signal must not disturb the shutdown
         self._received = number
-        if self.at_once:
-            self.check()
+        if self._cancel:
+            self._cancel()
+        else:
+            self._check()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise `Stopped` if there was a signal."""
         if self._received:
             rows = f"{self._completions} has the finished rows"

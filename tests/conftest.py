@@ -1,10 +1,11 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
+import asyncio
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
@@ -54,14 +55,9 @@ sft:
   trainer: {{max_steps: 12, per_device_train_batch_size: 8, learning_rate: 2.0e-3,
     logging_steps: 1, save_strategy: steps, save_steps: 6, eval_strategy: steps, eval_steps: 6,
     report_to: [tensorboard]}}
-"""
-
-
-GENERATE_YAML = """
-run: {run}
-test: {folder}/demo/test.jsonl
-engine: {{dtype: float32, max_num_seqs: 32, enforce_eager: true}}
-on_bad_row: skip
+generate:
+  engine: {{dtype: float32, max_num_seqs: 32, enforce_eager: true}}
+  on_bad_row: skip
 """
 
 
@@ -192,16 +188,14 @@ def running_engine(answering: Answering) -> Iterator[list[Path]]:
 def answered(
     trained: Path, workshop: Path, answering: Answering, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Return the folder of a finished run, which nobody may change, with its generate.yaml."""
+    """Return the folder of a finished run, which nobody may change."""
     from panjue.eval.decoding import decode_answers
     from panjue.serve.generate import main as generate
 
     run = tmp_path_factory.mktemp("answered") / "run"
     shutil.copytree(trained, run)
-    config = run / "generate.yaml"
-    config.write_text(GENERATE_YAML.format(run=run, folder=workshop), "utf-8")
     with answering():
-        decode_answers(generate(config))
+        decode_answers(generate(run, workshop / "demo/test.jsonl"))
     return run
 
 
@@ -240,6 +234,36 @@ def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
 
     labels = load_labels(trained / "adapter/labels.json")
     return Asker(load_task("judgment"), labels, merged, small["max_tokens"])
+
+
+RowsOf = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def rows_of() -> RowsOf:
+    """Return what answers examples, and returns their rows in the order they were finished."""
+    from panjue.serve.loop import Answerer, answer_all, no_row
+
+    def rows(
+        source: Any,
+        asker: Any,
+        examples: Iterable[Any],
+        in_flight: int = 8,
+        find_row: Any = no_row,
+        finished: list[dict[str, Any]] | None = None,
+        **passes: Any,
+    ) -> list[dict[str, Any]]:
+        made = [] if finished is None else finished
+        slots = asyncio.Semaphore(in_flight)
+        answerer = Answerer(source, asker, slots, **passes)
+
+        async def answer(example: Any) -> None:
+            await answerer.answer(example, made.append, find_row)
+
+        source.runner.run(answer_all(examples, answer, slots))
+        return made
+
+    return rows
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ lengths.
 """
 
 import argparse
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -31,9 +32,9 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import Schema, load_task
 from panjue.serve.alternatives import ALTERNATIVES
 from panjue.serve.ask import Asker
-from panjue.serve.engine import Engine, engine
+from panjue.serve.engine import Engine, RequestOutput, engine
 from panjue.serve.rows import row
-from panjue.serve.source import Refusal, Request, complete, requests
+from panjue.serve.source import Refusal, Request, requests
 from panjue.serve.trained import Served, served_model
 
 HF_BATCH = 16
@@ -108,8 +109,13 @@ def quiet_engine(model: Path, dtype: str, max_tokens: int) -> AbstractContextMan
 
 def run(llm: Engine, asker: Asker, requests: list[Request]) -> tuple[int, dict[str, int]]:
     """Make the row of every reply, as `generate` does; return all output tokens and each case's."""
+
+    async def ask() -> list[RequestOutput]:
+        return await asyncio.gather(*map(llm.ask, requests))
+
     lengths = {}
-    for request, output in complete(llm, requests, in_flight=256):
+    assert llm.runner
+    for request, output in zip(requests, llm.runner.run(ask()), strict=True):
         wanted = request.sampling.get("logprobs") == ALTERNATIVES
         row([(request, output)], asker.tokenizer, with_alternatives=wanted)
         lengths[str(request.id)] = len(output.outputs[0].token_ids)

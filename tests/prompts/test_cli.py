@@ -76,11 +76,11 @@ def test_convert_writes_cases_and_says_what_it_left_out(
 def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, config = tmp_path / "cail.jsonl", tmp_path / "config.yaml"
+    path = tmp_path / "cail.jsonl"
     path.write_text(CAIL2018.replace("MONTHS", "10"), "utf-8")
-    config.write_text(f"run: {tmp_path / 'run'}\ntest: {path}\n", "utf-8")
+    monkeypatch.setattr("panjue.serve.settings.task_name", lambda *_: "judgment")
     monkeypatch.setitem(sys.modules, "panjue.serve.generate", None)
-    assert typed(monkeypatch, "generate", config) == 2
+    assert typed(monkeypatch, "generate", tmp_path, path) == 2
     assert capsys.readouterr().err == (
         f"panjue: {path}:1: 'id' must be a number or a string; the file looks like CAIL2018, its "
         "fields are fact, meta; a case has id, fact, defendants, outcomes; "

@@ -15,10 +15,9 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
 from panjue.prompts.tasks.dialogue.similarity import JUDGE_KEY, make_matching
-from panjue.serve.ask import Asker
-from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
+from panjue.serve.ask import Asker, PlainAsker
+from panjue.serve.endpoint import KEY, Endpoint
 from panjue.serve.engine import Engine
-from panjue.serve.rows import Calls, rows
 
 TASK = load_task("dialogue")
 SAMPLE = task_folders()["dialogue"] / "sample.folder"
@@ -51,28 +50,27 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
 
 
 @pytest.mark.parametrize("way", ["whole", "retrieval", "window"])
-def test_a_hundred_turns_come_through_whole(way: str, llm: Engine, merged: Path) -> None:
+def test_a_hundred_turns_come_through_whole(
+    way: str, llm: Engine, merged: Path, rows_of: Any
+) -> None:
     task, example = configured(TASK, {"way": way}), dialogue(100)
     asker = asker_of(task, merged)
-    calls = Calls(asker, iter([example]), SHORT)
-    made = list(rows(llm, calls, in_flight=64))
+    made = rows_of(llm, asker, [example], 64, passes=SHORT)
     assert not any("refused" in row for row in made)
-    assert (calls.solved, calls.in_flight) == (1, 0)
     # 17 windows, 100 sextuples, emotions of 30 and seven times 10; or no windows; or one call.
-    assert calls.finished == len(made) == {"whole": 1, "retrieval": 108, "window": 125}[way]
+    assert len(made) == {"whole": 1, "retrieval": 108, "window": 125}[way]
     answer = answer_of(task, example, made)
     assert [one["id"] for one in answer["sentences"]] == list(range(1, 101))
     assert list(task.data.check(example, task.data.write(example, answer), None)) == []
 
 
-def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: Engine, merged: Path) -> None:
+def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_of: Any) -> None:
     task = configured(TASK, {"window": 4, "step": 2, "emotion_window": 8, "emotion_step": 4})
     both = [dialogue(12, "1"), dialogue(9, "2")]
     asker = asker_of(task, merged)
-    made = list(rows(llm, Calls(asker, iter(both), SHORT), in_flight=8))
+    made = rows_of(llm, asker, both, passes=SHORT)
     kept = {call_key(row): row for row in made[: len(made) // 2]}
-    calls = Calls(asker, iter(both), SHORT, kept.get)
-    more = list(rows(llm, calls, in_flight=8))
+    more = rows_of(llm, asker, both, find_row=kept.get, passes=SHORT)
     assert {call_key(row) for row in more} == {call_key(row) for row in made} - set(kept)
     for example in both:
         assert answer_of(
@@ -80,32 +78,39 @@ def test_a_dialogue_is_gone_on_with_where_it_stopped(llm: Engine, merged: Path) 
         )
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
     with pytest.raises(UserError, match="call 0 was 'another', now it is '1/window 0'"):
-        list(rows(llm, Calls(asker, iter(both), SHORT, changed.get), in_flight=8))
+        rows_of(llm, asker, both, find_row=changed.get, passes=SHORT)
 
 
-def test_what_cannot_be_asked_costs_its_call_only(llm: Engine, merged: Path, small: Any) -> None:
+def test_a_call_that_cannot_be_asked_costs_no_other(
+    llm: Engine, merged: Path, small: Any, rows_of: Any
+) -> None:
     task = configured(TASK, {"window": 2, "step": 1})
     turns = dialogue(3).turns
     long = turns[1]._replace(sentence="长" * small["max_tokens"])
     example = replace(dialogue(3), turns=(turns[0], long, turns[2]))
     asker = asker_of(task, merged, small["max_tokens"])
-    made = list(rows(llm, Calls(asker, iter([example]), SHORT), in_flight=4))
+    made = rows_of(llm, asker, [example], passes=SHORT)
     refused = [row["question"] for row in made if "refused" in row]
     assert refused == ["1/window 0", "1/sextuple 2"]
     assert [one["id"] for one in answer_of(task, example, made)["sentences"]] == [1, 2, 3]
 
 
 def test_any_openai_endpoint_does_as_well(
-    server: Any, llm: Engine, merged: Path, small: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any,
+    llm: Engine,
+    merged: Path,
+    small: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_of: Any,
 ) -> None:
     """Our own server, which answers as vLLM does: replies obey their schemas, as offline."""
     monkeypatch.setenv(KEY, server.key)
     examples = list(Reader(TASK).read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
     with closing(Endpoint(f"{server.url}/v1#panjue")) as vllm:
-        made = list(rows(vllm, Calls(asker, iter(examples)), in_flight=16))
+        made = rows_of(vllm, asker, examples, 16)
     assert all(row["completion_tokens"] > 0 for row in made)
-    offline = {call_key(row): row for row in rows(llm, Calls(asker, iter(examples)), 16)}
+    offline = {call_key(row): row for row in rows_of(llm, asker, examples, 16)}
     prompts = [row["prompt_tokens"] == offline[call_key(row)]["prompt_tokens"] for row in made[:2]]
     assert all(prompts), "the same prompts, token for token, where no reply has gone before"
     same = [row["texts"] == offline[call_key(row)]["texts"] for row in made]
@@ -129,13 +134,13 @@ def test_any_openai_endpoint_does_as_well(
 
 
 def test_our_own_server_answers_without_a_schema(
-    server: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, monkeypatch: pytest.MonkeyPatch, rows_of: Any
 ) -> None:
     monkeypatch.setenv(KEY, server.key)
-    plain = PlainAsker(TASK, Labels(), 40, constrained=False)
+    plain = PlainAsker(TASK, Labels(), constrained=False)
     example = list(Reader(TASK).read(SAMPLE))[1]
     with closing(Endpoint(f"{server.url}/v1#panjue")) as endpoint:
-        made = list(rows(endpoint, Calls(plain, iter([example])), in_flight=4))
+        made = rows_of(endpoint, plain, [example], passes=[{"max_tokens": 40}])
     assert [row["finish"] for row in made] == [["length"]] * len(made)
     assert answer_of(TASK, example, made)
 
@@ -148,15 +153,3 @@ def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert "built in" not in matching.name
     with pytest.raises(UserError, match=r"/v2: Error code: 4\d\d"):
         make_matching(judge=f"{server.url}/v2#panjue").judge("争吵", "吵架")
-
-
-def test_an_endpoint_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", ())
-    plain = PlainAsker(TASK, Labels(), 400, constrained=True)
-    with (
-        closing(Endpoint("http://127.0.0.1:9/v1#x")) as endpoint,
-        pytest.raises(UserError, match="finished rows are kept"),
-    ):
-        list(rows(endpoint, Calls(plain, iter([dialogue(1)])), in_flight=1))
-    with pytest.raises(UserError, match="is not URL#MODEL"):
-        Endpoint("127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint: a server that does as it is told, and all that goes wrong."""
+"""Any OpenAI-compatible endpoint: a server that answers, refuses, is busy, breaks off, is gone."""
 
 import json
 import signal
@@ -20,9 +20,12 @@ from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task, task_folders
-from panjue.serve.endpoint import KEY, Endpoint, PlainAsker
-from panjue.serve.rows import Calls, rows
+from panjue.serve.ask import PlainAsker
+from panjue.serve.endpoint import KEY, Endpoint
+from panjue.serve.output import MAX_FIRST_REFUSALS, holding_refusals
+from panjue.serve.settings import generate_settings
 
 TASK = load_task("dialogue")
 SAMPLE = task_folders()["dialogue"] / "sample.folder"
@@ -57,6 +60,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behave: Behave = lambda _: None
         self.asked: list[dict[str, Any]] = []
+        self.keys: set[str] = set()
+        self.made: list[dict[str, Any]] = []
 
     def handle_error(self, *_: object) -> None:
         """Say nothing of clients that hang up."""
@@ -71,10 +76,11 @@ class Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
+        self.server.keys.add(self.headers["Authorization"])
         found = 200 if self.path == "/v1/chat/completions" else 404
-        status, headers, content = self.server.behave(body) or (found, {}, said(body))
+        status, headers, content = self.server.behave(body) or (found, {}, completion(body))
         self.send_response(status)
-        for key, value in headers.items():
+        for key, value in {"Content-Type": "application/json", **headers}.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(json.dumps(content, ensure_ascii=False).encode())
@@ -83,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def said(body: dict[str, Any]) -> dict[str, Any]:
+def completion(body: dict[str, Any]) -> dict[str, Any]:
     form = body.get("response_format")
     text = json.dumps(instance(form["json_schema"]["schema"])) if form else "无"
     choices = [{"message": {"content": text}, "finish_reason": "stop"}] * body.get("n", 1)
@@ -96,60 +102,79 @@ def server(serving: Callable[[ThreadingHTTPServer], None]) -> Server:
     return server
 
 
-def dialogue(turns: int) -> Example:
-    chat = [{"Holder": "甲乙"[i % 2], "sentence": f"第{i}句。"} for i in range(1, turns + 1)]
-    return TASK.data.read({"id": "1", "chat": chat})
+Ask = Callable[..., list[dict[str, Any]]]
 
 
-def ask(
-    server: Server,
-    turns: int = 6,
-    in_flight: int = 8,
-    check: Callable[[], None] = lambda: None,
-    sampling: dict[str, Any] | None = None,
-) -> list[dict[str, Any]]:
-    asker = PlainAsker(TASK, Labels(), 0, constrained=True)
-    calls = Calls(asker, iter([dialogue(turns)]), [sampling or {}])
-    made: list[dict[str, Any]] = []
-    with closing(Endpoint(server.name, sampling)) as endpoint:
-        for row in rows(endpoint, calls, in_flight, check=check):
-            made.append(row)
-            server.made = made  # type: ignore[attr-defined]  # what was there when it failed
-    return made
+@pytest.fixture
+def ask(server: Server, rows_of: Any) -> Ask:
+    """Return what asks the server for a dialogue, and returns the rows."""
+
+    def rows(turns: int = 6, in_flight: int = 8, **sampling: Any) -> list[dict[str, Any]]:
+        chat = [{"Holder": "甲乙"[i % 2], "sentence": f"第{i}句。"} for i in range(1, turns + 1)]
+        example: Example = TASK.data.read({"id": "1", "chat": chat})
+        asker = PlainAsker(TASK, Labels(), constrained=True)
+        with closing(Endpoint(server.name, sampling)) as endpoint:
+            words = {"passes": [sampling], "finished": server.made}
+            rows_of(endpoint, asker, [example], in_flight, **words)
+        return server.made
+
+    return rows
 
 
-def test_it_is_asked_as_openai_is(server: Server) -> None:
-    made = ask(server, sampling={"top_p": 0.5, "stop": ["。"], "max_tokens": 9})
+def test_it_is_asked_as_openai_is(
+    server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    made = ask(top_p=0.5, stop=["。"], max_tokens=9)
     assert len(made) == len(server.asked) == 1 + 6 + 1
     first = server.asked[0]
     assert {key: first[key] for key in ("model", "temperature", "top_p", "stop", "max_tokens")} == {
         "model": "m", "temperature": 0.0, "top_p": 0.5, "stop": ["。"], "max_tokens": 9,
     }  # fmt: skip
+    assert server.keys == {"Bearer secret"}
     assert "第1句" in first["messages"][0]["content"]
     assert first["response_format"]["json_schema"]["strict"] is True
     assert all((row["prompt_tokens"], row["completion_tokens"]) == (7, 3) for row in made)
     with pytest.raises(UserError, match="sampling: no setting 'top_k'"):
-        Endpoint(server.name, {"top_k": 3})
+        ask(top_k=3)
 
 
-def test_what_it_refuses_costs_its_call_only(server: Server) -> None:
+def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None:
     def behave(body: dict[str, Any]) -> Any:
         return (400, {}, "too long") if "第3句" in body["messages"][0]["content"][-20:] else None
 
     server.behave = behave
-    made = ask(server)
-    assert [row["question"] for row in made if "refused" in row] == ["1/sextuple 3"]
+    made = ask()
+    [refused] = [row for row in made if "refused" in row]
+    assert (refused["question"], refused["refused"]) == ("1/sextuple 3", '400: "too long"')
     assert made[0].keys() >= {"texts", "finish"}
 
 
-def test_an_endpoint_that_refuses_all_is_named_and_nothing_is_kept(server: Server) -> None:
-    server.behave = lambda _: (400, {}, "unknown field: response_format")
-    with pytest.raises(UserError, match=r"400: .*response_format.*constrained=false"):
-        ask(server)
-    assert not hasattr(server, "made")
+@pytest.mark.parametrize("refusals", [1, MAX_FIRST_REFUSALS])
+def test_an_endpoint_that_refuses_everything_is_named_and_nothing_is_kept(refusals: int) -> None:
+    written: list[dict[str, Any]] = []
+
+    def refuse() -> None:
+        with holding_refusals(written.append, "http://x") as write:
+            for _ in range(refusals):
+                write({"refused": "400: x"})
+            assert refusals < MAX_FIRST_REFUSALS
+
+    with pytest.raises(UserError, match=r"refuses all requests \(400: x\).*constrained=false"):
+        refuse()
+    assert written == []
 
 
-def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
+def test_refusals_before_the_first_reply_are_kept_with_it() -> None:
+    written: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [{"refused": "400: x"}, {"texts": [""]}, {"refused": "400: y"}]
+    with holding_refusals(written.append, "http://x") as write:
+        for row in rows:
+            write(row)
+    assert written == rows
+
+
+def test_rows_are_kept_and_no_more_is_asked_when_one_fails(server: Server, ask: Ask) -> None:
     failed = threading.Event()
 
     def behave(body: dict[str, Any]) -> Any:
@@ -163,32 +188,14 @@ def test_what_is_answered_is_kept_where_one_fails(server: Server) -> None:
         return None
 
     server.behave = behave
-    with pytest.raises(UserError, match=r"404 Not Found \(gone\); finished rows are kept"):
-        ask(server)
-    kept = {row["question"] for row in server.made}  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"404 \"gone\"; finished rows are kept, run the same"):
+        ask()
+    kept = {row["question"] for row in server.made}
     assert kept == {"1/window 0", *(f"1/sextuple {n}" for n in (1, 3, 4, 5, 6))}
+    assert len(server.asked) == 7, "the emotions are not asked for"
 
 
-def test_a_stop_waits_for_nobody(server: Server) -> None:
-    release, asked = threading.Event(), threading.Event()
-
-    def behave(_: dict[str, Any]) -> Any:
-        asked.set()
-        release.wait(LONGEST_S)  # longer than anybody would wait
-        return 500, {}, "late"
-
-    def check() -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-
-    server.behave = behave
-    with pytest.raises(KeyboardInterrupt):
-        ask(server, check=check)
-    assert not release.is_set()
-    release.set()
-
-
-def test_as_many_are_in_flight_as_is_said(server: Server) -> None:
+def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
     together = threading.Barrier(150)
 
     def behave(body: dict[str, Any]) -> Any:
@@ -197,87 +204,82 @@ def test_as_many_are_in_flight_as_is_said(server: Server) -> None:
         return None
 
     server.behave = behave
-    assert len(ask(server, turns=150, in_flight=200)) > 150
+    assert len(ask(turns=150, in_flight=200)) > 150
 
 
 def test_a_slash_that_ends_its_address_is_not_doubled(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Server, "name", server.name.replace("#", "/#"))
-    assert len(ask(server)) == 8
+    assert len(ask()) == 8
 
 
-def test_a_busy_endpoint_is_waited_for(server: Server) -> None:
+def test_a_busy_endpoint_is_waited_for(server: Server, ask: Ask) -> None:
     times = iter(range(100))
     server.behave = lambda _: (503, {"Retry-After": "0.1"}, "busy") if next(times) < 6 else None
-    assert len(ask(server)) == 8
+    assert len(ask()) == 8
 
 
-@pytest.mark.parametrize("reason", ["abort", "error"])
-def test_what_it_broke_off_is_asked_again(
-    reason: str, server: Server, monkeypatch: pytest.MonkeyPatch
+BROKEN_OFF = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "named"),
+    [
+        ([], "not in OpenAI's format"),
+        ({"choices": []}, "not in OpenAI's format"),
+        ({"choices": [{}]}, "not in OpenAI's format"),
+        ({"choices": "no"}, "not in OpenAI's format"),
+        (3, "not in OpenAI's format"),
+        (BROKEN_OFF, "aborted its reply"),
+    ],
+)
+def test_a_reply_that_is_none_ends_the_run(
+    reply: Any, named: str, server: Server, ask: Ask
 ) -> None:
-    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0,))
-    times = iter(range(100))
-    ended = {"choices": [{"message": {"content": ""}, "finish_reason": reason}]}
-    server.behave = lambda _: (200, {}, ended) if next(times) == 2 else None
-    made = ask(server)
-    assert len(made) == 8
-    assert all(row["finish"] == ["stop"] for row in made)
-
-
-@pytest.mark.parametrize("reply", [[], {"choices": []}, {"choices": [{}]}, {"choices": "no"}, 3])
-def test_a_reply_in_no_form_ends_the_run(
-    reply: Any, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("panjue.prompts.plumbing.openai.PAUSES_S", (0,))
     server.behave = lambda _: (200, {}, reply)
-    with pytest.raises(UserError, match="run the same command to resume"):
-        ask(server)
+    with pytest.raises(UserError, match=f"{named}; .*run the same command to resume"):
+        ask()
+
+
+def test_an_endpoint_that_is_not_there_is_named(
+    server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("panjue.serve.endpoint.MAX_RETRIES", 0)
+    monkeypatch.setattr(Server, "name", "http://127.0.0.1:9/v1#m")
+    with pytest.raises(UserError, match=r"^http://127.0.0.1:9/v1: Connection error.*resume$"):
+        ask()
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "127.0.0.1:9",
-        "http://x/v1",
-        "http://[::1/v1#m",
-        "http://x:port#m",
-        "http://xn--a#m",
-        "#m",
-        "",
-    ],
+    ["127.0.0.1:9", "http://x/v1", "http://[::1/v1#m", "http://x:port#m", "http://xn--a#m", "#m"],
 )
-def test_what_is_no_endpoint_is_named(name: str) -> None:
+def test_a_name_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="is not URL#MODEL"):
         Endpoint(name)
 
 
-def test_what_is_no_key_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_other_characters_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(KEY, "密钥")
     with pytest.raises(UserError, match=f"^{KEY}: must be of printable ASCII characters"):
         Endpoint(server.name)
 
 
-def config_of(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "empty.yaml").write_text(f"task: dialogue\nrun: {folder}/run\n", "utf-8")
-    return folder / "empty.yaml"
+def command(server: Server, run: Path, *words: str) -> list[str]:
+    start = ["generate", str(run), str(SAMPLE), "task=dialogue", f"endpoint={server.name}"]
+    return [*start, "solve.window=2", "solve.step=1", *words]
 
 
-def command(server: Server, folder: Path, *words: str) -> list[str]:
-    start = ["generate", str(config_of(folder)), f"test={SAMPLE}"]
-    return [*start, f"endpoint={server.name}", "solve.window=2", "solve.step=1", *words]
-
-
-def test_a_run_that_is_killed_goes_on_within_a_dialogue(
+def test_a_run_that_is_killed_resumes_within_a_dialogue(
     server: Server, tmp_path: Path, panjue: Panjue
 ) -> None:
     whole = panjue(*command(server, tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
     assert "2 examples in 16 calls: 16 first replies valid as they came" in whole.stdout
-    asked = len(server.asked)
-    assert asked == 16
+    assert len(server.asked) == 16
 
     killed, times = threading.Event(), count()
 
@@ -287,7 +289,7 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(
 
     server.behave = behave
     words = command(server, tmp_path / "killed", "in_flight=1")
-    completions = tmp_path / f"killed/run/answers/{SAMPLE.stem}/completions.jsonl"
+    completions = tmp_path / f"killed/answers/{SAMPLE.stem}/completions.jsonl"
     with subprocess.Popen([PANJUE, *words], stdout=DEVNULL, stderr=DEVNULL) as running:
         began = time.monotonic()
         while not completions.exists() or completions.read_bytes().count(b"\n") < 3:
@@ -301,11 +303,10 @@ def test_a_run_that_is_killed_goes_on_within_a_dialogue(
     again = panjue(*words)
     assert again.returncode == 0, again.stderr
     assert "continuing: 0 of 2 are answered already" in again.stdout
-    made = completions.read_bytes()
-    assert made.startswith(kept[: kept.rfind(b"\n") + 1])
+    assert completions.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     keys = [call_key(row) for _, row in read_lines(completions)]
     assert len(keys) == len(set(keys)) == 16
-    answers = f"run/answers/{SAMPLE.stem}/submission"
+    answers = f"answers/{SAMPLE.stem}/submission"
     assert sha256(tmp_path / "killed" / answers) == sha256(tmp_path / "whole" / answers)
     assert "all 2 are answered already" in panjue(*words).stdout
     other = panjue(*words, "solve.bucket=false")
@@ -325,18 +326,21 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
     with subprocess.Popen(words, stdout=DEVNULL, stderr=subprocess.PIPE) as running:
         assert asked.wait(LONGEST_S)
         running.send_signal(signal.SIGTERM)
-        _, told = running.communicate(timeout=LONGEST_S)
+        _, printed = running.communicate(timeout=LONGEST_S)
     release.set()
     assert running.returncode == 128 + signal.SIGTERM
-    assert told.decode().endswith("run the same command to resume\n")
+    assert printed.decode().endswith("run the same command to resume\n")
 
 
-def test_a_task_with_labels_needs_a_training(
-    server: Server, tmp_path: Path, panjue: Panjue
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["task=judgment"], "'judgment' has labels, which training collects"),
+        ([], "task: set it, e.g. task=dialogue"),
+    ],
+)
+def test_without_a_training_a_task_without_labels_is_needed(
+    tmp_path: Path, words: list[str], named: str
 ) -> None:
-    cases = tmp_path / "cases.jsonl"
-    cases.write_text('{"id": 1, "fact": "被告人甲盗窃。", "defendants": ["甲"]}\n', "utf-8")
-    words = ["generate", config_of(tmp_path), f"test={cases}", "task=judgment"]
-    done = panjue(*words, f"endpoint={server.name}")
-    assert done.returncode == 2
-    assert "'judgment' has labels, which training collects; set trained=FOLDER" in done.stderr
+    with pytest.raises(UserError, match=named):
+        generate_settings(Run(tmp_path), SAMPLE, ["endpoint=http://127.0.0.1:9/v1#x", *words])

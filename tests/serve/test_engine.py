@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.serve.alternatives import ALTERNATIVES, UNFINISHED
 from panjue.serve.ask import Asker
 from panjue.serve.engine import CompletionOutput, Engine, RequestOutput, text_of
-from panjue.serve.rows import Calls, row, rows
-from panjue.serve.source import Refusal, Request, complete, requests
+from panjue.serve.loop import Answerer, answer_all
+from panjue.serve.rows import row
+from panjue.serve.source import Refusal, Request, requests
 
 TASK = load_task("judgment")
 
@@ -32,6 +33,19 @@ def examples(workshop: Path) -> list[Example]:
     return list(Reader(TASK).read(workshop / "demo/test.jsonl"))
 
 
+RowsOf = Callable[..., list[dict[str, Any]]]
+
+
+def outputs(llm: Engine, requests: list[Request]) -> list[tuple[Request, RequestOutput]]:
+    """Return each request with its output."""
+
+    async def ask() -> list[RequestOutput]:
+        return await asyncio.gather(*map(llm.ask, requests))
+
+    assert llm.runner
+    return list(zip(requests, llm.runner.run(ask()), strict=True))
+
+
 def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
     """Return the request for one reply to the example."""
     [request] = requests(example.id, asker.question(example), [sampling])
@@ -39,8 +53,10 @@ def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
 
 
 @pytest.fixture(scope="module")
-def finished(llm: Engine, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
-    return list(rows(llm, Calls(asker, iter(examples)), in_flight=8))
+def finished(
+    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
+) -> list[dict[str, Any]]:
+    return rows_of(llm, asker, examples)
 
 
 def test_every_example_is_answered_once(
@@ -73,16 +89,18 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
         for example, row in zip(examples, trained_on, strict=True)
     }
     every = [asked(asker, example) for example in examples]
-    for request, output in complete(llm, every, in_flight=8):
+    for request, output in outputs(llm, every):
         assert output.prompt_token_ids == trained_prompts[str(request.id)]
 
 
 def test_greedy_answers_are_the_same_whatever_stands_beside_them(
-    llm: Engine, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+    llm: Engine,
+    asker: Asker,
+    examples: list[Example],
+    finished: list[dict[str, Any]],
+    rows_of: RowsOf,
 ) -> None:
-    alone = {
-        row["id"]: row["texts"] for row in rows(llm, Calls(asker, iter(examples[:4])), in_flight=1)
-    }
+    alone = {row["id"]: row["texts"] for row in rows_of(llm, asker, examples[:4], in_flight=1)}
     together = {row["id"]: row["texts"] for row in finished}
     assert alone == {key: together[key] for key in alone}
 
@@ -92,7 +110,7 @@ def test_greedy_without_schema_is_what_transformers_generates(
 ) -> None:
     free = Asker(TASK, asker.labels, merged, asker.max_tokens, constrained=False)
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    for request, output in complete(llm, [asked(free, e, max_tokens=24) for e in examples[:3]], 3):
+    for request, output in outputs(llm, [asked(free, e, max_tokens=24) for e in examples[:3]]):
         ids = torch.tensor([request.question.prompt])
         with torch.no_grad():
             both = model.generate(ids, max_new_tokens=24, do_sample=False)
@@ -101,19 +119,21 @@ def test_greedy_without_schema_is_what_transformers_generates(
 
 
 def test_several_samples_come_back_together(
-    llm: Engine, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
 ) -> None:
     sampling = {"n": 3, "temperature": 1.0}
-    [row] = rows(llm, Calls(asker, iter(examples[:1]), [sampling]), in_flight=1)
+    [row] = rows_of(llm, asker, examples[:1], passes=[sampling])
     assert len(row["texts"]) == len(row["finish"]) == 3
 
 
 @pytest.fixture(scope="module")
-def sampled(llm: Engine, asker: Asker, examples: list[Example]) -> list[dict[str, Any]]:
+def sampled(
+    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
+) -> list[dict[str, Any]]:
     """Return rows of a few examples with four samples each behind the greedy reply."""
     turns: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
     turns.append({**turns[0], "n": 4, "temperature": 1.0})
-    return list(rows(llm, Calls(asker, iter(examples[:4]), turns), in_flight=3))
+    return rows_of(llm, asker, examples[:4], in_flight=3, passes=turns)
 
 
 def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
@@ -233,7 +253,7 @@ def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
     # A character of three tokens may be cut anywhere.
     every += [asked(free, e, **hot, max_tokens=n) for n in range(1, 9) for e in examples[4:8]]
     ends = set()
-    for _, output in complete(llm, every, in_flight=8):
+    for _, output in outputs(llm, every):
         for reply in output.outputs:
             text = text_of(reply, asker.tokenizer)
             if UNFINISHED in text:
@@ -271,33 +291,46 @@ def test_settings_of_the_text_hold(
     llm: Engine, asker: Asker, examples: list[Example], setting: dict[str, Any]
 ) -> None:
     every = [asked(asker, examples[0], **setting, **more) for more in ({}, {"detokenize": True})]
-    found = [output.outputs[0].text for _, output in complete(llm, every, in_flight=1)]
+    found = [output.outputs[0].text for _, output in outputs(llm, every)]
     assert found[0] == found[1] != ""
     assert ("stop" not in setting) or ("罪" in found[0]) == (
         "include_stop_str_in_output" in setting
     )
 
 
-def test_a_loop_that_ends_early_leaves_nothing_in_the_engine(
-    llm: Engine, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
+def test_a_loop_that_is_cancelled_leaves_nothing_in_the_engine(
+    llm: Engine,
+    asker: Asker,
+    examples: list[Example],
+    finished: list[dict[str, Any]],
+    rows_of: RowsOf,
 ) -> None:
-    asking = rows(llm, Calls(asker, iter(examples[:8])), in_flight=8)
-    next(asking)
-    asking.close()
+    slots, begun = asyncio.Semaphore(8), asyncio.Event()
+    answerer = Answerer(llm, asker, slots)
+
+    async def answer(example: Example) -> None:
+        await answerer.answer(example, lambda _: begun.set())
+
+    async def cancel() -> None:
+        asking = asyncio.create_task(answer_all(iter(examples), answer, slots))
+        await begun.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    assert llm.runner
+    llm.runner.run(cancel())
     assert llm.llm.get_num_unfinished_requests() == 0
-    [row] = rows(llm, Calls(asker, iter(examples[:1])), in_flight=8)
+    [row] = rows_of(llm, asker, examples[:1])
     assert row["texts"] == next(r["texts"] for r in finished if r["id"] == row["id"])
 
 
 def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
-    llm: Engine, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
 ) -> None:
     names = examples[0].names
     hopeless = replace(examples[0], id=-1, text="、".join(names) + "出行" * 4000)
-    done = {
-        row["id"]: row
-        for row in rows(llm, Calls(asker, iter([hopeless, examples[1]])), in_flight=4)
-    }
+    done = {row["id"]: row for row in rows_of(llm, asker, [hopeless, examples[1]])}
     assert "max_tokens" in done[-1]["refused"]
     assert done[examples[1].id]["finish"] == ["stop"]
     with pytest.raises(Refusal):
@@ -305,10 +338,10 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
 
 
 def test_a_long_case_is_shortened_and_says_so(
-    llm: Engine, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
 ) -> None:
     long = replace(examples[0], text="案发当日天气晴朗。" * 1200 + examples[0].text)
-    [row] = rows(llm, Calls(asker, iter([long])), in_flight=1)
+    [row] = rows_of(llm, asker, [long])
     assert row["dropped_sentences"] > 0
     assert row["prompt_tokens"] < asker.max_tokens
 

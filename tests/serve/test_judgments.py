@@ -16,7 +16,6 @@ from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
-from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")
 Running = Any
@@ -44,11 +43,11 @@ def events(response: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
-    http: httpx.Client, server: Running, llm: Engine, asker: Asker, shared: Path
+    http: httpx.Client, server: Running, llm: Engine, asker: Asker, shared: Path, rows_of: Any
 ) -> None:
     cases = [e for e in Reader(TASK).read(shared / "drdz/dev.jsonl") if len(e.text) < 500][:50]
     assert len(cases) == 50
-    offline = {row["id"]: row for row in rows(llm, Calls(asker, iter(cases)), in_flight=16)}
+    offline = {row["id"]: row for row in rows_of(llm, asker, cases, 16)}
     ties, asked = [], 0
     with ThreadPoolExecutor(8) as several:
         bodies = [body_of(example) for example in cases]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,13 +23,10 @@ from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.generate import main
 
-YAML = """
-run: {run}
-trained: {trained}
-test: {test}
-answers: test
-max_tokens: 1024
-engine: {{dtype: float32, max_num_seqs: 16, enforce_eager: true}}
+CONFIG = """
+generate:
+  answers: test
+  engine: {dtype: float32, max_num_seqs: 16, enforce_eager: true}
 """
 """A run of generation that is disturbed, and of the same without a disturbance."""
 
@@ -177,31 +175,31 @@ def adapter(
 
 @pytest.fixture(scope="session")
 def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Any:
-    """Return what writes the config of a run in a new folder, and says where it is."""
+    """Return what makes a run folder with the adapter and the file `cases.jsonl` to answer."""
     folder = tmp_path_factory.mktemp("kills")
     cases = 400 if request.config.getoption("--torture") else 40
     write_demo(folder / "demo", {"train": 4000, "test": cases, "base": 1})
 
-    def config(name: str, test: str = "test") -> Path:
-        place = folder / f"{name}.yaml"
-        words = {"run": folder / name, "trained": adapter, "test": folder / f"demo/{test}.jsonl"}
-        place.write_text(YAML.format(**words), "utf-8")
-        return place
+    def run(name: str, test: str = "test") -> Path:
+        shutil.copytree(adapter, folder / name / "adapter")
+        (folder / name / "config.yaml").write_text(CONFIG, "utf-8")
+        shutil.copy(folder / f"demo/{test}.jsonl", folder / name / "cases.jsonl")
+        return folder / name
 
-    return config
+    return run
 
 
 @pytest.fixture(scope="session")
 def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
     """Return the folder of a run that nobody disturbed."""
-    config = make("once")
+    run = make("once")
     if request.config.getoption("--torture"):
-        words = [str(Path(sys.executable).with_name("panjue")), "generate", str(config)]
-        subprocess.run(words, check=True, timeout=600)
+        panjue = str(Path(sys.executable).with_name("panjue"))
+        subprocess.run([panjue, "generate", run, run / "cases.jsonl"], check=True, timeout=600)
     else:
         with request.getfixturevalue("answering")():
-            decode_answers(main(config))
-    return config.with_suffix("") / "answers/test"
+            decode_answers(main(run, run / "cases.jsonl"))
+    return run / "answers/test"
 
 
 @pytest.fixture(scope="session")

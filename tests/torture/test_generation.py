@@ -26,7 +26,7 @@ LONGEST_S = 600
 
 
 def answers_of(config: Path) -> Path:
-    return config.with_suffix("") / "answers/test"
+    return config / "answers/test"
 
 
 Finish = Callable[[Path], subprocess.CompletedProcess[str]]
@@ -38,11 +38,11 @@ def finish(full: bool, panjue: Any, request: pytest.FixtureRequest) -> Finish:
     if full:
         return in_a_process
     request.getfixturevalue("running_engine")
-    return lambda config: panjue("generate", config)
+    return lambda config: panjue("generate", config, config / "cases.jsonl")
 
 
 def in_a_process(config: Path) -> subprocess.CompletedProcess[str]:
-    words = [PANJUE, "generate", str(config)]
+    words = [PANJUE, "generate", str(config), str(config / "cases.jsonl")]
     return subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S, check=False)
 
 
@@ -55,7 +55,7 @@ def kill(
     """
     completions = answers_of(config) / "completions.jsonl"
     wanted = lines_of(completions) + rows
-    words = [PANJUE, "generate", str(config)]
+    words = [PANJUE, "generate", str(config), str(config / "cases.jsonl")]
     errors = config.with_suffix(".err")  # no pipe: nobody reads it while it runs
     with (
         errors.open("wb") as err,
@@ -177,7 +177,7 @@ def test_full_disk(
     make: Callable[[str], Path], once: Path, finish: Finish, promise: Any, same: Any
 ) -> None:
     config = make("full")
-    run, disk = answers_of(config), config.with_suffix("")
+    run, disk = answers_of(config), config / "answers"
     half = (once / "completions.jsonl").stat().st_size // 2 + (once / "labels.json").stat().st_size
     with small_disk(disk, str(half + 8192)), promise.attempt():
         done = finish(config)
@@ -201,20 +201,15 @@ def other_bytes(path: Path) -> None:
 )
 def test_something_else(
     once: Path,
-    adapter: Path,
     tmp_path: Path,
     what: str,
     promise: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A run of its own, unfinished, with copies of everything that it was made from.
-    run, copy, test = tmp_path / "run", tmp_path / "adapter", tmp_path / "test.jsonl"
-    folder = shutil.copytree(once, run / "answers/test")
-    shutil.copytree(adapter, copy)
-    made = json.loads((folder / "manifest.json").read_text("utf-8"))
-    shutil.copy(made["generate"]["test"], test)
-    (folder / "completions.jsonl").write_text("", "utf-8")
-    words, restore = [f"run={run}", f"trained={copy}", f"test={test}"], ExitStack()
+    run = shutil.copytree(once.parents[1], tmp_path / "run")
+    copy, test, words, restore = run / "adapter", run / "cases.jsonl", list[str](), ExitStack()
+    (run / "answers/test/completions.jsonl").write_text("", "utf-8")
     named = {
         "model": "another base",
         "data": "test_sha256",
@@ -244,5 +239,5 @@ def test_something_else(
         }[what]
     with promise.attempt(), restore:
         with pytest.raises(UserError, match=named.get(what, what)) as told:
-            main(once.parents[1].with_suffix(".yaml"), words)
+            main(run, test, words)
         assert "\n" not in str(told.value)

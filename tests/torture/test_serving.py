@@ -16,7 +16,6 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine, engine
-from panjue.serve.rows import Calls, rows
 from panjue.serve.trained import Served
 
 LONGEST_S = 300
@@ -67,15 +66,21 @@ def test_a_server_with_two_engines(
 
 @pytest.mark.promise("two engines answer as one")
 def test_two_engines(
-    llm: Engine, asker: Asker, merged: Path, workshop: Path, small: dict[str, Any], promise: Any
+    llm: Engine,
+    asker: Asker,
+    merged: Path,
+    workshop: Path,
+    promise: Any,
+    rows_of: Any,
 ) -> None:
     """`engine.data_parallel_size`, for the GPUs of one machine, here with two engines on a CPU."""
     cases = list(Reader(load_task("judgment")).read(workshop / "demo/test.jsonl"))
-    one = {row["id"]: row for row in rows(llm, Calls(asker, iter(cases)), in_flight=32)}
-    settings = {**small["engine"], "data_parallel_size": 2}
+    one = {row["id"]: row for row in rows_of(llm, asker, cases, 32)}
+    settings = {"dtype": "float32", "max_num_seqs": 8, "enforce_eager": True}
+    settings["data_parallel_size"] = 2
     with promise.attempt():
-        with engine(Served(merged), settings, small["max_tokens"], seed=0) as both:
-            two = {row["id"]: row for row in rows(both, Calls(asker, iter(cases)), in_flight=32)}
+        with engine(Served(merged), settings, asker.max_tokens, seed=0) as both:
+            two = {row["id"]: row for row in rows_of(both, asker, cases, 32)}
         ties = {key for key in one if one[key]["near_ties"] or two[key]["near_ties"]}
         differ = {key for key in one if one[key]["texts"] != two[key]["texts"]}
         assert one.keys() == two.keys()

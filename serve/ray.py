@@ -1,0 +1,340 @@
+"""Generation on a Ray cluster: replicas of the engine, and the driver that shares out examples.
+
+It uses Ray's actors and not Ray Data, whose streamed rows were lost or doubled when a worker was
+killed (ray#35768): here every row comes to the one process that knows what is missing.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from rich.console import Console
+
+from panjue.prompts.example import Example, call_key
+from panjue.prompts.model import prompt_sha256
+from panjue.prompts.plumbing.debug import debug_log
+from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.files import difference
+from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
+from panjue.serve.job import Job, make_asker, with_model
+from panjue.serve.loop import Answerer, Write, answer_all
+from panjue.serve.output import output, starting
+from panjue.serve.rest import Rest
+from panjue.serve.rows import Row
+from panjue.serve.source import Sampling
+from panjue.serve.stop import StopSignals
+from panjue.serve.trained import Served
+
+HOST = socket.gethostname()
+
+RESTARTS = 3
+"""How often Ray starts the process of a replica again, on any machine of the cluster."""
+
+WAYS_OUT = {
+    "Could not find any running Ray instance": (
+        "`.venv/bin/ray start --head` starts a cluster here, with --address=HOST:6379 it joins "
+        "one; ray=local needs no cluster"
+    ),
+    "Found multiple active Ray instances": "set RAY_ADDRESS=HOST:6379 to one of them",
+    "token": "set RAY_AUTH_MODE=token and copy the cluster's ~/.ray/auth_token to this machine",
+}
+"""Words of Ray's message -> what to do."""
+
+ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")
+"""Variables of vLLM that are for one machine alone."""
+
+GPUS = ("tensor", "pipeline", "prefill_context", "data")
+"""The engine's `…_parallel_size` whose product is the number of its GPUs."""
+
+SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
+"""Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
+
+
+def answer_in_cluster(job: Job, rest: Rest, console: Console) -> None:
+    """Answer with replicas of the engine in a Ray cluster."""
+    with StopSignals(job.folder) as signals:
+        asyncio.run(signals.until_stopped(_answer(job, rest, console)))
+
+
+async def _answer(job: Job, rest: Rest, console: Console) -> None:
+    assert job.config.ray
+    count = job.config.replicas
+    with cluster(job.config.ray):
+        check_build()
+        takes = resources(job)
+        job = everywhere(with_model(job))  # the adapter is merged only when there is a cluster
+        actor = ray.remote(Replica).options(
+            max_restarts=RESTARTS, max_concurrency=job.slots * count + 1, **takes
+        )
+        words = (job, job.passes, versions(job.task_name))
+        fleet = Fleet([actor.remote(*words) for _ in range(count)], job.slots * count)
+        with starting(console, f"the first of {count} replicas", lambda: f" ({capacity(takes)})"):
+            await fleet.wait_for_first()
+        with output(job.folder, rest.done, rest.total, console) as out:
+            out.note = fleet.__str__
+
+            async def answer(example: Example) -> None:
+                await fleet.answer(example, out.write, rest.rows_of(example))
+                out.solved()
+
+            await answer_all(rest.examples, answer, fleet.slots)
+        console.print(str(fleet))
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[None]:
+    """Connect to a Ray cluster; at the end of the block all replicas have ended."""
+    names = [name for name in os.environ if name.startswith("VLLM_") and name not in ONE_MACHINE]
+    variables = {"env_vars": {name: os.environ[name] for name in names}}
+    words: dict[str, Any] = {"runtime_env": variables, "logging_level": logging.ERROR}
+    if address == "local":  # its ports are open to the network; Ray asks for ~/.ray/auth_token
+        words |= {"include_dashboard": False}
+        make_token()
+    try:
+        ray.init(address, **words)
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        raise UserError(f"ray={address}: {reason_of(error)}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def make_token() -> None:
+    """Make the token of this user's clusters if there is none; Ray's own would be readable by all.
+
+    Here and not at `ray.init`, whose processes would keep the file mode mask for all their files.
+    """
+    if not (Path.home() / ".ray/auth_token").exists():
+        words = [str(Path(sys.executable).with_name("ray")), "get-auth-token", "--generate"]
+        subprocess.run(words, umask=0o077, check=False, capture_output=True)
+
+
+def reason_of(error: Exception) -> str:
+    """Return Ray's message in one line, with the way out where it is known."""
+    message = " ".join(str(error).split())
+    for words, way_out in WAYS_OUT.items():
+        if words in message:
+            # What follows the first sentence names options of Ray's own.
+            return f"{message.split('. ')[0].rstrip('.')}; {way_out}"
+    return message
+
+
+def check_build() -> None:
+    """Refuse to answer with the CPUs of a cluster that has GPUs."""
+    gpus = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+    if gpus and on_cpu():
+        raise UserError(
+            f"ray: the cluster has {gpus:.0f} GPUs, but vLLM is installed for the CPU; remove "
+            ".venv and run KIND=gpu .ci/install python3 ray"
+        )
+
+
+def resources(job: Job) -> dict[str, float]:
+    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
+    if on_cpu():
+        machines = [count for count in amounts() if count] or [1]
+        on_each = ceil(job.config.replicas / len(machines))
+        return {"num_cpus": max(1, min(machines) // on_each)}
+    return {
+        "num_cpus": 1,
+        "num_gpus": prod(job.config.engine.get(f"{name}_parallel_size", 1) for name in GPUS),
+    }
+
+
+def amounts() -> list[float]:
+    """Return how many GPUs (CPUs, if vLLM is built for them) each living machine has."""
+    kind = "CPU" if on_cpu() else "GPU"
+    return [node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def capacity(takes: dict[str, float]) -> str:
+    """Say what a replica takes, of `resources`, and what the machines have now."""
+    nodes = amounts()
+    largest = f"the largest machine {max(nodes, default=0):.0f}"
+    each = f"each takes {takes.get('num_gpus', takes['num_cpus']):.0f}"
+    return f"{each}, {largest}, the cluster has {sum(nodes):.0f} {'C' if on_cpu() else 'G'}PUs"
+
+
+def versions(task: str) -> dict[str, str]:
+    """Return the versions that replies depend on."""
+    packages = {name: version(name) for name in SAME_VERSIONS}
+    return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
+
+
+def everywhere(job: Job) -> Job:
+    """Return the job with whole paths: replicas have working folders of their own."""
+    assert job.served
+    assert job.trained
+    served = Served(
+        job.served.model.absolute(), job.served.adapter and job.served.adapter.absolute()
+    )
+    return replace(job, folder=job.folder.absolute(), trained=job.trained.absolute(), served=served)
+
+
+ALL_ENDED = (
+    "ray: all replicas have ended for good: {}; see debug.log in the run folder, or Ray's logs; "
+    "finished rows are kept, run the same command to resume"
+)
+
+
+class Replica:
+    """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
+
+    def __init__(self, job: Job, passes: list[Sampling], wanted: dict[str, str]) -> None:
+        """Take the job, its sampling passes, and the versions of the driver."""
+        self._job, self._passes, self._wanted = job, passes, wanted
+        self._running = AsyncExitStack()
+        self._answerer: Answerer | None = None
+
+    async def start(self) -> None:
+        """Start the engine if it is not running.
+
+        Raises:
+            UserError: This machine lacks the model or has other versions, or it cannot start.
+        """
+        if self._answerer:
+            return
+        job, config = self._job, self._job.config
+        assert job.served
+        if changed := difference(self._wanted, versions(job.task_name)):
+            raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
+        if missing := [folder for folder in job.served if folder and not folder.is_dir()]:
+            raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
+        if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        self._running.enter_context(debug_log(job.folder.parents[1]))
+        starting = running_engine(job.served, config.engine, job.max_tokens, config.seed)
+        try:
+            engine = await self._running.enter_async_context(starting)
+        except EngineEnded:
+            os._exit(1)  # Ray starts another process, on this machine or another
+        slots = asyncio.Semaphore(job.slots)
+        self._answerer = Answerer(engine, make_asker(job), slots, self._passes)
+
+    async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
+        """Yield the new rows of an example, each as soon as it is there."""
+        assert self._answerer, "the driver sends no example before `start` has returned"
+        rows: asyncio.Queue[Row | None] = asyncio.Queue()
+        work = self._answerer.answer(example, rows.put_nowait, old_rows.get)
+        answering = asyncio.ensure_future(work)
+        answering.add_done_callback(lambda _: rows.put_nowait(None))
+        while (row := await rows.get()) is not None:
+            yield row
+        try:
+            await answering
+        except EngineEnded:
+            os._exit(1)  # as above
+
+
+@dataclass(eq=False)
+class Running:
+    """A replica whose engine is running, and how many examples it answers."""
+
+    actor: Any
+    examples: int = 0
+
+
+class Fleet:
+    """The replicas, and what each is doing.
+
+    Attributes:
+        slots: One for each example that may be under way.
+        again: Number of examples that were given out again since their replica had ended.
+    """
+
+    def __init__(self, actors: list[Any], slots: int) -> None:
+        """Start the engines of all replicas; call it in the event loop."""
+        self.slots, self.again = asyncio.Semaphore(slots), 0
+        self._count, self._running = len(actors), list[Running]()
+        self._changed, self._error = asyncio.Event(), ""
+        self._failure: Exception | None = None
+        self._has_run = False
+        self._starting: set[asyncio.Task[None]] = set()
+        for actor in actors:
+            self._start(actor)
+
+    def __str__(self) -> str:
+        """Say how many replicas are running."""
+        again = f", {self.again} cases given out again" if self.again else ""
+        return f"{len(self._running)} of {self._count} replicas{again}"
+
+    async def wait_for_first(self) -> Running:
+        """Return the running replica with the fewest examples; wait for one if there is none.
+
+        Raises:
+            UserError: No replica can start, or all have ended for good.
+        """
+        while not self._running:
+            if self._failure:
+                raise self._failure
+            if not self._starting:
+                raise UserError(ALL_ENDED.format(self._error))
+            self._changed.clear()
+            await self._changed.wait()
+        return min(self._running, key=lambda each: each.examples)
+
+    async def answer(self, example: Example, write: Write, rows: dict[str, Row]) -> None:
+        """Have an example answered, again if its replica ends; `rows` are those it has already."""
+        async with self.slots:
+            while not await self._try(example, write, rows):
+                self.again += 1
+
+    async def _try(self, example: Example, write: Write, rows: dict[str, Row]) -> bool:
+        """Say whether a replica has answered an example to the end; its rows are kept anyway."""
+        replica = await self.wait_for_first()
+        replica.examples += 1
+        try:
+            answer = replica.actor.answer.options(num_returns="streaming")
+            async for reference in answer.remote(example, rows):
+                row = await reference
+                rows[call_key(row)] = row
+                write(row)
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, UserError) else error) from None
+        except RayError as error:  # the process of the replica, its machine, or rows there
+            self._lose(replica, error)
+            return False
+        finally:
+            replica.examples -= 1
+        return True
+
+    def _lose(self, replica: Running, error: Exception) -> None:
+        """Start the engine of a replica that has ended again; several examples may notice."""
+        if replica in self._running:
+            self._error = first_line(error).rstrip(".")
+            self._running.remove(replica)
+            self._start(replica.actor)
+
+    def _start(self, actor: Any) -> None:
+        starting = asyncio.create_task(self._wait_for_start(actor))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        starting.add_done_callback(lambda _: self._changed.set())
+
+    async def _wait_for_start(self, actor: Any) -> None:
+        """Start the engine of a replica; it may be in a new process."""
+        try:
+            # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
+            await actor.start.options(max_task_retries=-1).remote()
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, UserError) else error
+            self._error = first_line(cause).rstrip(".")  # say, its GPU has failed
+            self._failure = None if self._has_run else cause
+        except RayError as error:  # it cannot be started again
+            self._error = first_line(error).rstrip(".")
+        else:
+            self._has_run = True
+            self._running.append(Running(actor))
