@@ -6,7 +6,7 @@ None if the submission has no row for the example.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,6 @@ class Field:
 
 Item = tuple[str, list[Field]]
 """Name of an item of the answer, empty for the whole example; and its fields."""
-
-Shown = Callable[[Row, Row | None], Iterator[Item]]
 
 
 def same(name: str, gold: Any, predicted: Any) -> Field:

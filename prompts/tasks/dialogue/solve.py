@@ -52,11 +52,6 @@ class Entry:
     event: str
     account: list[tuple[Turn, str]] = field(default_factory=list)
 
-    @property
-    def sentence_ids(self) -> list[int]:
-        """Return the numbers of the event's sentences."""
-        return [turn.number for turn, _ in self.account]
-
     def holders(self, until: int) -> list[str]:
         """Return the speakers of the event up to a sentence, in order."""
         holders = (turn.holder for turn, _ in self.account if turn.number <= until)

@@ -43,26 +43,6 @@ def sentence(**given: Any) -> dict[str, Any]:
     return {**terms, **flags, "fine": 0, "fine_without_amount": False, **given}
 
 
-LONGEST = (180, *(months for _, months in MONTHS))
-"""Months of imprisonment of the classes 5-14: the longest term of each."""
-
-OTHER_SENTENCES: tuple[dict[str, Any], ...] = (
-    {"death_penalty": True},
-    {"life_imprisonment": True},
-    {"detention": 6},
-    {"surveillance": 24},
-    {"surveillance": 12},
-)
-"""Sentences of the classes 0-4."""
-
-
-def sentence_of_class(number: int) -> dict[str, Any]:
-    """Return a sentence of the penalty class 0-14, with the longest term of the class."""
-    if number < len(OTHER_SENTENCES):
-        return sentence(**OTHER_SENTENCES[number])
-    return sentence(imprisonment=LONGEST[number - len(OTHER_SENTENCES)])
-
-
 def read(row: Mapping[str, Any]) -> Example:
     """Read one case."""
     key, fact = id_of(row), text_of(row, "fact")

@@ -133,7 +133,9 @@ def test_an_event_that_is_much_alike_is_the_same() -> None:
     ):
         bucket.add(Turn(number, "甲乙"[number % 2], f"第{number}句"), "它", event)
     # 口服液之争 and 口服液的争论 share 口 服 液 争 口服 服液: 6 / sqrt(9 * 11) = 0.603.
-    assert [(entry.event, entry.sentence_ids) for entry in bucket.entries] == [
+    assert [
+        (entry.event, [turn.number for turn, _ in entry.account]) for entry in bucket.entries
+    ] == [
         ("口服液之争", [1, 2, 4]),
         ("孩子上大学", [3]),
         (OTHER, [5]),

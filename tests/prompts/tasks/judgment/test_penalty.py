@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.judgment.read import penalty_class, sentence_of_class
+from panjue.prompts.tasks.judgment.read import penalty_class
 
 NOTHING = {
     "surveillance": 0,
@@ -58,8 +58,3 @@ def test_class_of_a_term_of_imprisonment(number: int) -> None:
 def test_what_is_no_number_of_months_has_no_class(term: str, months: Any) -> None:
     with pytest.raises(UserError, match=f"'penalty' has {term} .*; it must be months, 0 or more"):
         penalty_class({**NOTHING, term: months})
-
-
-@pytest.mark.parametrize("number", range(15))
-def test_the_sentence_of_a_class_has_this_class(number: int) -> None:
-    assert penalty_class(sentence_of_class(number)) == number
