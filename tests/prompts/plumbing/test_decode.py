@@ -63,13 +63,6 @@ def test_the_tools_take_any_text(text: str) -> None:
     assert after_thinking(text) in text
 
 
-def test_plain_forms() -> None:
-    assert (
-        flatten_forms("｛“罪名”：［“盗窃罪”］，“等级”：１２｝") == '{"罪名":["盗窃罪"],"等级":12}'
-    )
-    assert flatten_forms('"王某（绰号“小王”）"') == '"王某(绰号“小王”)"'
-
-
 @pytest.mark.parametrize(
     ("reply", "rest"),
     [
@@ -84,25 +77,6 @@ def test_plain_forms() -> None:
 )
 def test_thinking_is_dropped(reply: str, rest: str) -> None:
     assert after_thinking(reply) == rest
-
-
-@pytest.mark.parametrize(
-    ("written", "label"),
-    [
-        ("盗窃罪", "盗窃罪"),
-        ("盗窃", "盗窃罪"),
-        (" 盗 窃 罪\n", "盗窃罪"),
-        ("掩饰、隐瞒犯罪所得罪", None),
-        ("掩饰、隐瞒犯罪所得、犯罪所得收益", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"),
-        ("掩饰隐瞒犯罪所得、犯罪所得收益罪", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"),
-        ("合同诈骗罪", None),
-        ("抢劫罪", None),
-        ("罪", None),
-        ("", None),
-    ],
-)
-def test_snap_takes_only_what_is_near(written: str, label: str | None) -> None:
-    assert snap(written, KNOWN) == label
 
 
 def test_a_valid_reply_is_read_without_repair(case: Example, labels: Labels) -> None:

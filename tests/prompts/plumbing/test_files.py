@@ -38,18 +38,6 @@ def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None
     assert parse_line(line.encode()) == row
 
 
-@given(st.binary())
-def test_a_line_is_an_object_or_a_user_error(raw: bytes) -> None:
-    try:
-        row = parse_line(raw)
-    except UserError as error:
-        complaint = str(error)
-    else:
-        complaint = ""
-        assert parse_line(dump(row).encode()) == row
-    assert "\n" not in complaint
-
-
 def test_mark_carriage_returns_comments_and_blank_lines_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_bytes(

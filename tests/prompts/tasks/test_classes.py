@@ -13,7 +13,6 @@ from panjue.prompts.tasks.classes import macro_f1
 
 SEVERITY, ECTHR, SCOTUS, FSCS = (load_task(n) for n in ("severity", "ecthr", "scotus", "fscs"))
 
-
 LABELS = Labels({"label": {"一年以下": 3, "没有刑期": 1}})
 
 

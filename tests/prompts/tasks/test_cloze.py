@@ -20,24 +20,13 @@ from panjue.prompts.tasks.cloze.task import contest_form
 
 TASK = load_task("cloze")
 
-
 EXAMPLE = Example("q", "born in [MASK].")
-
 
 LABELS = Labels({"answers": {"france": 5, "japan": 3}})
 
 
 def asked(**fields: Any) -> Example:
     return TASK.data.read({"qid": "q", "query": "born in [MASK].", **fields})
-
-
-def test_a_question_by_hand() -> None:
-    gold = ["Peru", "17 October 1785", "peru", "a", "b", "c", "d"]
-    example = asked(answer=gold, domain="Facts", NeedReasoning=False)
-    assert example.answer == {"answers": ["peru", "1785 october 17", "a", "b", "c"]}
-    assert example.references == (tuple(gold),), "scores compare with all, as they are written"
-    assert example.groups == {"domain": "Facts", "NeedReasoning": "False"}
-    assert (asked().answer, asked().references, asked().groups) == (None, (), {})
 
 
 def test_a_question_never_loses_its_mask() -> None:
@@ -79,9 +68,7 @@ def test_the_contest_form_by_hand(written: str, form: str) -> None:
 
 FORM = "an answer converted to the contest's format"
 
-
 TWICE = "an answer repeated or empty"
-
 
 OTHER = "not the JSON that was asked for"
 

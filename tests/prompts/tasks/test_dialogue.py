@@ -25,7 +25,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
-from panjue.prompts.tasks.dialogue.metric import chain_points, holder_points, sextuple_points
+from panjue.prompts.tasks.dialogue.metric import holder_points, sextuple_points
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS
 from panjue.prompts.tasks.dialogue.similarity import (
     Matching,
@@ -46,9 +46,7 @@ def sextuple(gold: Row, row: Row | None) -> float:
 
 SAMPLE = Path(__file__).parents[3] / "prompts/tasks/dialogue/sample.folder"
 
-
 NONE = Labels()
-
 
 WAYS: list[dict[str, Any]] = [
     {"way": "whole"},
@@ -56,7 +54,6 @@ WAYS: list[dict[str, Any]] = [
     {"way": "window", "window": 3, "step": 2, "emotion_window": 4, "emotion_step": 3},
     {"way": "window", "window": None, "bucket": False, "emotions": "whole"},
 ]
-
 
 sizes = st.integers(1, 40).flatmap(lambda k: st.tuples(st.just(k), st.integers(1, k)))
 
@@ -110,20 +107,6 @@ def test_windows_bring_every_sentence_once_and_show_those_just_before(
         assert seen.stop == new.start
         assert len(seen) == window - step
         assert 0 < len(new) <= step
-
-
-@given(st.integers(1, 60), sizes)
-def test_the_bucket_has_every_sentence_once_whatever_the_windows(
-    sentences: int, size: tuple[int, int]
-) -> None:
-    task = configured(TASK, {"window": size[0], "step": size[1], "same_event": 1.0})
-    _, answer = asked(task, dialogue(sentences))
-    events = [one["event"] for one in answer["sentences"]]
-    assert [one["id"] for one in answer["sentences"]] == list(range(1, sentences + 1))
-    assert events == [topic(n) or OTHER for n in range(1, sentences + 1)]
-    assert [one["opinion"] for one in answer["sentences"]] == [
-        f"opinion{n}" for n in range(1, sentences + 1)
-    ]
 
 
 def test_an_event_that_is_much_alike_is_the_same() -> None:
@@ -223,15 +206,6 @@ def test_the_switches_do_what_they_say() -> None:
     assert [line[: line.index("]")] for line in last.text.splitlines()] == ["[9", "[10", "[11"]
 
 
-def test_retrieval_shows_the_nearest_in_their_order() -> None:
-    said = ["苹果很甜", "天气不错", "苹果很贵", "他走了", "苹果很甜很贵"]
-    chat = [{"Holder": "甲", "sentence": sentence} for sentence in said]
-    task = configured(TASK, {"way": "retrieval", "nearest": 2})
-    questions, _ = asked(task, TASK.data.read({"id": "1", "chat": chat}))
-    last = next(q for q in questions if q.id == "1/sextuple 5")
-    assert last.text == "[1] 甲：苹果很甜\n[3] 甲：苹果很贵\n"
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_replies_lead_to_the_same_questions(way: dict[str, Any]) -> None:
     task, example = configured(TASK, way), dialogue(25)
@@ -325,22 +299,6 @@ def test_wrong_settings_are_named(given: dict[str, Any], told: str) -> None:
         configured(load_task("judgment"), given)
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda row: row.update(chat=[]), "must list one sentence or more"),
-        (lambda row: row["chat"][1].update(sentence=3), "sentence 2: 'sentence' and 'Holder'"),
-        (lambda row: row["chat"][1].pop("Target"), "some sentences have Target"),
-        (lambda row: row["chat"][0].update(Aspect=None), "sentence 1: 'Aspect' must be a text"),
-    ],
-)
-def test_broken_chats_are_named(change: Callable[[Any], None], told: str) -> None:
-    row = {"id": "1", "chat": json.loads((SAMPLE / "chat/chat_1.json").read_text("utf-8"))}
-    change(row)
-    with pytest.raises(UserError, match=told):
-        TASK.data.read(row)
-
-
 def test_all_real_dialogues_are_read(shared: Path) -> None:
     folder = shared / "emocaustics"
     examples = list(Reader(TASK).read(folder))
@@ -402,15 +360,6 @@ def test_a_sentence_has_four_points(told: Row, points: int) -> None:
     assert sextuple({"chat": [GOLD]}, {"chat": [told]}) == pytest.approx(points / 4)
 
 
-def test_where_gold_is_empty_only_an_empty_answer_counts() -> None:
-    gold = {"chat": [sentence(), GOLD]}
-    assert sextuple(gold, {"chat": [sentence(), GOLD]}) == 1.0
-    assert sextuple(gold, {"chat": [sentence("", "", "", "", ""), GOLD]}) == 1.0
-    assert sextuple(gold, {"chat": [GOLD, GOLD]}) == 0.5
-    assert sextuple(gold, {"chat": [sentence()]}) == 0.5  # a sentence that is not there
-    assert sextuple(gold, None) == 0.0
-
-
 def test_the_authors_example() -> None:
     """One matching event out of two, three matching reasons, two right and one in the state only.
 
@@ -434,16 +383,6 @@ def test_the_authors_example() -> None:
     assert holder_points(gold, told, matching_of(alike)) == pytest.approx(0.3125)
     assert holder_points(gold, told, matching_of(alike, agrees=False)) == 0.0
     assert holder_points(gold, told, matching_of({**alike, ("争吵", "吵架"): 0.7})) == 0.0
-
-
-def test_emotions_are_matched_so_that_the_points_are_most() -> None:
-    gold = [emotion("negative", "甲"), emotion("positive", "乙")]
-    told = [emotion("positive", "丙"), emotion("negative", "丁")]
-    # 甲 is like both; the first come would take 丙 and leave nothing for 乙.
-    alike = {("甲", "丙"): 0.95, ("甲", "丁"): 0.9, ("乙", "丙"): 0.9}
-    assert chain_points(gold, told, matching_of(alike)) == 1.0
-    assert chain_points(gold, told[:1], matching_of(alike)) == 0.5
-    assert chain_points(gold, [told[0], told[0]], matching_of(alike)) == pytest.approx(3 / 4)
 
 
 def folder_of(tmp_path: Path, name: str = "told") -> Path:
@@ -502,20 +441,6 @@ def test_what_is_not_in_the_form_is_no_score(place: str, change: Any, tmp_path: 
     with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
         score(Reader(TASK), SAMPLE, told)
     assert list(check(Reader(TASK), told, SAMPLE))
-
-
-def test_without_any_events_to_score_there_is_no_event_score(tmp_path: Path) -> None:
-    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
-    (gold / "emo/emo_1.json").unlink()
-    scores = score(Reader(TASK), gold, folder_of(tmp_path))
-    assert scores.total.mean["event"] == 1.0
-    assert scores.total.interval["event"] == (1.0, 1.0)  # draws without the other do not count
-    assert scores.notes == ["1: emo/emo_1.json is missing: no events are scored"]
-    (gold / "emo/emo_2.json").write_text("{}", "utf-8")  # nobody to score
-    found = score(Reader(TASK), gold, folder_of(tmp_path)).to_json()
-    assert found["event"] is None
-    assert found["interval"]["event"] == [None, None]
-    assert found["sextuple"] == 1.0
 
 
 def test_the_command_says_what_texts_were_compared_by(

@@ -16,7 +16,6 @@ from panjue.prompts.tasks.judgment.convert import (
     NO_TERM,
     SHORT_TERM,
     Conversion,
-    charge_name,
     convert,
 )
 from panjue.prompts.tasks.judgment.read import sentence
@@ -86,19 +85,6 @@ def test_terms_of_cail2018(
 
 
 @pytest.mark.parametrize(
-    ("accusation", "charge"),
-    [
-        ("盗窃", "盗窃罪"),
-        ("盗窃罪", "盗窃罪"),
-        ("[走私、贩卖、运输、制造]毒品", "走私、贩卖、运输、制造毒品罪"),
-        ("非法[持有、私藏][枪支、弹药]", "非法持有、私藏枪支、弹药罪"),
-    ],
-)
-def test_charges_of_cail2018(accusation: str, charge: str) -> None:
-    assert charge_name(accusation) == charge
-
-
-@pytest.mark.parametrize(
     ("row", "reason"),
     [
         (
@@ -136,12 +122,6 @@ def test_a_file_without_rows_to_convert_is_one_line_and_writes_nothing(tmp_path:
         with pytest.raises(UserError, match=rf"{path}: has no rows that can be converted$"):
             convert(path, tmp_path / "out", print)
         assert not (tmp_path / "out").exists()
-
-
-def test_a_json_list_is_read_like_lines(tmp_path: Path) -> None:
-    _, _, wanted = converted(written(tmp_path / "lines.jsonl", cail(), cail(months=3)))
-    (tmp_path / "list.json").write_text(json.dumps([cail(), cail(months=3)], indent=1), "utf-8")
-    assert converted(tmp_path / "list.json")[2] == wanted
 
 
 VALUES = st.recursive(

@@ -4,9 +4,7 @@ import pytest
 
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.reader import Reader
-from panjue.prompts.shorten import leaving_order, split_sentences
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.demo import CRIMES, write_demo
 
@@ -43,11 +41,6 @@ def test_the_same_seed_writes_the_same_bytes(demo: Path, tmp_path: Path) -> None
         assert (tmp_path / "other" / f"{name}.jsonl").read_bytes() != first
 
 
-def test_no_fact_stands_twice(demo: Path) -> None:
-    facts = [row["fact"] for name in SIZES for _, row in read_lines(demo / f"{name}.jsonl")]
-    assert len(set(facts)) == len(facts) == sum(SIZES.values())
-
-
 def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example]]) -> None:
     labels = load_task("judgment").ask.labels(cases["train"])
     assert len(labels.counts["charges"]) >= 12
@@ -58,13 +51,6 @@ def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example
         for judgment in case.answer["judgments"]:
             assert judgment["articles"] == [article[charge] for charge in judgment["charges"]]
     assert set(load_task("judgment").ask.labels(cases["test"]).counts["charges"]) <= set(article)
-
-
-def test_the_text_names_everybody(cases: dict[str, list[Example]]) -> None:
-    for case in cases["train"]:
-        sentences = split_sentences(case.text)
-        assert all(name in case.text for name in case.names)
-        assert len(leaving_order(sentences, case.names)) < len(sentences)
 
 
 def test_nobodys_own_cases_are_written_over(tmp_path: Path) -> None:
