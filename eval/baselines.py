@@ -70,9 +70,6 @@ def classifier_alone(task: Task, run: Path, gold: Path) -> Decider | None:
     """Return what decides by the text classifier of a run's training alone, if there is one.
 
     None too if the classifier was fitted on the cases of `gold`.
-
-    Raises:
-        UserError: The classifier or the label sets are missing or broken.
     """
     answers = find_answers(run)
     trained = answers.trained if answers else None

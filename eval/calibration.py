@@ -102,9 +102,6 @@ class Certainty:
         """Compare the confidences of one example with its gold answer.
 
         Without a confidence (if it was not asked) it counts as least certain.
-
-        Raises:
-            UserError: The confidence is of another submission.
         """
         number, confidence_row = len(self._means), self._rows.get(example.id)
         if confidence_row is None or row is None:

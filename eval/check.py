@@ -17,9 +17,6 @@ def check(
     A correct submission has the task's form, answers every case of `cases` once and in order, and
     every row passes the task's own rules. Only the ids, and cases that were skipped by rows out of
     order, are kept in memory.
-
-    Raises:
-        UserError: `submission` or `cases` cannot be read at all.
     """
     task = reader.task
     submission = task.data.submission.find(submission)

@@ -70,11 +70,7 @@ class CasesCheck:
 
 
 def check_cases(reader: Reader, path: Path) -> CasesCheck:
-    """Read a file of cases to its end, bad rows included; count what it has.
-
-    Raises:
-        UserError: The file cannot be read, has no row that is a case, or is a run folder.
-    """
+    """Read a file of cases to its end, bad rows included; count what it has."""
     way_out = "; to check a submission, add --cases CASES"
     if (path / "manifest.json").exists():
         raise UserError(f"{path}: is a run folder{way_out}")

@@ -197,11 +197,7 @@ class Classifier:
 
 
 def trained_classifier(trained: Path, task: Task) -> Classifier:
-    """Return the classifier in the folder of an adapter or model.
-
-    Raises:
-        UserError: There is none, or it is not the one that the training wrote.
-    """
+    """Return the classifier in the folder of an adapter or model."""
     classifier = load_classifier(trained, task)
     if classifier is None:
         raise UserError(f"{trained / DECISION}: needs a classifier, which training did not fit")
@@ -209,11 +205,7 @@ def trained_classifier(trained: Path, task: Task) -> Classifier:
 
 
 def load_classifier(trained: Path, task: Task) -> Classifier | None:
-    """Return the classifier in the folder of an adapter or model; None if its training made none.
-
-    Raises:
-        UserError: The file is missing, broken, or not the one that the training wrote.
-    """
+    """Return the classifier of an adapter or model; None if its training made none."""
     if not has_classifier(trained) or not task.answer.fields:
         return None
     path, digest = trained / CLASSIFIER, read_json(trained / "manifest.json")["classifier_sha256"]

@@ -110,12 +110,7 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 
 
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
-    """Compare two submissions: metrics, examples won and lost, and where.
-
-    Raises:
-        UserError: A file is missing or broken, a gold example has no answer, or one submission
-            answers examples that the other does not: a partial submission is not a baseline.
-    """
+    """Compare two submissions: metrics, examples won and lost, and where."""
     task, submission = reader.task, reader.task.data.submission
     rows = [submission.index(submission.find(path)) for path in (first, second)]
     for one, other, path in ((rows[0], rows[1], second), (rows[1], rows[0], first)):

@@ -163,9 +163,6 @@ def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider 
     It has a text classifier if that gains in one of the fields.
 
     None if the task's answers are not decided.
-
-    Raises:
-        UserError: The classifier that the settings need is missing or broken.
     """
     if not task.answer.fields:
         return None

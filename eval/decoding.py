@@ -101,9 +101,6 @@ def decode_answers(path: Path, *, greedy: bool = False) -> Tally:
     the answer is decided from all of them (`eval.decide`) with the priors that `panjue tune`
     fitted, and its confidence goes to `confidence.jsonl`. With `greedy` only the first reply
     counts. Ranked lists are voted on and filled up (`ranked`).
-
-    Raises:
-        UserError: The run has no completions, misses some, or the test file has changed since.
     """
     answered = open_answers(path)
     folder = answered.folder

@@ -10,7 +10,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,6 @@ class Fairness:
         extra_rows: Rows whose id no example has.
         train: The training file; None if it is unknown or has changed.
         compared_by: The method that compared texts, if the metric compares texts.
-        cross: Group of the first attribute -> group of the second -> (number of examples, metric)
-            over the examples in both groups.
     """
 
     metric: str
@@ -68,7 +65,6 @@ class Fairness:
     extra_rows: int
     train: str | None
     compared_by: str | None = None
-    cross: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers for JSON; NaN is null."""
@@ -94,9 +90,6 @@ def fairness(
         by: Names of the attributes.
         train: The training file; by default the one in the run's record, if it is unchanged.
         min_n: Groups with fewer examples are flagged.
-
-    Raises:
-        UserError: A file is missing or broken, or an attribute is unknown.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
@@ -120,7 +113,6 @@ def fairness(
         extra_rows=extra_rows,
         train=str(training_file.path) if training_file else None,
         compared_by=task.score.compared_by,
-        cross=_cross(cases, by[0], by[1]) if len(by) > 1 else {},
     )
 
 
@@ -324,16 +316,3 @@ def _over_groups(
         absent=sorted(training.sizes.keys() - groups.keys() - {UNKNOWN}) if training else [],
         groups=groups,
     )
-
-
-def _cross(cases: _Cases, first: str, second: str) -> dict[str, dict[str, tuple[int, float]]]:
-    (names_1, codes_1), (names_2, codes_2) = map(cases.values.codes, (first, second))
-    width = len(names_2)
-    members = by_code(codes_1 * width + codes_2, len(names_1) * width)
-    cells: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-    for i, a in sorted(enumerate(names_1), key=itemgetter(1)):
-        for j, b in sorted(enumerate(names_2), key=itemgetter(1)):
-            rows = members[i * width + j]
-            if len(rows) and UNKNOWN not in (a, b):
-                cells[a][b] = (len(rows), cases.metric_value(rows))
-    return dict(cells)

@@ -29,27 +29,6 @@ def show(report: Fairness, console: Console) -> None:
         console.print(table)
         for line in remarks(report, attribute):
             console.print(line, highlight=False, markup=False)
-    if report.cross:
-        heading, columns, rows = cross_rows(report)
-        table = Table(*map(escape_markup, (heading, *columns)))
-        for texts in rows:
-            table.add_row(*map(Text, texts))
-        console.print(table)
-
-
-def cross_rows(report: Fairness) -> tuple[str, list[str], list[list[str]]]:
-    """Return heading, columns and rows of the table of two attributes; the longer one has rows."""
-    first, second = list(report.attributes)[:2]
-    numbers = {(a, b): cell for a, row in report.cross.items() for b, cell in row.items()}
-    if len({a for a, _ in numbers}) < len({b for _, b in numbers}):
-        first, second = second, first
-        numbers = {(b, a): cell for (a, b), cell in numbers.items()}
-    columns = sorted({b for _, b in numbers})
-    rows = [
-        [a, *(_cross_cell(numbers.get((a, b)), report.min_n) for b in columns)]
-        for a in sorted({a for a, _ in numbers})
-    ]
-    return f"{first} by {second}", columns, rows
 
 
 def cells(group: Group) -> tuple[str, ...]:
@@ -105,10 +84,3 @@ def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-def _cross_cell(cell: tuple[int, float] | None, min_n: int) -> str:
-    if cell is None:
-        return "-"
-    n, value = cell
-    return f"{_number(value)} ({n}){'*' if n < min_n else ''}"

@@ -54,11 +54,7 @@ class FitCase:
 
 
 def fit_cases(answered: AnsweredFile, classifier: Classifier | None) -> Iterator[FitCase]:
-    """Yield the held-out examples of a answered.
-
-    Raises:
-        UserError: An example has no gold answer.
-    """
+    """Yield the held-out examples of a answered."""
     beliefs, task = Beliefs(answered.task, answered.labels), answered.task
     for example, row in answered.completions():
         if example.answer is None:

@@ -11,6 +11,7 @@ from panjue.eval.answers import AnsweredFile, method_of
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import decision_sha256, is_fitted_on
+from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.fields import items_of
 from panjue.eval.score import Scores, decoding_of, score
 from panjue.prompts.example import Example, call_key, first_reply
@@ -96,6 +97,7 @@ class Report:
     pairs_in_all: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
     decoding: Mapping[str, Any] = field(default_factory=dict)
+    fairness: Fairness | None = None
 
     def label(self, name: str) -> tuple[str, str]:
         """Return what a metric, field or baseline is called, in English and in Chinese."""
@@ -104,16 +106,13 @@ class Report:
             return f"held-out {english}", f"留出部分的{chinese}"
         return {"loss": ("loss", "损失"), **self.labels}.get(name, (name, name))
 
-    def bilingual(self, name: str) -> str:
-        """Return both labels as one text, for the figures."""
-        return " · ".join(dict.fromkeys(self.label(name)))
-
 
 def report(answered: AnsweredFile) -> Report:
     """Collect the report of the answers to a labelled test file."""
     task, record = answered.task, answered.record
     submission = task.data.submission.find(answered.folder)
-    result = Report(answered.name, record.task, score(answered.reader, answered.test, submission))
+    scores = score(answered.reader, answered.test, submission)
+    result = Report(answered.name, record.task, scores)
     result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
     result.parts = task.score.parts
     trained = None if record.endpoint else answered.answers.trained
@@ -125,6 +124,8 @@ def report(answered: AnsweredFile) -> Report:
     result.cases = list(_cases(answered, rows, fallback))
     result.skipped = [str(answered.reader.skipped)] if answered.reader.skipped.rows else []
     _count(task, result)
+    if scores.groups:
+        result.fairness = fairness(answered.reader, answered.test, submission, list(scores.groups))
     log = answered.trained.parent / "log.jsonl" if answered.record.is_of_adapter else None
     if log and log.exists():
         result.curve = [row for _, row in read_lines(log)]

@@ -1,13 +1,14 @@
 """The report as one HTML page without external files."""
 
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from panjue.eval import figures
 from panjue.eval.answers import open_answers
 from panjue.eval.card import write_scores
+from panjue.eval.fairness_tables import remarks as fairness_remarks
 from panjue.eval.report import Report, report
 from panjue.eval.score import remarks
 from panjue.prompts.options import protect_inputs
@@ -44,28 +45,51 @@ def templates() -> Environment:
 
 
 def page(result: Report) -> str:
-    """Return the page: figures, tables, and the case browser with its data."""
-    scores = result.scores
-    lines = (["loss"], ["eval_loss", f"eval_{list(scores.total.mean)[-1]}"])
-    curves = [figures.curve(result.curve, names, result.bilingual) for names in lines]
+    """Return the page: tables, training curves, and the case browser with its data."""
+    headline = list(result.scores.total.mean)[-1]
+    curves = [curve(result.curve, name) for name in ("loss", "eval_loss", f"eval_{headline}")]
     return (
         templates()
         .get_template("report.html")
         .render(
             report=result,
-            scores=scores,
-            remarks=[*remarks(scores), *result.skipped],
+            scores=result.scores,
+            remarks=[*remarks(result.scores), *result.skipped],
             style=(FOLDER / "report.css").read_text("utf-8"),
             script=(FOLDER / "report.js").read_text("utf-8"),
             cases=[asdict(case) for case in result.cases],
-            metrics=figures.metrics(scores, result.bilingual),
-            groups={
-                name: figures.by_group(scores, name, result.bilingual) for name in scores.groups
-            },
-            confusions={name: figures.confusion(result, name) for name in result.confusion},
-            reliability=figures.reliability(scores.calibration, result.bilingual)
-            if scores.calibration
-            else "",
-            curves=[svg for svg in curves if svg],
+            curves=[one for one in curves if one],
+            fairness=fairness_lines(result),
         )
     )
+
+
+def fairness_lines(result: Report) -> dict[str, list[str]]:
+    """Return attribute -> the lines on differences between its groups."""
+    if result.fairness is None:
+        return {}
+    attributes = result.fairness.attributes.items()
+    return {name: list(fairness_remarks(result.fairness, of)) for name, of in attributes}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value of the training log over the steps; `points` are those of an SVG line."""
+
+    name: str
+    first: float
+    last: float
+    steps: int
+    points: str
+
+
+def curve(rows: Sequence[Mapping[str, float]], name: str) -> Curve | None:
+    """Return the curve of a value, 600 wide and 100 high; None if it was logged only once."""
+    points = [(row["step"], row[name]) for row in rows if name in row]
+    if len(points) < 2:
+        return None
+    (left, first), (right, last) = points[0], points[-1]
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    width, height = max(right - left, 1) / 600, max(high - low, 1e-9) / 100
+    line = " ".join(f"{(x - left) / width:.1f},{(high - y) / height:.1f}" for x, y in points)
+    return Curve(name, first, last, int(right), line)

@@ -104,9 +104,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     always the commonest training labels), the rate of unreadable replies, and the calibration of
     the confidences. Examples without a row are scored as unanswered. The files are streamed:
     only the numbers of each example stay in memory.
-
-    Raises:
-        UserError: A file is missing or broken, or a gold example has no answer.
     """
     task = reader.task
     submission = task.data.submission.find(submission)

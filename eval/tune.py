@@ -152,12 +152,7 @@ def metrics(
 
 
 def check(answered: AnsweredFile) -> None:
-    """Refuse runs that cannot be used for fitting.
-
-    Raises:
-        UserError: The answers are not decided or not from the fine-tuned model, there are neither
-            samples nor a classifier, or the cases are not those that training held out.
-    """
+    """Refuse runs that cannot be used for fitting."""
     folder, record = answered.folder, answered.record
     if not answered.task.answer.fields:
         raise UserError(f"{folder}: its task {record.task!r} has nothing to fit")

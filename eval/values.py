@@ -110,12 +110,7 @@ class Scored(NamedTuple):
 
 
 def score_rows(reader: Reader, gold: Path, rows: Rows, values: MetricValues) -> Iterator[Scored]:
-    """Score a submission: add every example of a gold file to `values`, and yield it.
-
-    Raises:
-        UserError: A gold example has no answer, a row is not in the hand-in format, or the
-            submission is one of other cases.
-    """
+    """Score a submission: add every example of a gold file to `values`, and yield it."""
     check_answered(reader, gold, rows)
     for example, gold_row in counted(gold_rows(reader, gold), len(rows)):
         row = rows.get(example.id)
@@ -152,9 +147,6 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
 
     A metric that is a mean over examples has one value; a `CorpusMetric` has its counts. `gold`
     comes from `Task.gold`.
-
-    Raises:
-        UserError: The row is not in the hand-in format; names `place`.
     """
     values: list[float] = []
     try:
@@ -236,10 +228,6 @@ def check_answered(reader: Reader, gold: Path, rows: Rows) -> None:
 
     Files of other cases may have the same ids, and some of the names (张某). The gold file is read
     up to `COMPARED` examples that the submission answers.
-
-    Raises:
-        UserError: There is no example; no row has the id of an example; or most of the rows with
-            such an id name other defendants.
     """
     example, named, seen, foreign = None, "", 0, 0
     for example, gold_row in gold_rows(reader, gold):
@@ -274,21 +262,13 @@ def _names(task: Task, row: Row | None) -> dict[str, None]:
 
 
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
-    """Yield the examples of a labelled file with their gold rows.
-
-    Raises:
-        UserError: An example has no answer.
-    """
+    """Yield the examples of a labelled file with their gold rows."""
     for example in reader.read(gold):
         yield example, gold_row(reader.task, gold, example)
 
 
 def gold_row(task: Task, gold: Path, example: Example) -> Row:
-    """Return the gold answer of an example of the file `gold` as a row of a submission.
-
-    Raises:
-        UserError: It has none.
-    """
+    """Return the gold answer of an example of the file `gold` as a row of a submission."""
     if example.answer is None:
         raise UserError(
             f"{gold}: id {example.id} has no gold answer; give the labelled file "

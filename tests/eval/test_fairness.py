@@ -147,11 +147,6 @@ def test_small_groups_are_shown_and_count_for_nothing(folder: Path) -> None:
     assert len(none.groups) == 2
 
 
-def test_two_attributes_crossed(folder: Path) -> None:
-    found = made(folder, "gender", "region").cross
-    assert found == {"female": {"北京": (1, 1.0)}, "male": {"上海": (2, 0.0), "北京": (2, 1.0)}}
-
-
 def test_a_side_file_and_rows_that_it_lacks(folder: Path) -> None:
     side = write(folder / "side.jsonl", [{"id": 1, "court": "高"}, {"id": 5, "court": 3}])
     found = made(folder, "court", min_n=1, side=side).attributes["court"]
@@ -279,7 +274,6 @@ def test_the_tables_and_the_json_have_every_group(
         "male",
         "上海",
         "group is unknown",
-        "gender by region",
     ):
         assert word in printed, word
 
