@@ -68,15 +68,11 @@ def test_what_breaks_peft_beside_a_cpu_torch_is_not_locked_for_anybody(kind: str
 
 
 def test_what_only_tests_and_checks_need_is_installed_by_make_dev() -> None:
-    words = ["make", "-n", "-W", "pyproject.toml"]
-    for target, kind in {"install": "", "dev": " dev", "check": " dev", "test": " dev"}.items():
-        planned = subprocess.run(
-            [*words, target], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-        [line] = re.findall(r"^\.ci/install .*$", planned, re.MULTILINE)
-        assert line == f".ci/install python3{kind}"
-    install = (ROOT / ".ci/install").read_text("utf-8")
-    assert '-e ".[$kind${dev:+,$dev}]"' in install
+    for target, kind in {"install": "", "dev": "dev", "check": "dev", "test": "dev"}.items():
+        words = ["make", "-n", "-W", "pyproject.toml", target]
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert re.findall(r"^\.ci/install python3 (.*)$", said, re.MULTILINE) == [kind]
+    assert '-e ".[$kind${dev:+,$dev}]"' in (ROOT / ".ci/install").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
