@@ -1,60 +1,150 @@
-"""What the README tells people to copy is at least well formed."""
+"""The pages: short, the same in both languages, and every command on them is one that exists."""
 
 import configparser
 import re
+import shlex
+import shutil
 import subprocess
-from fnmatch import fnmatch
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from typer import Exit
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from panjue.prompts.cli import app
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("prompts", "finetune", "serve", "eval")
-TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+FOLDERS = (".", "prompts", "finetune", "serve", "eval")
+READMES = [f"{folder}/{name}" for folder in FOLDERS for name in ("README.md", "README.zh.md")]
+PAGES = [
+    *READMES,
+    *("serve/DEPLOY.md", "finetune/EXPERIMENTS.md", "tests/README.md", "tests/bench/README.md"),
+    "CHANGELOG.md",
+]
+STANDS_FOR = {
+    "=…": "=x",
+    " …": "",
+    "[key=value …]": "",
+    "COMMAND": "score",
+    "URL#MODEL": "http://x#y",
+}
 
 
-def blocks(language: str) -> list[str]:
-    text = (ROOT / "serve/README.md").read_text("utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+def text(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    """Return the commands of all `sh` blocks, without remarks, continued lines joined."""
+    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+# .*", "", line).strip() for line in lines]
+
+
+def spans(page: str) -> list[str]:
+    """Return the commands that stand within sentences and tables."""
+    plain = re.sub(r"^```.*?^```", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`((?:make|panjue) [^`\n]+)`", plain)
+
+
+def called(tool: str) -> Iterator[str]:
+    """Yield the words that the pages give to `make` or `panjue`."""
+    for page in PAGES[:-1]:  # the changelog names commands that are gone
+        for command in [*commands(page), *spans(page)]:
+            for one in re.split(r"&&|;", command):
+                words = re.match(rf"\W*(?:\w+=\S+ )*(?:\.venv/bin/)?{tool} (?!…)(.+)", one.strip())
+                if words:
+                    yield words[1]
+
+
+@pytest.mark.parametrize("given", sorted(set(called("panjue"))))
+def test_panjue_takes_every_command(given: str) -> None:
+    for mark, meaning in STANDS_FOR.items():
+        given = given.replace(mark, meaning)
+    words = shlex.split(given)
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    name, chosen, rest = group.resolve_command(group.make_context("panjue", [*words]), words)
+    assert chosen is not None
+    if rest:  # without words a page only names the command
+        with suppress(Exit):  # of --help
+            chosen.make_context(name, rest)
+
+
+@pytest.mark.parametrize("given", sorted(set(called("make"))))
+def test_make_takes_every_command(given: str, tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    words = shlex.split(given.replace("=…", "=x"))
+    needed = ["CONFIG=demo"] if any(word.startswith("RUN=") for word in words) else []
+    dry = ["make", "-n", *words, *needed]
+    done = subprocess.run(dry, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_both_languages_have_the_same_commands(folder: str) -> None:
+    english, chinese = f"{folder}/README.md", f"{folder}/README.zh.md"
+    assert commands(english) == commands(chinese)
+    assert set(spans(english)) == set(spans(chinese))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for place, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text(page)):
+        file = (ROOT / page).parent / place if place else ROOT / page
+        assert file.exists(), place
+        heads = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE) if heading else []
+        anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+        assert not heading or heading in anchors, (place, heading, anchors)
+    for config in re.findall(r"finetune/configs/[\w.-]+\.yaml", text(page)):
+        assert (ROOT / config).exists() or "NAME" in config, config
+
+
+def test_the_pages_are_short() -> None:
+    for page in READMES[:2]:
+        assert len(text(page).splitlines()) <= 90
+        assert len(text(page).split()) <= 700
+    for page in READMES[2:]:
+        assert len(text(page).split()) <= 900, page
+    assert len(text("finetune/EXPERIMENTS.md").splitlines()) <= 120
+    assert len(text("CHANGELOG.md").splitlines()) <= 60
+    assert sum(len(text(page).split()) for page in PAGES if ".zh." not in page) <= 8700
 
 
 def test_the_systemd_unit() -> None:
-    [unit] = blocks("ini")
+    [unit] = blocks("serve/DEPLOY.md", "ini")
     parser = configparser.ConfigParser(strict=True, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(unit)
     assert parser.sections() == ["Unit", "Service", "Install"]
-    assert "panjue serve serve/configs/" in parser["Service"]["ExecStart"]
-    seconds = int(parser["Service"]["TimeoutStopSec"])
-    assert seconds > 30, "longer than drain_s"
+    service = parser["Service"]
+    assert service["ExecStart"].endswith("panjue serve runs/mine")
     # An engine that never came up ends like a wrong setting; at boot that may be for a minute only.
-    assert parser["Service"]["Restart"] == "always"
-    assert "RestartPreventExitStatus" not in parser["Service"]
-    assert int(parser["Service"]["RestartSec"]) >= 10
+    assert service["Restart"] == "always"
+    assert int(service["RestartSec"]) >= 10
     assert parser["Unit"]["StartLimitIntervalSec"] == "0"
 
 
-def test_the_compose_file() -> None:
-    [text] = [block for block in blocks("yaml") if block.startswith("services:")]
-    compose = yaml.safe_load(text)
-    [service] = compose["services"].values()
-    assert "panjue serve serve/configs/" in " ".join(service["command"])
+def test_the_compose_file_and_the_kuberay_job() -> None:
+    services, job = map(yaml.safe_load, blocks("serve/DEPLOY.md", "yaml"))
+    [service] = services["services"].values()
+    assert "panjue serve runs/mine" in " ".join(service["command"])
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    named = {volume.split(":")[0] for volume in service["volumes"] if volume[0] != "/"}
-    assert named == compose["volumes"].keys()
-
-
-def test_the_kuberay_job() -> None:
-    """Its form was held to the operator's own schema by hand."""
-    [text] = [block for block in blocks("yaml") if block.startswith("apiVersion: ray.io")]
-    spec = yaml.safe_load(text)["spec"]
-    assert spec["entrypoint"].startswith("panjue generate serve/configs/")
+    spec = job["spec"]
     [group] = spec["rayClusterSpec"]["workerGroupSpecs"]
-    assert spec["entrypoint"].endswith(f"ray=auto replicas={group['replicas']}")
-    assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
-    lock = (ROOT / ".ci/gpu.lock").read_text("utf-8")
-    assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in lock
+    assert spec["entrypoint"].startswith(
+        "panjue generate /data/runs/mine /data/test.jsonl ray=auto"
+    )
+    assert spec["entrypoint"].endswith(f"replicas={group['replicas']}")
+    assert f"\nray=={spec['rayClusterSpec']['rayVersion']}\n" in text(".ci/gpu.lock")
 
 
 SRUN = """
@@ -83,79 +173,17 @@ def launched_by_slurm(script: str, folder: Path) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_the_slurm_script_for_generation(tmp_path: Path) -> None:
-    [script] = [block for block in blocks("bash") if "#SBATCH" in block]
-    launched = launched_by_slurm(script, tmp_path)
-    assert len(launched) == 2
-    for words in launched:
-        assert words[0] == "symmetric-run"
-        assert dict(zip(words[1:5:2], words[2:5:2], strict=True)) == {
-            "--address": "10.0.0.1:6379",
-            "--min-nodes": "2",
-        }
-        assert words[5:8] == ["--", "panjue", "generate"]
-        assert (ROOT / words[8]).exists()
-        assert words[-2:] == ["ray=auto", "replicas=16"]
-
-
-def test_the_slurm_script_for_training(tmp_path: Path) -> None:
-    text = (ROOT / "finetune/README.md").read_text("utf-8")
-    [script] = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert script in (ROOT / "finetune/README.zh.md").read_text("utf-8")
-    launched = launched_by_slurm(script, tmp_path)
+def test_the_slurm_scripts(tmp_path: Path) -> None:
+    training, generation = blocks("serve/DEPLOY.md", "bash")
+    launched = launched_by_slurm(training, tmp_path)
     assert [words[words.index("--machine_rank") + 1] for words in launched] == ["0", "1"]
     for words in launched:
         assert words[:3] == ["launch", "--config_file", "finetune/configs/fsdp2.yaml"]
-        assert (ROOT / words[2]).exists()
-        options = dict(zip(words[1:-5:2], words[2:-5:2], strict=True))
-        assert (options["--num_machines"], options["--num_processes"]) == ("2", "16")
-        assert options["--main_process_ip"] == "first"
-        assert words[-5:-2] == [".venv/bin/panjue", "sft", "finetune/configs/qwen3-32b-lora.yaml"]
-
-
-READMES = [f"{room}/{name}" for room in (".", *ROOMS) for name in ("README.md", "README.zh.md")]
-
-
-@pytest.mark.parametrize("readme", READMES)
-def test_links_lead_somewhere(readme: str) -> None:
-    text = (ROOT / readme).read_text("utf-8")
-    for place, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
-        file = (ROOT / readme).parent / place if place else ROOT / readme
-        assert file.exists(), place
-        heads = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE) if heading else []
-        anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
-        assert not heading or heading in anchors, (place, heading, anchors)
-
-
-def test_the_first_page_is_short() -> None:
-    for readme in READMES[:2]:
-        assert len((ROOT / readme).read_text("utf-8").splitlines()) <= 120
-
-
-@pytest.mark.parametrize("readme", READMES)
-def test_make_targets_and_config_files_that_are_named_exist(readme: str) -> None:
-    text = (ROOT / readme).read_text("utf-8")
-    for line in re.findall(r"^make ([a-z -]+?)(?= *[A-Z#]|$)", text, re.MULTILINE):
-        assert set(line.split()) <= set(TARGETS), line
-    for config in re.findall(r"(?:serve|finetune)/configs/[\w.-]+\.yaml", text):
-        assert (ROOT / config).exists(), config
-
-
-def in_a_run(readme: str) -> set[str]:
-    """Return the files and folders that are said to lie in a run's folder."""
-    text = (ROOT / readme).read_text("utf-8")
-    [listed] = re.findall(r"^.*`runs/<.*\n((?:\n|(?:- |  ).*\n)+)", text, re.MULTILINE)
-    return set(re.findall(r"`([a-z*.-]+?)/?`", listed))
-
-
-def test_what_lies_in_a_run_is_listed() -> None:
-    listed = in_a_run("README.md")
-    assert listed == in_a_run("README.zh.md")
-    code = "".join(
-        file.read_text("utf-8") for room in ROOMS for file in (ROOT / room).rglob("*.py")
-    )
-    written = set(re.findall(r"\b(?:run|(?:run|config|opened)\.folder) / \"([\w.-]+)\"", code))
-    assert written >= {"config.yaml", "report.html", "skipped-test.jsonl"}
-    assert not [name for name in written if not any(fnmatch(name, one) for one in listed)]
-    makes = (ROOT / "Makefile").read_text("utf-8")
-    assert listed >= set(re.findall(r"\$\(RUN\)/([\w.-]+)", makes))
+        assert words[words.index("--num_processes") + 1] == "16"
+        assert words[words.index("--main_process_ip") + 1] == "first"
+        assert ".venv/bin/panjue sft finetune/configs/qwen3-32b-lora.yaml" in " ".join(words)
+    launched = launched_by_slurm(generation, tmp_path)
+    line = "symmetric-run --address 10.0.0.1:6379 --min-nodes 2 -- panjue generate runs/mine"
+    assert [" ".join(words) for words in launched] == [
+        f"{line} test.jsonl ray=auto replicas=16" for _ in range(2)
+    ]
