@@ -1,14 +1,12 @@
-"""Promises and how often they were put to the test: a table at the end of the run."""
+"""What is disturbed and what is not; a table of the tries, which a whole green run keeps."""
 
 import json
 import os
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,56 +15,18 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.decoding import decode_answers
-from panjue.finetune.sft import main as sft
+from panjue.prompts.cli import app
 from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.tasks.judgment.demo import write_demo
-from panjue.serve.generate import main
-
-CONFIG = """
-generate:
-  answers: test
-  engine: {dtype: float32, max_num_seqs: 16, enforce_eager: true}
-"""
-"""A run of generation that is disturbed, and of the same without a disturbance."""
-
-TRIED: dict[str, "Promise"] = {}
 
 HERE = Path(__file__).parent
 LAST = HERE / "LAST.md"
 BEGAN = time.time()
 
+ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eager=true")
+"""Exact and small: settings of every generation that is disturbed, and of the one that is not."""
 
-@dataclass
-class Promise:
-    """One promise, over all tests that try it."""
-
-    tries: int = 0
-    failures: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Count a try; one that fails is noted, and the next ones are made all the same."""
-        self.tries += 1
-        try:
-            yield
-        except Exception as error:
-            self.failures.append(f"{type(error).__name__}: {error}")
-
-    def tell(self, text: str) -> None:
-        """Add a figure to the table."""
-        self.told.append(text)
-
-    def add(self, other: "Promise") -> None:
-        """Add what another process tried."""
-        self.tries += other.tries
-        self.failures += other.failures
-        self.told += other.told
-
-    def cells(self) -> tuple[str, str, str]:
-        """Return its row of the table behind its name."""
-        return f"{self.tries:,}", str(len(self.failures)), "; ".join(self.told)
+Row = tuple[str, str, str]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,54 +38,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def promise(request: pytest.FixtureRequest) -> Iterator[Promise]:
-    """Return the promise that the test's marker `promise("…")` names; it fails with its tries."""
-    [name] = request.node.get_closest_marker("promise").args
-    promise = TRIED.setdefault(name, Promise())
-    before = len(promise.failures)
-    yield promise
-    assert promise.failures[before:] == []
-
-
-@pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
     """Say whether all tries are wanted, and not the quick form."""
     return bool(request.config.getoption("--torture"))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what was tried to the process that prints it: `make torture` has two that try."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["tried"] = {name: asdict(p) for name, p in TRIED.items()}
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Add up what the processes tried."""
-    for name, fields in getattr(node, "workeroutput", {}).get("tried", {}).items():
-        TRIED.setdefault(name, Promise()).add(Promise(**fields))
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
-    """Print the table; keep it in LAST.md where everything was tried and held."""
-    table = Table("promise", "tries", "failures", "figures")
-    for name, promise in TRIED.items():
-        table.add_row(name, *promise.cells())
-    if TRIED:
-        console = Console(width=140)
-        console.print()
-        console.print(table)
-        for name, promise in TRIED.items():
-            for failure in promise.failures[:5]:
-                console.print(f"{name}: {failure[:500]}", markup=False, highlight=False)
-    if not (config.getoption("--torture") and is_whole(config)):
+    """Print the table; keep it in LAST.md where everything was tried and passed."""
+    if not config.getoption("--torture"):
+        return
+    rows = tried(terminalreporter.stats.get("passed", []))
+    table = Table("test", "tries", "figures")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)
+    if not is_whole(config):
         return
     if exitstatus or "skipped" in terminalreporter.stats:
         print(f"{LAST.name} stays as it is: something failed or was skipped")
     else:
-        LAST.write_text(record(terminalreporter), "utf-8")
+        LAST.write_text(record(terminalreporter, rows), "utf-8")
+
+
+def tried(passed: list[pytest.TestReport]) -> list[Row]:
+    """Return a row for each test: its tries (one a call, or its property) and its figures."""
+    tries: dict[str, int] = defaultdict(int)
+    figures: dict[str, list[str]] = defaultdict(list)
+    for report in passed:
+        name = report.nodeid.rpartition("/")[2].partition("[")[0].replace("::", " ")
+        properties = report.user_properties
+        tries[name] += sum(int(str(value)) for key, value in properties if key == "tries") or 1
+        figures[name] += [str(value) for key, value in properties if key == "figure"]
+    return [(name, f"{tries[name]:,}", "; ".join(figures[name])) for name in sorted(tries)]
 
 
 def is_whole(config: pytest.Config) -> bool:
@@ -134,23 +80,18 @@ def is_whole(config: pytest.Config) -> bool:
     return not chosen and [Path(word).resolve() for word in config.args] == [HERE]
 
 
-def record(reporter: pytest.TerminalReporter) -> str:
+def record(reporter: pytest.TerminalReporter, rows: list[Row]) -> str:
     """Return what LAST.md says of this run."""
-    commit = git("rev-parse", "--short", "HEAD")
-    changed = ", ".join(
-        git("status", "--porcelain", "--", ":(top,exclude)tests/torture/LAST.md").split("\n")
-    ).strip()
-    minutes = (time.time() - BEGAN) / 60
-    rows = [("promise", "tries", "failures", "figures"), ("---",) * 4]
-    rows += [(name, *promise.cells()) for name, promise in sorted(TRIED.items())]
+    changed = ", ".join(git("status", "--porcelain", "--", f":(top,exclude){LAST}").split("\n"))
+    head = [("test", "tries", "figures"), ("---",) * 3]
     lines = [
         "# The last green run of `make torture`",
         "",
-        f"Written by the run itself. Commit {commit}{changed and f' with {changed}'}, "
-        f"{date.today()}, {os.cpu_count()} cores: {len(reporter.stats['passed'])} passed in "
-        f"{minutes:.0f} minutes.",
+        f"Written by the run itself. Commit {git('rev-parse', '--short', 'HEAD')}"
+        f"{changed and f' with {changed}'}, {date.today()}, {os.cpu_count()} cores: "
+        f"{len(reporter.stats['passed'])} passed in {(time.time() - BEGAN) / 60:.0f} minutes.",
         "",
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *("| " + " | ".join(row) + " |" for row in [*head, *rows]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -161,67 +102,63 @@ def git(*words: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def adapter(
+def run(
     workshop: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
 ) -> Path:
-    """Return a tiny adapter; for all tries one that has learnt something, so that ties are few."""
+    """Return a run folder; for all tries it has learnt something, so that near ties are few."""
+    place = tmp_path_factory.mktemp("tortured") / "run"
     if not request.config.getoption("--torture"):
-        return trained / "adapter"
-    run = tmp_path_factory.mktemp("longer") / "run"
-    steps = ["trainer.max_steps=150", "trainer.eval_steps=150", "trainer.save_steps=150"]
-    sft(workshop / "sft.yaml", [f"run={run}", *steps])
-    return run / "adapter"
+        return Path(shutil.copytree(trained, place))
+    steps = [f"trainer.{name}=150" for name in ("max_steps", "eval_steps", "save_steps")]
+    panjue("sft", workshop / "sft.yaml", f"run={place}", *steps)
+    return place
 
 
 @pytest.fixture(scope="session")
-def make(adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Any:
-    """Return what makes a run folder with the adapter and the file `cases.jsonl` to answer."""
-    folder = tmp_path_factory.mktemp("kills")
-    cases = 400 if request.config.getoption("--torture") else 40
-    write_demo(folder / "demo", {"train": 4000, "test": cases, "base": 1})
-
-    def run(name: str, test: str = "test") -> Path:
-        shutil.copytree(adapter, folder / name / "adapter")
-        (folder / name / "config.yaml").write_text(CONFIG, "utf-8")
-        shutil.copy(folder / f"demo/{test}.jsonl", folder / name / "cases.jsonl")
-        return folder / name
-
-    return run
+def cases(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+    """Return a folder of invented cases: test.jsonl, and train.jsonl, which takes much longer."""
+    folder = tmp_path_factory.mktemp("cases")
+    few = 400 if request.config.getoption("--torture") else 40
+    write_demo(folder, {"train": 4000, "test": few, "base": 1})
+    return folder
 
 
 @pytest.fixture(scope="session")
-def once(make: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
-    """Return the folder of a run that nobody disturbed."""
-    run = make("once")
+def once(run: Path, cases: Path, request: pytest.FixtureRequest) -> Path:
+    """Return the folder of answers that nobody disturbed."""
+    words = ("generate", run, cases / "test.jsonl", "answers=once", *ENGINE)
     if request.config.getoption("--torture"):
-        panjue = str(Path(sys.executable).with_name("panjue"))
-        subprocess.run([panjue, "generate", run, run / "cases.jsonl"], check=True, timeout=600)
+        panjue(*words)
     else:
         with request.getfixturevalue("answering")():
-            decode_answers(main(run, run / "cases.jsonl"))
-    return run / "answers/test"
+            panjue(*words)
+    return run / "answers/once"
+
+
+def panjue(*words: object) -> None:
+    """Run a command in this process."""
+    app([str(word) for word in words], standalone_mode=False)
 
 
 @pytest.fixture(scope="session")
 def same() -> Callable[[Path, Path], int]:
-    """Return what holds a run that was disturbed to one that was not."""
+    """Return what compares answers that were disturbed with those that were not."""
     return check_same
 
 
 def check_same(again: Path, once: Path) -> int:
-    """Hold a run that was disturbed to one that was not; return how many rows passed a near tie."""
+    """Compare answers with those that nobody disturbed; return how many rows passed a near tie."""
     one, other = (
-        {row["id"]: row for _, row in read_lines(run / "completions.jsonl")}
-        for run in (once, again)
+        {row["id"]: row for _, row in read_lines(answers / "completions.jsonl")}
+        for answers in (once, again)
     )
-    assert len(one) == len(other) == (again / "completions.jsonl").read_bytes().count(b"\n"), (
-        "none twice, none lost"
-    )
+    lines = (again / "completions.jsonl").read_bytes().count(b"\n")
+    assert len(one) == len(other) == lines, "none twice, none lost"
     differ = {key for key in one if one[key]["texts"] != other[key]["texts"]}
     ties = {key for key in one if one[key]["near_ties"] or other[key]["near_ties"]}
     assert differ <= ties, f"{differ - ties} differ without a near tie"
     assert len(ties) < len(one) / 5, "so many ties that nothing is shown"
-    handed_in = [(run / "submission.jsonl").read_bytes().splitlines() for run in (once, again)]
+    handed_in = [(each / "submission.jsonl").read_bytes().splitlines() for each in (once, again)]
     pairs = zip(*handed_in, strict=True)
     assert {json.loads(a)["id"] for a, b in pairs if a != b} <= differ
     return len(ties)

@@ -14,7 +14,12 @@ import psutil
 import pytest
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
+ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eager=true")
 LONGEST_S = 900
+
+pytestmark = pytest.mark.endurance
+
+Record = Callable[[str, object], None]
 
 
 class Nodes:
@@ -22,10 +27,10 @@ class Nodes:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.address = self.tell("")
+        self.address = self.say("")
 
-    def tell(self, word: str) -> str:
-        """Have it do something; return what it says."""
+    def say(self, word: str) -> str:
+        """Have it do something; return what it answers."""
         assert self._process.stdin
         assert self._process.stdout
         if word:
@@ -55,117 +60,104 @@ def nodes() -> Iterator[Nodes]:
 class Running:
     """`panjue generate` with replicas, in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, completions: Path) -> None:
-        self.process, self._log, self._completions = process, log, completions
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, answers: Path) -> None:
+        self.process, self._log, self.answers = process, log, answers
 
     @property
-    def told(self) -> str:
+    def said(self) -> str:
         """Return what it has printed."""
         return self._log.read_text("utf-8")
 
     @property
     def rows(self) -> int:
         """Return how many rows there are."""
-        path = self._completions
+        path = self.answers / "completions.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait for something that comes before its end."""
         began = time.monotonic()
         while not until():
-            assert self.process.poll() is None, self.told
-            assert time.monotonic() - began < LONGEST_S, self.told
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() - began < LONGEST_S, self.said
             time.sleep(0.1)
 
-    def wait_for(self, rows: int) -> None:
-        """Wait until there are so many rows."""
-        self.wait(lambda: self.rows >= rows)
+    def wait_for(self, text: str, after: str = "") -> None:
+        """Wait until it has printed a text, after the last of another."""
+        self.wait(lambda: text in self.said.rpartition(after)[2] if after else text in self.said)
 
     def end(self) -> None:
         """Wait for its end."""
-        assert self.process.wait(timeout=LONGEST_S) == 0, self.told
+        assert self.process.wait(timeout=LONGEST_S) == 0, self.said
 
 
-@contextmanager
-def generating(config: Path, nodes: Nodes, *words: str) -> Iterator[Running]:
-    """Generate in the cluster within the block."""
-    log, completions = config.with_suffix(".log"), answers_of(config) / "completions.jsonl"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [PANJUE, "generate", str(config), str(config / "cases.jsonl"), "ray=auto", *words],
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "RAY_ADDRESS": nodes.address},
-        )
-        try:
-            yield Running(process, log, completions)
-        finally:
-            process.kill()
-            process.wait()
+@pytest.fixture
+def generating(run: Path, cases: Path, nodes: Nodes) -> Callable[..., Any]:
+    """Return what generates into answers of this name, in the cluster, within a block."""
+
+    @contextmanager
+    def block(name: str, *words: str) -> Iterator[Running]:
+        log = run / f"{name}.log"
+        given = ["generate", str(run), str(cases / "test.jsonl"), f"answers={name}", *ENGINE]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [PANJUE, *given, *words],
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "RAY_ADDRESS": nodes.address},
+            )
+            try:
+                yield Running(process, log, run / "answers" / name)
+            finally:
+                process.kill()
+                process.wait()
+
+    return block
 
 
-def answers_of(config: Path) -> Path:
-    return config / "answers/test"
-
-
-@pytest.mark.endurance
-@pytest.mark.promise("replicas answer as one process does")
-def test_undisturbed_replicas(
-    nodes: Nodes, make: Callable[[str], Path], once: Path, same: Any, promise: Any
+def test_undisturbed_replicas_answer_as_one_process_does(
+    generating: Any, once: Path, same: Any, record_property: Record
 ) -> None:
-    config = make("undisturbed")
-    with promise.attempt(), generating(config, nodes, "replicas=2") as run:
-        run.end()
-        assert "given out again" not in run.told
-        promise.tell(f"{run.rows} cases, {same(answers_of(config), once)} with a near tie")
+    with generating("undisturbed", "ray=auto", "replicas=2") as job:
+        job.end()
+        assert "given out again" not in job.said
+    ties = same(job.answers, once)
+    record_property("figure", f"{job.rows} cases, {ties} with a near tie")
 
 
-@pytest.mark.promise("generation in a cluster survives kill -9")
-def test_kills_in_a_cluster(
-    nodes: Nodes, make: Callable[[str], Path], once: Path, same: Any, promise: Any, full: bool
+def test_killed_replicas_and_machines_lose_nothing(
+    nodes: Nodes, generating: Any, once: Path, same: Any, record_property: Record
 ) -> None:
-    config, replicas = make("cluster"), 2 if full else 1
+    one, two = "1 of 2 replicas", "2 of 2 replicas"
     # So slow that every replica that is killed is back before the end.
-    words = [f"replicas={replicas}", f"in_flight={1 if full else 2}"]
-    with promise.attempt(), generating(config, nodes, *words) as run:
-        run.wait(
-            lambda: run.rows >= 6 and (f"{replicas} of {replicas} replicas" in run.told or not full)
-        )
-        if full:
-            run.wait(lambda: "2 of 2 replicas" in run.told)
+    with generating("cluster", "ray=auto", "replicas=2", "in_flight=1") as job:
+        job.wait_for(two)
+        job.wait(lambda: job.rows >= 6)
         nodes.workers()[0].kill()
-        if full:
-            run.wait(lambda: "1 of 2 replicas" in run.told)
-            run.wait(lambda: "2 of 2 replicas" in run.told.rpartition("1 of 2 replicas")[2])
-            nodes.tell("kill")
-            run.wait(lambda: "1 of 2 replicas" in run.told.rpartition("2 of 2 replicas")[2])
-            nodes.tell("add")
-            run.wait(lambda: "2 of 2 replicas" in run.told.rpartition("1 of 2 replicas")[2])
-        run.end()
-        [*_, line] = [line for line in run.told.splitlines() if line.endswith("given out again")]
-        promise.tell(f"{line}, {same(answers_of(config), once)} with a near tie")
+        job.wait_for(one)
+        job.wait_for(two, after=one)
+        nodes.say("kill")
+        job.wait_for(one, after=two)
+        nodes.say("add")
+        job.wait_for(two, after=one)
+        job.end()
+    [*_, line] = [line for line in job.said.splitlines() if line.endswith("given out again")]
+    record_property("figure", f"{line}, {same(job.answers, once)} with a near tie")
 
 
-@pytest.mark.endurance
-@pytest.mark.promise("generation in a cluster survives kill -9")
-def test_kills_of_the_driver(
-    nodes: Nodes, make: Callable[[str], Path], once: Path, same: Any, promise: Any
+def test_a_killed_driver_ends_its_replicas_and_resumes(
+    nodes: Nodes, generating: Any, once: Path, same: Any
 ) -> None:
-    config = make("driver")
-    with promise.attempt():
-        for number in (signal.SIGKILL, signal.SIGINT):
-            with generating(config, nodes, "replicas=2", "in_flight=2") as run:
-                wanted = run.rows + 20
-                run.wait_for(wanted)
-                run.process.send_signal(number)
-                run.process.wait(timeout=60)
-                said = "run the same command to resume" in run.told
-                assert said == (number == signal.SIGINT), run.told
-            _gone, alive = psutil.wait_procs(nodes.workers(), timeout=60)
-            assert not alive, f"replicas outlive their driver: {alive}"
-        with generating(config, nodes, "replicas=1") as run:
-            run.wait_for(100)
-            run.process.kill()
-        words = [PANJUE, "generate", str(config), str(config / "cases.jsonl")]
-        subprocess.run(words, timeout=LONGEST_S, check=True)
-        promise.tell(f"driver: {same(answers_of(config), once)} with a near tie")
+    for number in (signal.SIGKILL, signal.SIGINT):
+        with generating("driver", "ray=auto", "replicas=2", "in_flight=2") as job:
+            wanted = job.rows + 20
+            job.wait(lambda: job.rows >= wanted)  # noqa: B023
+            job.process.send_signal(number)
+            job.process.wait(timeout=60)
+            said = "run the same command to resume" in job.said
+            assert said == (number == signal.SIGINT), job.said
+        _gone, alive = psutil.wait_procs(nodes.workers(), timeout=60)
+        assert not alive, f"replicas outlive their driver: {alive}"
+    with generating("driver") as job:  # without Ray
+        job.end()
+    same(job.answers, once)

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,26 +20,12 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 TASK = load_task("judgment")
+Record = Callable[[str, object], None]
 PIECES = [
     *'{}[]",:\\\n 0197.-罪第条款、；“”＂',
-    '"name":',
-    '"charges":["',
-    '"articles":["',
-    '"penalty":',
-    '{"judgments":[',
-    "```json\n",
-    "<think>",
-    "</think>",
-    "null",
-    "true",
-    "盗窃罪",
-    "第264条第1款",
-    "有期徒刑三年以上五年以下",
-    "\x00",
-    "\ufeff",
-    "\ud800",
-    "ﷺ",
-    "𠮷",
+    *('"name":', '"charges":["', '"articles":["', '"penalty":', '{"judgments":[', "null", "true"),
+    *("```json\n", "<think>", "</think>", "盗窃罪", "第264条第1款", "有期徒刑三年以上五年以下"),
+    *("\x00", "\ufeff", "\ud800", "ﷺ", "𠮷"),
 ]
 
 
@@ -73,64 +60,59 @@ def mutated(reply: str, draw: random.Random) -> str:
     return reply
 
 
-@pytest.mark.promise("a bad reply never stops a run")
-def test_mutated_replies(cases: Any, promise: Any, full: bool) -> None:
+def test_mutated_replies_are_answered(cases: Any, full: bool, record_property: Record) -> None:
     examples, labels = cases
-    draw, seconds = random.Random(0), []
-    for _ in range(120_000 if full else 2_000):
+    draw, seconds, tries = random.Random(0), [], 120_000 if full else 2_000
+    for _ in range(tries):
         example = draw.choice(examples)
         reply = mutated(TASK.ask.target(example), draw)
         began = time.perf_counter()
-        with promise.attempt():
-            check(reply, example, labels)
+        check(reply, example, labels)
         seconds.append(time.perf_counter() - began)
-    promise.tell(f"median {1000 * median(seconds):.2f} ms")
+    record_property("tries", tries)
+    record_property("figure", f"median {1000 * median(seconds):.2f} ms")
 
 
-@pytest.mark.promise("a bad reply never stops a run")
-def test_any_text(cases: Any, promise: Any, full: bool) -> None:
+def test_any_text_is_answered(cases: Any, full: bool, record_property: Record) -> None:
     examples, labels = cases
     text = st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=4)).map("".join)
+    tries = 20_000 if full else 200
 
-    @settings(max_examples=20_000 if full else 200, database=None)
+    @settings(max_examples=tries, database=None)
     @given(text, st.sampled_from(examples[:20]))
     def answers(reply: str, example: Example) -> None:
-        with promise.attempt():
-            check(reply, example, labels)
+        check(reply, example, labels)
 
     answers()
+    record_property("tries", tries)
 
 
-@pytest.mark.promise("a bad reply never stops a run")
-def test_coverage_guided(workshop: Path, tmp_path: Path, promise: Any, full: bool) -> None:
+def test_coverage_guided_replies_are_answered(
+    workshop: Path, tmp_path: Path, full: bool, record_property: Record
+) -> None:
     pytest.importorskip("atheris", reason="atheris is not installed: pip install atheris")
     runs = 60_000 if full else 500
     words = [sys.executable, str(Path(__file__).with_name("fuzz.py"))]
     words += [str(workshop / "demo/train.jsonl"), f"-atheris_runs={runs}", "-max_len=4096"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    with promise.attempt():
-        assert done.returncode == 0, done.stderr[-3000:]
-        promise.tries += runs - 1
+    assert done.returncode == 0, done.stderr[-3000:]
+    record_property("tries", runs)
 
 
-@pytest.mark.promise("a bad reply never stops a run")
 def test_time_grows_with_the_length_and_not_with_its_square(
-    cases: Any, promise: Any, full: bool
+    cases: Any, full: bool, record_property: Record
 ) -> None:
     """A reply four times as long takes about four times the processor, sixteen times if squared."""
     examples, labels = cases
     example, draw = examples[0], random.Random(0)
-    short, long = 0.0, 0.0
-    slowest = 0.0
+    short, long, slowest = 0.0, 0.0, 0.0
     for piece in PIECES if full else PIECES[:6]:
         start = TASK.ask.target(example)[: draw.randrange(200)]
-        with promise.attempt():
-            short += processor_s(start + piece * (250_000 // len(piece)), example, labels)
-            of_piece = processor_s(start + piece * (1_000_000 // len(piece)), example, labels)
-            long, slowest = long + of_piece, max(slowest, of_piece)
-    promise.tell(f"slowest 1 MB reply {slowest:.2f} s")
-    with promise.attempt():
-        assert long < 8 * short
+        short += processor_s(start + piece * (250_000 // len(piece)), example, labels)
+        of_piece = processor_s(start + piece * (1_000_000 // len(piece)), example, labels)
+        long, slowest = long + of_piece, max(slowest, of_piece)
+    record_property("figure", f"slowest 1 MB reply {slowest:.2f} s")
+    assert long < 8 * short
 
 
 def processor_s(reply: str, example: Example, labels: Labels) -> float:

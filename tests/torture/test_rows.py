@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from panjue.finetune.sft import main as sft
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
@@ -59,79 +58,53 @@ GOOD: dict[str, bytes] = {
 }
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[bytes], Path]:
-    def to(line: bytes) -> Path:
-        path = tmp_path / "cases.jsonl"
-        path.write_bytes(row(id=0) + b"\n" + line + b"\n" + row(id=2) + b"\n")
-        return path
-
-    return to
-
-
-@pytest.mark.promise("bad rows don't stop good ones unless asked")
 @pytest.mark.parametrize("what", BAD)
-def test_bad_rows(write: Callable[[bytes], Path], what: str, promise: Any, tmp_path: Path) -> None:
+def test_a_bad_row_stops_or_is_listed(what: str, tmp_path: Path) -> None:
     line, reason = BAD[what]
-    path = write(line)
-    with promise.attempt(), pytest.raises(UserError, match=reason) as told:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(row(id=0) + b"\n" + line + b"\n" + row(id=2) + b"\n")
+    with pytest.raises(UserError, match=reason) as error:
         list(Reader(TASK).read(path))
-    with promise.attempt():
-        reader = Reader(TASK, on_bad_row="skip")
-        assert [example.id for example in reader.read(path)] == [0, 2]
-        assert [example.id for example in reader.read(path)] == [0, 2], "and listed once"
-        reader.skipped.write(tmp_path / "skipped.jsonl")
-        [listed] = (tmp_path / "skipped.jsonl").read_text("utf-8").splitlines()
-        found = json.loads(listed)
-        assert (found["file"], found["place"]) == (str(path), 2)
-        assert str(told.value) == f"{path}:2: {found['reason']}"
-        assert str(reader.skipped).startswith(f"bad rows skipped: 1; the first: {path}:2: ")
+    reader = Reader(TASK, on_bad_row="skip")
+    assert [example.id for example in reader.read(path)] == [0, 2]
+    assert [example.id for example in reader.read(path)] == [0, 2], "and listed once"
+    reader.skipped.write(tmp_path / "skipped.jsonl")
+    [listed] = map(json.loads, (tmp_path / "skipped.jsonl").read_text("utf-8").splitlines())
+    assert (listed["file"], listed["place"]) == (str(path), 2)
+    assert str(error.value) == f"{path}:2: {listed['reason']}"
+    assert str(reader.skipped).startswith(f"bad rows skipped: 1; the first: {path}:2: ")
 
 
-@pytest.mark.promise("bad rows don't stop good ones unless asked")
 @pytest.mark.parametrize("what", GOOD)
-def test_odd_rows(tmp_path: Path, what: str, promise: Any) -> None:
+def test_an_odd_row_is_read(what: str, tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_bytes(GOOD[what])
-    with promise.attempt():
-        assert [example.id for example in Reader(TASK).read(path)] == [1]
+    assert [example.id for example in Reader(TASK).read(path)] == [1]
 
 
-@pytest.mark.promise("bad rows don't stop good ones unless asked")
 def test_every_stage_stops_or_skips(
-    workshop: Path,
-    tmp_path: Path,
-    promise: Any,
-    capsys: pytest.CaptureFixture[str],
-    panjue: Callable[..., CompletedProcess[str]],
+    workshop: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
     train, gold = tmp_path / "train.jsonl", tmp_path / "gold.jsonl"
     for name, path in (("train", train), ("test", gold)):
         good = (workshop / f"demo/{name}.jsonl").read_bytes()
         path.write_bytes(good + b'{"id": "torn", "fact": "\xe7\x94')
-    run = tmp_path / "run"
-    short = ["trainer.max_steps=1", "trainer.save_strategy='no'", "trainer.eval_strategy='no'"]
-    words = [f"run={run}", f"train={train}", *short]
-    with promise.attempt(), pytest.raises(UserError, match=r"train.jsonl:121: not UTF-8"):
-        sft(workshop / "sft.yaml", words)
-    with promise.attempt():
-        sft(workshop / "sft.yaml", [*words, "on_bad_row=skip"])
-        assert f"bad rows skipped: 1; the first: {train}:121: " in capsys.readouterr().out
-        [listed] = (run / "skipped-train.jsonl").read_text("utf-8").splitlines()
-        assert json.loads(listed)["place"] == 121
     submission = tmp_path / "submission.jsonl"
     examples = Reader(TASK).read(workshop / "demo/test.jsonl")
     answers = [dump(TASK.data.write(e, e.answer)) for e in examples if e.answer]
     submission.write_text("".join(f"{line}\n" for line in answers), "utf-8")
-    for command in (
-        ["score", str(gold), str(submission)],
-        ["check", str(submission), "--cases", str(gold)],
+    short = ["trainer.max_steps=1", "trainer.save_strategy='no'", "trainer.eval_strategy='no'"]
+    sft = ["sft", workshop / "sft.yaml", f"run={tmp_path}/run", f"train={train}", *short]
+    for words, skip, place in (
+        (sft, ["on_bad_row=skip"], f"{train}:121"),
+        (["score", gold, submission], ["--on-bad-row", "skip"], f"{gold}:25"),
+        (["check", submission, "--cases", gold], ["--on-bad-row", "skip"], f"{gold}:25"),
     ):
-        with promise.attempt():
-            stopped = panjue(*command)
-            assert stopped.returncode == 2, stopped.stderr
-            assert stopped.stderr.startswith(f"panjue: {gold}:25: not UTF-8"), stopped.stderr
-        with promise.attempt():
-            skipped = panjue(*command, "--on-bad-row", "skip")
-            assert skipped.returncode == 0, skipped.stderr
-            assert f"bad rows skipped: 1; the first: {gold}:25: " in skipped.stdout
+        stopped = panjue(*words)
+        assert stopped.returncode == 2, stopped.stderr
+        assert stopped.stderr.startswith(f"panjue: {place}: not UTF-8"), stopped.stderr
+        skipped = panjue(*words, *skip)
+        assert skipped.returncode == 0, skipped.stderr
+        assert f"bad rows skipped: 1; the first: {place}: " in skipped.stdout
+    [listed] = (tmp_path / "run/skipped-train.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(listed)["place"] == 121

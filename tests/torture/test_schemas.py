@@ -13,6 +13,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
+from panjue.serve.rows import Calls, rows
 from panjue.serve.source import Refusal
 
 TASK = load_task("judgment")
@@ -32,37 +33,26 @@ def resident() -> float:
     return sum(p.memory_info().rss for p in (me, *me.children(recursive=True))) / 2**20
 
 
-@pytest.mark.promise("schemas can't hang the engine")
 def test_memory_is_flat_over_distinct_schemas(
-    llm: Any, asker: Asker, workshop: Path, promise: Any, full: bool, rows_of: Any
+    llm: Any, asker: Asker, workshop: Path, full: bool, record_property: Any
 ) -> None:
     examples = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     source, wanted = distinct(examples), 1000 if full else 30
-    warm = len(rows_of(llm, asker, islice(source, wanted // 5), 32))
-    before = resident()
-    with promise.attempt():
-        answered = 0
-        for row in rows_of(llm, asker, islice(source, wanted - warm), 32):
-            answered += 1
-            assert row["finish"] == ["stop"] or row["finish"] == ["length"], row
-            assert row["texts"][0].startswith('{"judgments":[{"name":"'), row
-        assert answered == wanted - warm
-        grown = resident() - before
-        promise.tries += answered - 1
-        promise.tell(f"{answered} schemas: memory {grown:+.0f} MiB")
-        assert grown < 64, f"{grown} MiB more after {answered} schemas"
+    warm = sum(1 for _ in rows(llm, Calls(asker, islice(source, wanted // 5)), in_flight=32))
+    before, answered = resident(), 0
+    for row in rows(llm, Calls(asker, islice(source, wanted - warm)), in_flight=32):
+        answered += 1
+        assert row["finish"] == ["stop"] or row["finish"] == ["length"], row
+        assert row["texts"][0].startswith('{"judgments":[{"name":"'), row
+    assert answered == wanted - warm
+    grown = resident() - before
+    record_property("tries", answered)
+    record_property("figure", f"{answered} schemas: memory {grown:+.0f} MiB")
+    assert grown < 64, f"{grown} MiB more after {answered} schemas"
 
 
-@pytest.mark.promise("schemas can't hang the engine")
-def test_a_schema_that_the_grammar_library_refuses_is_never_sent(
-    asker: Asker, merged: Path, workshop: Path, promise: Any
-) -> None:
+def test_a_schema_that_is_refused_is_named(asker: Asker, merged: Path, workshop: Path) -> None:
     example = next(Reader(TASK).read(workshop / "demo/test.jsonl"))
-    worse = replace(
-        TASK,
-        ask=replace(
-            TASK.ask, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True}
-        ),
-    )
-    with promise.attempt(), pytest.raises(Refusal, match="grammar library"):
-        Asker(worse, asker.labels, merged, asker.max_tokens).question(example)
+    bad = replace(TASK.ask, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True})
+    with pytest.raises(Refusal, match="grammar library"):
+        Asker(replace(TASK, ask=bad), asker.labels, merged, asker.max_tokens).question(example)

@@ -5,16 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from panjue.finetune.checkpoints import newest_complete
-from panjue.finetune.sft import main
+from panjue.prompts.cli import app
+from panjue.prompts.plumbing.files import read_lines
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 LONGEST_S = 600
@@ -22,12 +23,12 @@ STEPS = 30
 WORDS = [f"trainer.max_steps={STEPS}", "trainer.save_steps=2", "trainer.eval_strategy='no'"]
 
 
-def kill(config: Path, run: Path, draw: random.Random) -> bool:
+def kill(words: list[str], run: Path, draw: random.Random) -> bool:
     """Start the training and kill it at some moment; say whether it was faster than that."""
     checkpoints = run / "checkpoints"
     before = files_in(checkpoints)
-    words = [PANJUE, "sft", str(config), f"run={run}", *WORDS]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+    command = [PANJUE, "sft", *words, f"run={run}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         # Half of the kills come while a checkpoint is being written, file by file.
         files, began = draw.choice([0, draw.randint(1, 9)]), time.monotonic()
         pause = draw.uniform(1, 25) if not files else LONGEST_S
@@ -36,8 +37,8 @@ def kill(config: Path, run: Path, draw: random.Random) -> bool:
                 break
             time.sleep(0.001)
         running.send_signal(signal.SIGKILL)
-        _, told = running.communicate()
-    assert running.returncode in (0, -signal.SIGKILL), told.decode()
+        _, said = running.communicate()
+    assert running.returncode in (0, -signal.SIGKILL), said.decode()
     return running.returncode == 0
 
 
@@ -47,47 +48,36 @@ def files_in(checkpoints: Path) -> set[Path]:
     return set()
 
 
-@pytest.mark.promise("training survives kill -9")
-@pytest.mark.parametrize("keep", [1, 2])
-def test_kills(
-    workshop: Path, trained: Path, tmp_path: Path, keep: int, promise: Any, full: bool
+@pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.endurance)])
+def test_a_killed_training_ends_in_the_same_weights(
+    workshop: Path, tmp_path: Path, keep: int, full: bool, record_property: Callable[..., None]
 ) -> None:
-    config, draw = tmp_path / "sft.yaml", random.Random(keep)
-    text = (workshop / "sft.yaml").read_text("utf-8")
+    run, draw, complete, tries = tmp_path / "run", random.Random(keep), None, 0
     order = "group_by_length" if keep == 1 else "random"
-    more = f"    save_total_limit: {keep}\n    train_sampling_strategy: {order}\n"
-    config.write_text(text + more, "utf-8")
-    complete = None
-    for _ in range(10 if full else 1):
-        with promise.attempt():
-            over = kill(config, tmp_path / "run", draw)
-            newest = newest_complete(tmp_path / "run/checkpoints")
-            if complete is not None:
-                assert newest is not None, "the last complete checkpoint is gone"
-                assert _step(newest) >= _step(complete)
-            if newest is not None:
-                load_file(newest / "adapter_model.safetensors")
-                torch.load(newest / "optimizer.pt", weights_only=True)
-            complete = newest
-            if over:
-                break
-    with promise.attempt():
-        main(config, [f"run={tmp_path}/run", *WORDS])
-        main(config, [f"run={tmp_path}/once", *WORDS])
-        again, once = (
-            load_file(tmp_path / name / "adapter/adapter_model.safetensors")
-            for name in ("run", "once")
-        )
-        assert all(torch.equal(again[name], once[name]) for name in once)
-        steps = [row["step"] for row in _log(tmp_path / "run") if "loss" in row]
-        assert steps == list(range(1, STEPS + 1)), "one loss a step, in order"
+    limits = [f"trainer.save_total_limit={keep}", f"trainer.train_sampling_strategy={order}"]
+    words = [str(workshop / "sft.yaml"), *WORDS, *limits]
+    for tries in range(1, 11 if full else 2):  # noqa: B007
+        is_over = kill(words, run, draw)
+        newest = newest_complete(run / "checkpoints")
+        if complete is not None:
+            assert newest is not None, "the last complete checkpoint is gone"
+            assert step(newest) >= step(complete)
+        if newest is not None:
+            load_file(newest / "adapter_model.safetensors")
+            torch.load(newest / "optimizer.pt", weights_only=True)
+        complete = newest
+        if is_over:
+            break
+    record_property("tries", tries)
+    for place in (run, tmp_path / "once"):
+        app(["sft", *words, f"run={place}"], standalone_mode=False)
+    again, once = (
+        load_file(place / "adapter/adapter_model.safetensors") for place in (run, tmp_path / "once")
+    )
+    assert all(torch.equal(again[name], once[name]) for name in once)
+    steps = [row["step"] for _, row in read_lines(run / "log.jsonl") if "loss" in row]
+    assert steps == list(range(1, STEPS + 1)), "one loss a step, in order"
 
 
-def _step(checkpoint: Path) -> int:
+def step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
-
-
-def _log(run: Path) -> list[dict[str, Any]]:
-    from panjue.prompts.plumbing.files import read_lines
-
-    return [row for _, row in read_lines(run / "log.jsonl")]
