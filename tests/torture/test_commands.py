@@ -146,8 +146,9 @@ class House:
         configs = self.place / "finetune/configs"
         shutil.copytree(ROOT / "finetune/configs", configs)
         small = configs / "qwen2.5-0.5b-cpu.yaml"
-        eager = "  engine:\n    enforce_eager: true\n"  # compiling takes longer than few replies
-        small.write_text(small.read_text("utf-8").replace("  engine:\n", eager), "utf-8")
+        # Compiling takes longer than few replies.
+        eager = small.read_text("utf-8").replace("&engine\n", "&engine\n    enforce_eager: true\n")
+        small.write_text(eager, "utf-8")
         for name, source in (("base", "base"), ("demo", "sft")):
             text = (workshop / f"{source}.yaml").read_text("utf-8")
             for there, here in (("demo", "data/demo"), ("base", "runs/base"), ("run", "runs/demo")):
