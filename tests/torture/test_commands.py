@@ -5,7 +5,6 @@ the configs are those of these tests; everything else is verbatim. tests/test_re
 command to what `make` and `panjue` take, without running it.
 """
 
-import json
 import os
 import re
 import shutil
@@ -27,14 +26,6 @@ TASKS = ROOT / "prompts/tasks"
 SAMPLE = "serve/page/sample.txt"
 FACT = (ROOT / SAMPLE).read_text("utf-8")
 LONGEST_S = 600
-VLLM = (
-    "VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_NUM_OF_RESERVED_CPU=0 "
-    "python -m vllm.entrypoints.openai.api_server --model tiny --served-model-name MODEL "
-    "--port 8001 --host 127.0.0.1 --dtype float32 "
-    "--enforce-eager --max-model-len 4096 --max-num-seqs 16"
-)
-"""Some server that is not ours, for what asks one."""
-
 DEMO = "See it work"
 AFTER_DEMO = {"Ask it", "Serve", "Many cases", "Export", "Score", "Fair to whom", "Hand it in"}
 """The sections whose commands need the demo's finished run."""
@@ -44,14 +35,21 @@ WORDS: dict[str, dict[str, str]] = {
     DEMO: {},
     "Your own cases, a real model": {"runs/qwen3-8b-lora": TRAINED},
     "Settings": {},
-    "Groups": {"make sft": "make sft CONFIG=demo"},
+    "Groups": {"make sft": "make sft CONFIG=demo DEV=train.jsonl"},
     "Several GPUs": {
         "make sft MODEL": "make sft CONFIG=demo RUN=runs/two MODEL",
         "make sft CONFIG=qwen3": "make -n sft CONFIG=qwen3",  # CPUs cannot shard
         "gpus=8": "gpus=2",
     },
-    "Reading and cloze": {"RUN TEST": f"{TRAINED}-cloze-tiny-train dev.jsonl"},
-    "Long dialogues": {},
+    "Reading and cloze": {
+        "TRAIN=train.json ": "TRAIN=train.json DEV=dev.json ",
+        "TRAIN=train.jsonl": "TRAIN=train.jsonl DEV=dev.jsonl",
+        "RUN TEST": f"{TRAINED}-cloze-tiny-train dev.jsonl",
+    },
+    "Long dialogues": {
+        "TEST=test": "TEST=test DEV=test",
+        "panjue generate": "true #",  # tests/serve/test_endpoint.py asks such a server
+    },
     "Deciding between replies": {},
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
@@ -174,8 +172,6 @@ class House:
         """Run commands in order; what serves is served until the end, or the next that does."""
         with ExitStack() as served:
             for command in commands:
-                if "#MODEL" in command:
-                    served.enter_context(self.serving(VLLM, 8001, "/health"))
                 if re.search(r"\b(?:make|panjue) serve\b", command):
                     served.close()
                     port = re.search(r"port=(\d+)", command)
@@ -184,7 +180,7 @@ class House:
                     self.run(command)
 
     @contextmanager
-    def serving(self, command: str, port: int, path: str = "/readyz") -> Iterator[None]:
+    def serving(self, command: str, port: int) -> Iterator[None]:
         """Run a command that serves until the block ends; enter when it can answer."""
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -200,7 +196,7 @@ class House:
                 start_new_session=True,
             )
         try:
-            until_answered(f"http://127.0.0.1:{port}{path}", process, log)
+            until_answered(f"http://127.0.0.1:{port}/readyz", process, log)
             yield
         finally:
             with suppress(ProcessLookupError):
@@ -224,58 +220,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "MAKEFLAGS": "GPU=", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def varied(value: Any, number: int) -> Any:
-    """Return rows of a sample with other ids and texts."""
-    if isinstance(value, list):
-        return [varied(item, number) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: f"{item}-{number}"
-        if key in {"id", "qid"}
-        else f"{item}({number})"
-        if key in {"fact", "query", "context", "sentence"}
-        else varied(item, number)
-        for key, item in value.items()
-    }
-
-
-def write_lines(place: Path, task: str, times: int = 12) -> None:
-    """Write a task's sample so many times over."""
-    sample = (TASKS / task / "sample.jsonl").read_text("utf-8")
-    rows = [json.loads(line) for line in sample.splitlines()]
-    made = [json.dumps(varied(row, n), ensure_ascii=False) for n in range(times) for row in rows]
-    place.write_text("\n".join(made), "utf-8")
-
-
-def write_documents(place: Path) -> None:
-    sample = json.loads((TASKS / "reading/sample.json").read_text("utf-8"))
-    made = [document for n in range(12) for document in varied(sample["data"], n)]
-    place.write_text(json.dumps({"data": made}, ensure_ascii=False), "utf-8")
-
-
-def write_dialogues(place: Path, times: int) -> None:
-    for name, few in (("chat", 2), ("emo", None)):
-        sample = TASKS / f"dialogue/sample.folder/{name}/{name}_1.json"
-        content = json.loads(sample.read_text("utf-8"))
-        (place / name).mkdir(parents=True)
-        for n in range(times):
-            some = varied(content[:few], n) if few else content
-            text = json.dumps(some, ensure_ascii=False)
-            (place / name / f"{name}_{n}.json").write_text(text, "utf-8")
-
-
 def furnish(place: Path, heading: str) -> None:
-    """Put there what a section takes for granted."""
+    """Put there what a section takes for granted: a task's sample, to train on and to answer."""
     if heading == "Reading and cloze":
         for name in ("train", "dev"):
-            write_documents(place / f"{name}.json")
-            write_lines(place / f"{name}.jsonl", "cloze")
+            shutil.copy(TASKS / "reading/sample.json", place / f"{name}.json")
+            shutil.copy(TASKS / "cloze/sample.jsonl", place / f"{name}.jsonl")
     if heading == "Groups":
-        write_lines(place / "train.jsonl", "severity", 20)
+        shutil.copy(TASKS / "severity/sample.jsonl", place / "train.jsonl")
     if heading == "Long dialogues":
-        write_dialogues(place / "train", 16)
-        write_dialogues(place / "test", 1)
+        for name in ("train", "test"):
+            shutil.copytree(TASKS / "dialogue/sample.folder", place / name)
 
 
 @pytest.fixture(scope="module")
