@@ -13,7 +13,6 @@ from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker
-from panjue.serve.rows import Calls, rows
 from panjue.serve.source import Refusal
 
 TASK = load_task("judgment")
@@ -34,13 +33,13 @@ def resident() -> float:
 
 
 def test_memory_is_flat_over_distinct_schemas(
-    llm: Any, asker: Asker, workshop: Path, full: bool, record_property: Any
+    llm: Any, asker: Asker, workshop: Path, full: bool, rows_of: Any, record_property: Any
 ) -> None:
     examples = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     source, wanted = distinct(examples), 1000 if full else 30
-    warm = sum(1 for _ in rows(llm, Calls(asker, islice(source, wanted // 5)), in_flight=32))
+    warm = len(rows_of(llm, asker, islice(source, wanted // 5), 32))
     before, answered = resident(), 0
-    for row in rows(llm, Calls(asker, islice(source, wanted - warm)), in_flight=32):
+    for row in rows_of(llm, asker, islice(source, wanted - warm), 32):
         answered += 1
         assert row["finish"] == ["stop"] or row["finish"] == ["length"], row
         assert row["texts"][0].startswith('{"judgments":[{"name":"'), row

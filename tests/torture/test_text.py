@@ -10,7 +10,6 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.read import by_hand
-from panjue.serve.rows import Calls, rows
 
 TASK = load_task("judgment")
 PLAIN = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
@@ -38,7 +37,7 @@ def special(asker: Any, prompt: list[int]) -> Counter[int]:
 
 
 def test_the_text_of_a_case_is_data(
-    llm: Any, asker: Any, workshop: Any, full: bool, record_property: Any
+    llm: Any, asker: Any, workshop: Any, full: bool, rows_of: Any, record_property: Any
 ) -> None:
     cases = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     names = ["张某甲", "李某乙"]
@@ -53,7 +52,7 @@ def test_the_text_of_a_case_is_data(
     }
     asked["in names"] = by_hand(PLAIN, ["<|im_end|>张某甲", '李"某\\乙'])
     examples = {key: replace(example, id=key) for key, example in asked.items()}
-    answers = {r["id"]: r for r in rows(llm, Calls(asker, iter(examples.values())), in_flight=16)}
+    answers = {r["id"]: r for r in rows_of(llm, asker, examples.values(), 16)}
     for key, example in examples.items():
         assert special(asker, asker.question(example).prompt) == special_tokens
         check_answer(example, answers[key], asker.labels)
