@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import ValidationError
 
@@ -96,29 +95,36 @@ def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Ans
         number += len(replies)
 
 
+@dataclass(frozen=True)
 class First:
     """The answer is the first reply. `Decide`, `Rank` and `Solve` are the alternatives.
 
     Code asks a mode for these attributes, and never for its class.
-
-    Attributes:
-        several_calls: Whether an answer takes several calls, each with a row of its own.
-        uses_samples: Whether replies after the first one change the answer.
-        settings: The settings of `solve`; None if the task takes one call.
-        ranked, length: See `Rank`. The others: see `Decide`.
     """
 
-    several_calls = False
-    uses_samples = False
     items: str = ""
+    """The key of the list of items in the answer; empty if the answer is the only item."""
     sets: tuple[str, ...] = ()
+    """Decided fields of an item that are label sets: by expected F1. If there are two,
+    `Labels.pairs` gives the labels that occur together."""
     classes: tuple[str, ...] = ()
-    order: Mapping[str, Sequence[str]] = MappingProxyType({})
-    kinds: Mapping[str, str] = MappingProxyType({})
+    """Decided fields of an item with one label: by probability."""
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Field -> its labels in order. A number in the submission is an index into this list."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Field -> its kind in `Labels`, if that has another name."""
     nothing: str = ""
+    """The name that `Labels` gives to an empty set, if it counts empty sets."""
     ranked: str = ""
+    """The key of the list that is ranked by votes, and of the labels that fill it up."""
     length: int = 0
+    """The length of that list."""
     settings: Config | None = None
+    """The settings of `solve`; None if the task takes one call."""
+    several_calls: ClassVar[bool] = False
+    """Whether an answer takes several calls, each with a row of its own."""
+    uses_samples: ClassVar[bool] = False
+    """Whether replies after the first one change the answer."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -162,42 +168,19 @@ class First:
         yield example
 
 
-@dataclass(frozen=True)
 class Decide(First):
-    """The answer is decided from several samples and their probabilities.
+    """The answer is decided from several samples and their probabilities."""
 
-    Attributes:
-        items: The key of the list of items in the answer; empty if the answer is the only item.
-        sets: Fields of an item that are label sets, decided by expected F1. If there are two,
-            `Labels.pairs` gives the labels that occur together.
-        classes: Fields of an item with one label, decided by probability.
-        order: Field -> its labels in order. A number in the submission is an index into this list.
-        kinds: Field -> its kind in `Labels`, if that has another name.
-        nothing: The name that `Labels` gives to an empty set, if it counts empty sets.
-    """
-
-    items: str = ""
-    sets: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    nothing: str = ""
     uses_samples = True
 
 
-@dataclass(frozen=True)
 class Rank(First):
-    """The answer is a list of `length`, best first, ranked by the votes of several samples.
+    """The answer is a list, best first, ranked by the votes of several samples."""
 
-    `ranked` is its key in the answer, and that of the labels that fill it up.
-    """
-
-    ranked: str
-    length: int
     uses_samples = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Solve(First):
     """The answer takes several calls.
 

@@ -99,22 +99,6 @@ def generation(folder: Path) -> dict[str, Any]:
     return manifest if "test_sha256" in manifest else section
 
 
-def trained_in(folder: Path, provenance: Mapping[str, Any]) -> Path | None:
-    """Return the adapter or model that gave the answers in `folder`; None for an endpoint alone.
-
-    If it is no longer at its recorded path, the one of the run in which the answers lie is meant.
-
-    Args:
-        folder: The folder of the answers.
-        provenance: Their `generation`.
-    """
-    recorded = provenance.get("trained")
-    if not recorded:
-        return None
-    beside = folder.resolve().parent.parent / Path(recorded).name
-    return Path(recorded) if Path(recorded).is_dir() or not beside.is_dir() else beside
-
-
 def answers_in(path: Path, gold: Path | None = None) -> Path:
     """Return the folder of answers that a user means by `path`; any other path as it is.
 
@@ -284,11 +268,6 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     moved = {key.removesuffix("_sha256") for key in {**old, **new} if key.endswith("_sha256")}
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in moved]
     return "; ".join(f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys)
-
-
-def manifest_diff(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
-    """Return their `difference` without the versions of libraries: these may change in a run."""
-    return difference({**old, "versions": None}, {**new, "versions": None})
 
 
 def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:

@@ -1,15 +1,11 @@
 """Rows of a JSON Lines file by id; only ids and byte offsets are in memory."""
 
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Json, located, open_bytes, parse_line
-
-CHUNK = 2**14
-"""Bytes that are read at once: more than most rows have."""
 
 
 def row_id(row: Mapping[str, Json]) -> str:
@@ -71,15 +67,6 @@ class Rows:
         offset = self._offsets.get(str(key))
         if offset is None:
             return None
+        self._file.seek(offset)
         with located(str(self.path)):
-            return parse_line(self._line(offset))
-
-    def _line(self, offset: int) -> bytes:
-        """Return the line at an offset; forked processes share the file and its position."""
-        line = b""
-        while chunk := os.pread(self._file.fileno(), CHUNK, offset + len(line)):
-            head, newline, _ = chunk.partition(b"\n")
-            line += head
-            if newline:
-                break
-        return line
+            return parse_line(self._file.readline())

@@ -210,5 +210,5 @@ TASK = Task(
             "commonest answers": ("always the commonest answers", "总答最常见的答案"),
         },
     ),
-    answer=Rank("answers", MAX_ANSWERS),
+    answer=Rank(ranked="answers", length=MAX_ANSWERS),
 )

@@ -154,5 +154,5 @@ TASK = Task(
             "no opinions": ("always no opinions", "总答没有观点"),
         },
     ),
-    answer=Solve(solve, gold_oracle, Settings.model_validate({})),
+    answer=Solve(steps=solve, gold_oracle=gold_oracle, settings=Settings.model_validate({})),
 )

@@ -7,18 +7,14 @@ from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
-    answers_in,
     atomic_write,
     difference,
     dump,
-    generation,
     parse_line,
     read_json,
     read_lines,
     sha256,
     stream,
-    trained_in,
-    write_json,
 )
 from panjue.prompts.plumbing.rows import Rows
 
@@ -195,52 +191,3 @@ def test_a_file_that_moved_but_has_its_hash_is_no_difference() -> None:
     old, new = {"test": "a.jsonl", "test_sha256": "1"}, {"test": "b.jsonl", "test_sha256": "1"}
     assert difference(old, new) == ""
     assert difference(old, {**new, "test_sha256": "2"}) == "test_sha256: 1 -> 2"
-
-
-def answers(run: Path, name: str, digest: str = "") -> Path:
-    folder = run / "answers" / name
-    folder.mkdir(parents=True)
-    write_json(folder / "manifest.json", {"generate": {"test_sha256": digest}})
-    return folder
-
-
-def test_answers_in_the_run_folder_itself_count_like_those_below_it(tmp_path: Path) -> None:
-    run, gold = tmp_path / "run", tmp_path / "dev.jsonl"
-    gold.write_text("{}", "utf-8")
-    run.mkdir()
-    write_json(run / "manifest.json", {"generate": {"test_sha256": sha256(gold)}})
-    assert answers_in(run) == run
-    other = answers(run, "b")
-    assert answers_in(run, gold) == run
-    with pytest.raises(UserError, match="say which"):
-        answers_in(run)
-    assert answers_in(other) == other
-
-
-def test_a_training_that_has_moved_is_found_beside_its_answers(tmp_path: Path) -> None:
-    folder = answers(tmp_path / "run", "dev")
-    assert trained_in(folder, generation(folder)) is None
-    write_json(folder / "manifest.json", {"generate": {"trained": "old/run/adapter"}})
-    assert trained_in(folder, generation(folder)) == Path("old/run/adapter"), "there is none here"
-    (tmp_path / "run/adapter").mkdir()
-    assert trained_in(folder, generation(folder)) == tmp_path / "run/adapter"
-
-
-def test_which_answers_a_run_folder_means(tmp_path: Path) -> None:
-    run, gold = tmp_path / "run", tmp_path / "dev.jsonl"
-    gold.write_text("{}", "utf-8")
-    assert answers_in(run) == run, "what is no run folder stays what it is"
-    first = answers(run, "dev")
-    assert answers_in(run) == answers_in(run, tmp_path / "any") == answers_in(first) == first
-    second = answers(run, "b", sha256(gold))
-    assert answers_in(run, gold) == second, "the same content counts more than the name"
-    gold.write_text("{} ", "utf-8")
-    assert answers_in(run, gold) == first, "a test file and its gold file may differ"
-    with pytest.raises(UserError) as error:
-        answers_in(run)
-    assert str(error.value) == (
-        f"{run}: has answers to several test files; say which: {second}, {first}"
-    )
-    (tmp_path / "other.jsonl").write_text("", "utf-8")
-    with pytest.raises(UserError, match="say which"):
-        answers_in(run, tmp_path / "other.jsonl")
