@@ -181,11 +181,6 @@ def decision_sha256(trained: Path | None) -> str | None:
     return sha256(path) if path and path.exists() else None
 
 
-def uses_classifier(trained: Path | None) -> bool:
-    """Say whether the settings that `panjue tune` wrote into `trained` have a text classifier."""
-    return bool(_fitted(trained).get("exponents"))
-
-
 def cases_of(record: AnswersRecord) -> dict[str, Any]:
     """Return which cases were answered."""
     return {"test_sha256": record.test_sha256, "held_out": record.held_out}

@@ -152,24 +152,20 @@ def tune(run: Path) -> None:
 def bundle(
     run: Annotated[Path | None, typer.Argument(help="a run folder with its submission")] = None,
     out: Annotated[Path | None, typer.Argument(help="the ZIP")] = None,
-    weights: Annotated[str, typer.Option(help="also pack: none, base or merged")] = "none",
+    base: Annotated[
+        Path | None, typer.Option(help="also pack this base; with --verify: the base")
+    ] = None,
     verify: Annotated[Path | None, typer.Option(help="a ZIP to test in an empty folder")] = None,
     cases: Annotated[Path | None, typer.Option(help="with --verify: the run's test file")] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="the base, if it was moved; with --verify, if not packed")
-    ] = None,
 ) -> None:
     """Pack RUN with code, weights and a manual into OUT; or test such a ZIP with --verify."""
-    if verify and cases and not run and weights == "none":
-        _load("serve.verify", "main")(verify, cases, base)
+    if verify and cases and not run:
+        _load("serve.verify", "verify")(verify, cases, base)
     elif run and out and not (verify or cases):
-        _load("serve.bundle", "main")(run, out, weights, base)
-    elif verify and not cases:
-        raise UserError(f"{verify}: add --cases TEST, the test file of its run")
+        _load("serve.bundle", "bundle")(run, out, base)
     else:
         raise UserError(
-            "use RUN OUT.zip [--weights none|base|merged] [--base FOLDER], "
-            "or --verify ZIP --cases TEST [--base FOLDER]"
+            "use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST [--base FOLDER]"
         )
 
 

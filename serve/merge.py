@@ -11,10 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from panjue.prompts.model import CLASSIFIER, load_tokenizer
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import replace_folder, write_json
+from panjue.prompts.plumbing.files import replace_folder
 from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.run import MANIFEST
 from panjue.serve.modelfile import modelfile
-from panjue.serve.trained import check_base, is_merged, merged_manifest
+from panjue.serve.trained import check_base, is_merged, merged_record
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
@@ -35,7 +36,7 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
         UserError: There is no adapter, it was trained on another base, or it is of a kind that
             cannot be merged.
     """
-    if not (adapter / "manifest.json").exists():
+    if not (adapter / MANIFEST).exists():
         raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
     # Of two processes, the second one waits and finds the merge.
     with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
@@ -43,10 +44,10 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 
 def _merge(adapter: Path, out: Path, base: str | None) -> Path:
-    manifest = merged_manifest(adapter, out)
-    if is_merged(manifest, out):
+    record = merged_record(adapter)
+    if is_merged(record, out):
         return out
-    base_folder = check_base(adapter, manifest, base)
+    base_folder = check_base(adapter, record, base)
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -57,12 +58,12 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
         raise
     tokenizer = load_tokenizer(base_folder)
     tokenizer.save_pretrained(temporary)
-    max_tokens = manifest["max_tokens"]
-    (temporary / "Modelfile").write_text(modelfile(tokenizer, max_tokens), "utf-8")
+    text = modelfile(tokenizer, record.max_tokens)
+    (temporary / "Modelfile").write_text(text, "utf-8")
     for name in ("labels.json", CLASSIFIER):
         if (adapter / name).exists():
             shutil.copy(adapter / name, temporary / name)
-    write_json(temporary / "manifest.json", manifest)
+    record.write(temporary)
     replace_folder(temporary, out)
     return out
 

@@ -2,81 +2,52 @@
 
 import os
 import subprocess
-import sysconfig
+import sys
 import tempfile
-import venv
 import zipfile
 import zlib
-from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import ANSWERS, generation, read_json, sha256
-from panjue.serve.bundle import EXPECTED, SUMS, names_in, row_hashes
+from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.run import ANSWERS, Run
+from panjue.serve.bundle import EXPECTED, SUMS, line_hashes, requirements, sums_of
 
-NO_NETWORK = (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"])
-"""Commands that cut off the network: as root, and as a user if the system allows it."""
-
-
-def main(packed: Path, cases: Path, base: Path | None) -> None:
-    """Verify and print the result."""
-    is_offline = verify(packed, cases, base)
-    how = "without a network" if is_offline else "with a network: it cannot be cut off here"
-    print(f"{packed}: runs by itself and gives the same answers ({how})")
+NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
+NO_NETWORK += ['ip link set lo up 2>/dev/null; exec "$@"', "sh"]
+"""Prefix of a command that cuts off the network, where the system allows it."""
 
 
-def verify(packed: Path, cases: Path, base: Path | None = None) -> bool:
+def verify(packed: Path, cases: Path, base: Path | None = None) -> None:
     """Unpack into an empty folder, answer `cases` there without a network, compare the submission.
-
-    Only the pinned packages are visible to it.
 
     Args:
         packed: The ZIP.
         cases: The test file of the run that was packed.
-        base: Folder of the base model, if the ZIP has no weights.
-
-    Returns:
-        Whether the network was cut off.
+        base: Folder of the base model, if the ZIP has none.
 
     Raises:
         UserError: A file has changed, a package has another version, or the answers differ.
     """
-    if not cases.exists():
-        raise UserError(f"{cases}: there is no such file")
     with tempfile.TemporaryDirectory() as place:
-        folder, answers = Path(place) / "bundle", Path(place) / "answers"
+        folder = Path(place)
         _unpack(packed, folder)
-        pinned = folder / "requirements.txt"
-        if faults := [*changed(folder)] or [*other_packages(pinned)]:
-            more = f" ({len(faults)} such faults)" if faults[1:] else ""
-            raise UserError(f"{packed}: {faults[0]}{more}")
+        if fault := changed(folder) or missing_package(folder / "requirements.txt"):
+            raise UserError(f"{packed}: {fault}")
         expected = read_json(folder / EXPECTED)
         if sha256(cases) != expected["test_sha256"]:
             raise UserError(f"{cases}: is not the test file of the run that was packed")
         _bring_base(packed, folder, base)
-        cut_off = offline_prefix()
-        python = only_pinned(Path(place) / "venv", pinned)
-        words = map(str, (python, "-P", folder / "answer.py", cases.resolve(), answers))
-        done = subprocess.run(
-            [*cut_off, *words],
-            cwd=place,
-            env=minimal_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise UserError(f"{packed}: does not run: {_last(done.stderr or done.stdout)}")
-        submission = answers / ANSWERS / "test" / expected["submission"]
-        if sha256(submission) != expected["submission_sha256"]:
-            task = generation(folder)["task"]
-            here = row_hashes(task, submission)
-            other = [key for key, digest in expected["rows"].items() if here.get(key) != digest]
-            which = f"id {other[0]} first ({len(other)} of {len(here)})" if other else "in its form"
-            raise UserError(f"{packed}: gives other answers than the packed run, {which}")
-        return bool(cut_off)
+        is_offline = _answer(packed, folder, cases)
+        here = line_hashes(folder / ANSWERS / cases.stem / expected["submission"])
+    if here != expected["lines"]:
+        pairs = list(zip(here, expected["lines"], strict=False))
+        other = [number for number, (new, old) in enumerate(pairs, start=1) if new != old]
+        which = f"lines {other[:5]} ({len(other)} of {len(here)})"
+        raise UserError(f"{packed}: gives another submission than the packed run: {which}")
+    how = "without a network" if is_offline else "with a network: it cannot be cut off here"
+    print(f"{packed}: runs by itself and gives the same answers ({how})")
 
 
 def _unpack(packed: Path, folder: Path) -> None:
@@ -85,10 +56,22 @@ def _unpack(packed: Path, folder: Path) -> None:
             if SUMS not in archive.namelist():
                 raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
             archive.extractall(folder)
-    except OSError as error:
-        raise UserError(f"{packed}: {error.strerror}") from None
     except (ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{packed}: {error}; pack it again") from None
+
+
+def changed(folder: Path) -> str:
+    """Return the first difference between the folder and the packed files; empty if none."""
+    lines = (folder / SUMS).read_text("utf-8", errors="replace").splitlines()
+    files = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    different = dict(sums_of(folder).items() ^ files.items())
+    return f"{min(different)} was added, left out or changed" if different else ""
+
+
+def missing_package(listed: Path) -> str:
+    """Return a pinned package that is not installed here in its version; empty if none."""
+    missing = set(listed.read_text("utf-8").splitlines()) - set(requirements())
+    return f"needs {min(missing)}, which is not installed; see its MANUAL.md" if missing else ""
 
 
 def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
@@ -97,103 +80,33 @@ def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
     Raises:
         UserError: It is needed but not given, given but not needed, or is another base.
     """
-    needed = (folder / "adapter").exists() and not (folder / "base").exists()
-    if not needed or (folder / "merged").exists():
+    if (folder / "base").exists() or not (folder / "adapter").exists():
         if base:
             raise UserError(f"{packed}: has its weights; leave --base out")
         return
     if base is None or not base.is_dir():
         raise UserError(f"{base or packed}: no base is there; say --base FOLDER")
-    made = read_json(folder / "adapter" / "manifest.json")
-    if model_sha256(base) != made["base_sha256"]:
+    if model_sha256(base) != Run(folder).record.base_sha256:
         raise UserError(f"{base}: is not the base that {packed} was trained on")
     (folder / "base").symlink_to(base.resolve())
 
 
-def changed(folder: Path) -> Iterator[str]:
-    """Yield every difference between the folder and the packed files."""
-    lines = (folder / SUMS).read_bytes().decode("utf-8", "replace").splitlines()
-    if not all("  " in line for line in lines):
-        yield f"{SUMS} is broken; pack it again"
-        return
-    files = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-    there = set(names_in(folder)) - {SUMS}
-    for name in sorted(there | set(files)):
-        if name not in there:
-            yield f"{name} is missing"
-        elif name not in files:
-            yield f"{name} was not packed"
-        elif sha256(folder / name) != files[name]:
-            yield f"{name} is not what was packed"
-
-
-def pinned_in(listed: Path) -> dict[str, str]:
-    """Return name -> version of the packages in a bundle's requirements.txt."""
-    lines = listed.read_text("utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith(("#", "--")))
-
-
-def other_packages(listed: Path) -> Iterator[str]:
-    """Yield the pinned packages that are not installed here, or in another version."""
-    for name, version in pinned_in(listed).items():
-        try:
-            here = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            here = "none"
-        if here != version:
-            yield f"needs {name}=={version}, here is {here}; see its MANUAL.md"
-
-
-def only_pinned(folder: Path, listed: Path) -> Path:
-    """Make an environment with only the pinned packages, by links to the installed ones.
-
-    Returns:
-        Its Python.
-    """
-    venv.create(folder, symlinks=True)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
-    for name in pinned_in(listed):
-        package = metadata.distribution(name)
-        for file in package.files or ():
-            # Whole packages; outside them (bin/, lib/) single files.
-            part = file if file.parts[0] == ".." else Path(file.parts[0])
-            link, here = Path(os.path.normpath(site / part)), Path(str(package.locate_file(part)))
-            if here.exists() and not link.exists():
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(here.resolve())
-    return folder / "bin" / "python"
-
-
-def offline_prefix() -> list[str]:
-    """Return a command prefix that cuts off the network; empty if that is not allowed here."""
-    for way in NO_NETWORK:
-        words = [*way, "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"]
-        try:
-            if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0:
-                return words
-        except OSError:
-            return []
-    return []
-
-
-def minimal_environment() -> dict[str, str]:
-    """Return an environment without paths of this checkout, and with the hub switched off."""
-    kept = (
-        "PATH",
-        "HOME",
-        "LANG",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "TMPDIR",
-        "CUDA_VISIBLE_DEVICES",
+def _answer(packed: Path, folder: Path, cases: Path) -> bool:
+    """Run the bundle's command, without the network if possible; return whether it was."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HF_"))}
+    env |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+    is_offline = (
+        subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0
     )
-    ours = {
-        key: value
-        for key, value in os.environ.items()
-        if key in kept or (key.startswith("VLLM_") and not key.endswith("KEY"))
-    }
-    return {**ours, "HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
-
-
-def _last(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+    command = [
+        *(NO_NETWORK if is_offline else ()),
+        sys.executable,
+        "-P",
+        "answer.py",
+        cases.resolve(),
+    ]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise UserError(f"{packed}: does not run: {said[-1] if said else 'no output'}")
+    return is_offline

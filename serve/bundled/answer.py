@@ -1,8 +1,9 @@
 """One command: a test file in, a submission out.
 
-python answer.py TEST OUT [key=value ...]
+python answer.py TEST [key=value ...]
 
-OUT is a folder; settings of generate.yaml may be given behind it, as `in_flight=64`.
+The answers are written to answers/, in a folder named like TEST. Settings of config.yaml's section
+`generate` may be given behind it, as `in_flight=64`.
 """
 
 import os
@@ -10,11 +11,11 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    test, out = (str(Path(word).resolve()) for word in sys.argv[1:3])
+    test = str(Path(sys.argv[1]).resolve())
     here = Path(__file__).resolve().parent
-    os.chdir(here)  # the paths in generate.yaml are meant from here
+    os.chdir(here)  # this is the run folder
     sys.path.insert(0, str(here / "code"))
     os.environ["PYTHONPATH"] = str(here / "code")  # of the engine's processes
     from panjue.prompts.cli import __file__ as code
@@ -22,5 +23,5 @@ if __name__ == "__main__":
 
     if not Path(code).is_relative_to(here):
         sys.exit(f"another panjue is in the way: {code}")
-    sys.argv = ["panjue", "generate", "generate.yaml", f"test={test}", f"run={out}", *sys.argv[3:]]
+    sys.argv = ["panjue", "generate", ".", test, *sys.argv[2:]]
     main()

@@ -31,14 +31,14 @@ def panjue(*words: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("weights", ["none", "base", "merged"])
+@pytest.mark.parametrize("packs_base", [True, False])
 def test_a_bundle_answers_by_itself(
-    weights: str, run: Path, workshop: Path, tmp_path: Path
+    packs_base: bool, run: Path, workshop: Path, tmp_path: Path
 ) -> None:
-    packed = tmp_path / "bundle.zip"
-    panjue("bundle", run, packed, "--weights", weights)
-    base = ["--base", workshop / "base/model"] if weights == "none" else []
-    said = panjue("bundle", "--verify", packed, "--cases", workshop / "demo/test.jsonl", *base)
+    packed, base = tmp_path / "bundle.zip", ("--base", workshop / "base/model")
+    panjue("bundle", run, packed, *(base if packs_base else ()))
+    verify = ("--verify", packed, "--cases", workshop / "demo/test.jsonl")
+    said = panjue("bundle", *verify, *(() if packs_base else base))
     assert "runs by itself and gives the same answers" in said
 
 
