@@ -1,0 +1,119 @@
+"""A fleet of replicas whose engine answers at once: what the driver makes of those that die.
+
+No test of pytest: Ray leaves warnings behind, which are errors there. Prints a JSON object, name of
+a scenario -> what came of it.
+"""
+
+import asyncio
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from panjue.prompts.example import Example, call_key
+from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.loop import answer_all
+from panjue.serve.ray import RESTARTS, Fleet, cluster
+from panjue.serve.rows import Row
+
+EXAMPLES = 60
+REPLICAS = 2
+
+
+class Fake:
+    """A replica whose engine answers at once.
+
+    `folder` has a file for each process of a replica; `deaths` of them die, each after five
+    examples; an example takes `calls` calls; without calls the engine cannot start.
+    """
+
+    def __init__(self, folder: str, deaths: int, calls: int) -> None:
+        self._folder, self._deaths, self._calls, self._left = Path(folder), deaths, calls, 5
+
+    async def start(self) -> None:
+        if self._calls == 0:
+            raise UserError("engine: is broken")
+        (self._folder / str(os.getpid())).touch()
+
+    async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
+        made: list[Row] = [{"id": example.id, "call": call} for call in range(self._calls)]
+        new = [row for row in made if call_key(row) not in old_rows]
+        if self._left == 0 and len(list(self._folder.iterdir())) <= self._deaths:
+            for row in new[:-1]:
+                yield row
+            os._exit(1)
+        self._left = max(0, self._left - 1)
+        for row in new:
+            yield row
+
+
+async def outcome(deaths: int, calls: int, *, stopped: bool = False) -> dict[str, Any]:
+    """Run one scenario."""
+    keys: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        actor = ray.remote(Fake).options(max_restarts=RESTARTS, num_cpus=0, max_concurrency=9)
+        fakes = [actor.remote(folder, deaths, calls) for _ in range(REPLICAS)]
+        fleet, error = Fleet(fakes, slots=8), ""
+
+        async def answer(example: Example) -> None:
+            await fleet.answer(example, lambda row: keys.append(call_key(row)), {})
+
+        async def work() -> None:
+            await fleet.wait_for_first()
+            await answer_all((Example(i, "案情") for i in range(EXAMPLES)), answer, fleet.slots)
+
+        try:
+            await asyncio.wait_for(work(), 0.001 if stopped else None)
+        except (UserError, TimeoutError) as problem:
+            error = str(problem) or "stopped"
+        said = str(fleet)
+        for fake in fakes:
+            ray.kill(fake)  # type: ignore[arg-type]
+    return {"keys": keys, "said": said, "again": fleet.again, "error": error}
+
+
+def stranger() -> str:
+    """Return the error of a process that reaches the cluster's port and has no token."""
+    address = ray.get_runtime_context().gcs_address
+    script = (
+        f"from ray._raylet import GcsClient; GcsClient(address={address!r}).get_all_node_info()"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    words = [sys.executable, "-c", script]
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False).stderr
+
+
+async def scenarios() -> dict[str, dict[str, Any]]:
+    """Run all that need a cluster."""
+    outcomes = {"stranger": {"error": stranger()}}
+    for deaths, calls in ((0, 1), (5, 1), (5, 3)):
+        outcomes[f"{deaths} deaths, {calls}"] = await outcome(deaths, calls)
+    outcomes["always"] = await outcome(10**6, 2)
+    outcomes["broken"] = await outcome(0, 0)
+    outcomes["stopped"] = await outcome(0, 1, stopped=True)
+    return outcomes
+
+
+def main() -> None:
+    """Run all scenarios; if that takes too long, say where it is."""
+    faulthandler.dump_traceback_later(540, exit=True)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers cannot import it
+    with cluster("local"):
+        outcomes = asyncio.run(scenarios())
+    try:
+        with cluster("auto"):
+            pass
+    except UserError as problem:
+        outcomes["no cluster"] = {"error": str(problem)}
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()
