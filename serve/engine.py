@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
 from vllm.config import LoRAConfig, StructuredOutputsConfig
-from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
@@ -41,27 +40,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from zmq import ZMQError
 
-__all__ = [  # other modules import vLLM from here, so that the variables above are set first
-    "VLLM_VERSION",
-    "AsyncEngineArgs",
-    "CompletionOutput",
-    "Engine",
-    "EngineDeadError",
-    "RequestOutput",
-    "StrictLLM",
-    "UsageContext",
-    "VLLMError",
-    "call_engine",
-    "check_sampling",
-    "engine",
-    "engine_settings",
-    "on_cpu",
-    "start",
-    "startup_errors",
-    "text_of",
-    "wait_until_ready",
-    "with_cancellation",
-]
+# Other modules import vLLM from here, so that the variables above are set first.
+__all__ = ["VLLM_VERSION", "AsyncEngineArgs", "CompletionOutput", "RequestOutput", "VLLMError"]
 
 TEXT_SETTINGS = {
     "detokenize",  # only tests set it; `check_sampling` refuses it
@@ -89,26 +69,11 @@ class EngineEnded(UserError):
     """The engine has died, refuses calls or hangs."""
 
 
-class StrictLLM(AsyncLLM):  # type: ignore[misc]  # to mypy vLLM is Any here
-    """vLLM's engine, with an error for each reply that it aborts.
-
-    While shutting down, vLLM returns unfinished replies as finished, with the reason "abort".
-    """
-
-    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the growing output of one request; raise EngineDeadError if it is aborted."""
-        async with aclosing(super().generate(*args, **kwargs)) as outputs:
-            async for output in outputs:
-                if any(reply.finish_reason == "abort" for reply in output.outputs):
-                    raise EngineDeadError
-                yield output
-
-
 class Engine:
     """A running vLLM engine as a `Source`."""
 
     def __init__(
-        self, llm: StrictLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
+        self, llm: AsyncLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
     ) -> None:
         """Take an engine, and the adapter to load on its model, if any."""
         self.llm, self._lora, self.runner = llm, lora, runner
@@ -136,8 +101,6 @@ class Engine:
         shown = 0
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
-                if any(reply.finish_reason == "abort" for reply in output.outputs):
-                    raise EngineDeadError  # so vLLM ends unfinished replies while it shuts down
                 for reply in output.outputs if decodes_here else ():
                     reply.text = text_of(reply, self.llm.tokenizer)
                 text = output.outputs[0].text
@@ -146,8 +109,12 @@ class Engine:
         except (EngineDeadError, EngineGenerateError):
             await self._check_alive()
             raise
-        if any(reply.finish_reason == "error" for reply in output.outputs):
-            await self._check_alive()  # an engine that is shutting down reports this too
+        # While shutting down, vLLM returns unfinished replies as finished, for these reasons.
+        reasons = {reply.finish_reason for reply in output.outputs}
+        if reasons & {"abort", "error"}:
+            await self._check_alive()
+        if "abort" in reasons:
+            raise EngineEnded(ENGINE_ENDED)
         return output
 
     async def _check_alive(self) -> None:
@@ -172,17 +139,15 @@ def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
     return text.rstrip(UNFINISHED)
 
 
-async def call_engine(
-    llm: StrictLLM, call: Coroutine[Any, Any, Any], timeout_s: float = CALL_TIMEOUT_S
-) -> None:
+async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
     """Await a call of an engine; in vLLM 0.32 such a call never returns if the engine process dies.
 
     Raises:
-        UserError: The engine has died, refuses the call, or takes longer than `timeout_s`.
+        UserError: The engine has died, refuses the call, or takes too long.
     """
     task = asyncio.ensure_future(call)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(CALL_TIMEOUT_S):
             while not task.done():
                 await asyncio.wait([task], timeout=POLL_S)
                 if llm.errored:
@@ -212,11 +177,12 @@ async def running_engine(
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     arguments = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
     with engine_stderr() as filtered:
-        with startup_errors(), filtered():
+        with startup_errors(), filtered(), starting_engine():
             args = AsyncEngineArgs(model=str(served.model), **arguments)
             # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
-            llm = await wait_until_ready(start(args, UsageContext.LLM_CLASS))
+            llm = AsyncLLM.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
         try:
+            await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
             yield Engine(llm, lora)
         finally:
             llm.shutdown()
@@ -291,29 +257,6 @@ def startup_errors() -> Iterator[None]:
     except RuntimeError as error:  # about its process, which has printed the reason
         hint = "if memory is short, lower engine.gpu_memory_utilization or max_tokens"
         raise UserError(f"engine: {first_line(error)}; {hint}") from None
-
-
-async def wait_until_ready(llm: StrictLLM) -> StrictLLM:
-    """Return an engine after its first answer; shut it down if there is none.
-
-    Raises:
-        UserError: The engine did not answer.
-    """
-    try:
-        await call_engine(
-            llm, llm.get_supported_tasks()
-        )  # every request needs this; vLLM caches it
-    except BaseException:
-        llm.shutdown()
-        raise
-    return llm
-
-
-def start(args: AsyncEngineArgs, context: UsageContext) -> StrictLLM:
-    """Start an engine's processes and wait for them; they end when this process ends."""
-    with starting_engine():
-        llm: StrictLLM = StrictLLM.from_engine_args(args, usage_context=context)
-    return llm
 
 
 def check_engine(settings: Mapping[str, Any]) -> None:
