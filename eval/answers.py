@@ -7,7 +7,6 @@ from typing import Any
 
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import ANSWERS, sha256
 from panjue.prompts.plumbing.rows import Rows
@@ -49,14 +48,6 @@ class AnsweredFile:
         folder = self.folder.resolve()
         is_in_run = folder.parent.name == ANSWERS
         return f"{folder.parent.parent.name}/{folder.name}" if is_in_run else folder.name
-
-    def card_folder(self) -> Path | None:
-        """Return the folder of the adapter that answered, here or at its old path, if unchanged."""
-        digest, run = self.record.trained_sha256, self.folder.resolve().parent.parent
-        for folder in (run / self.trained.name, self.trained):
-            if digest and folder.is_dir() and model_sha256(folder) == digest:
-                return folder
-        return None
 
     def examples(self) -> Iterator[Example]:
         """Yield the examples that were asked."""

@@ -6,12 +6,11 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from panjue.eval.answers import AnsweredFile
 from panjue.prompts.labels import load_labels
-from panjue.prompts.model import is_hub_name, lora_rank
+from panjue.prompts.model import is_hub_name, lora_rank, model_sha256
 from panjue.prompts.plumbing.config import DATA, scrubbed
 from panjue.prompts.plumbing.files import atomic_write, read_json
-from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.run import Answers, RunRecord
 from panjue.prompts.render import prompt_files
 from panjue.prompts.task import load_task
 
@@ -92,12 +91,13 @@ def _labels(folder: Path) -> str:
     return f"labels: {sizes}" if sizes else "no label sets"
 
 
-def write_scores(answered: AnsweredFile, scores: Mapping[str, Any], tested: str) -> str:
+def write_scores(answers: Answers, scores: Mapping[str, Any], tested: str) -> str:
     """Write the scores into the card of the adapter that answered; return a line to print."""
-    if folder := answered.card_folder():
+    folder = answers.trained
+    if folder and folder.is_dir() and model_sha256(folder) == answers.record.trained_sha256:
         write_card(folder, scored_on(scores, tested))
         return f"written: {folder / CARD}"
-    return f"{answered.trained}: missing or changed since it answered; no card is written"
+    return f"{folder}: missing or changed since it answered; no card is written"
 
 
 def scored_on(scores: Mapping[str, Any], tested: str) -> str:

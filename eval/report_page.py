@@ -29,7 +29,7 @@ def main(run: Path, gold: Path | None) -> None:
     for line in result.skipped:
         print(line)
     if opened.record.is_of_adapter and result.decoding:
-        print(write_scores(opened, result.scores.to_json(), result.tested))
+        print(write_scores(opened.answers, result.scores.to_json(), result.tested))
 
 
 def templates() -> Environment:
