@@ -4,9 +4,8 @@
 
 ANSWERS is the folder of a run's answers to a file of several-defendant cases. Its cases, with a
 number after the facts, and its replies are repeated into FOLDER (a million take some 3 GB and 2 GB)
-and read, decoded without a decision rule, scored, and read for the labels and for the text
-classifier, each by its own command. Prints the minutes of each and the memory of its largest
-process.
+and read, decoded without a decision rule, and scored, each by its own command. Prints the minutes
+of each and the memory of its largest process.
 """
 
 import argparse
@@ -23,7 +22,8 @@ from rich.table import Table
 
 from panjue.eval.answers import open_answers
 from panjue.prompts.model import DECISION
-from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
+from panjue.prompts.plumbing.files import dump, read_lines, sha256
+from panjue.prompts.plumbing.run import Answers
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 READ = """
@@ -32,17 +32,6 @@ from pathlib import Path
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 print(sum(1 for _ in Reader(load_task("judgment")).read(Path(sys.argv[1]))))
-"""
-FIT = """
-import sys
-from panjue.finetune.settings import SftConfig
-from panjue.finetune.sft import fit_classifier, training_set
-from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
-task = load_task("judgment")
-settings = {"task": "judgment", "run": "none", "model": "none", "train": sys.argv[1]}
-config, reader = SftConfig.model_validate(settings), Reader(task)
-fit_classifier(config, reader, task.ask.labels(training_set(config, reader)))
 """
 
 
@@ -63,7 +52,6 @@ def main() -> None:
         "decode": [PANJUE, "decode", answers],
         "score": [PANJUE, "score", cases, alone],
         "score, with the classifier's column": [PANJUE, "score", cases, answers],
-        "labels and classifier": [sys.executable, "-c", FIT, cases],
     }.items():
         seconds, memory = measured([str(word) for word in words])
         table.add_row(stage, f"{seconds / 60:.1f}", f"{memory:.2f}")
@@ -87,13 +75,12 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     known = [row for _, row in read_lines(run.test) if row["id"] in by_id]
     write_rows(cases, known, count, numbered="fact")
     write_rows(result / "completions.jsonl", [by_id[row["id"]] for row in known], count)
-    record = read_json(result / "manifest.json")
-    record["generate"] |= {
+    changed = {
         "test": str(cases.resolve()),
         "test_sha256": sha256(cases),
         "trained": str((folder / "run/adapter").resolve()),
     }
-    write_json(result / "manifest.json", record)
+    Answers(run.folder).record.model_copy(update=changed).write(result)
     return cases, result
 
 

@@ -23,8 +23,6 @@ from rich.table import Table
 
 from panjue.prompts.plumbing.files import lines
 
-ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "serve/configs/qwen2.5-0.5b-cpu.yaml"
 WAYS = {
     "compiled": ["engine.enforce_eager=false"],
     "not compiled": ["engine.enforce_eager=true"],
@@ -44,6 +42,7 @@ def main() -> None:
             for way, words in WAYS.items():
                 place = folder / f"{way} {number}".replace(" ", "-")  # inductor's g++ needs it
                 shutil.copytree(options.run / "adapter", place / "adapter")
+                shutil.copy(options.run / "config.yaml", place)
                 for start in ("cold", "warm"):
                     shutil.rmtree(place / "answers", ignore_errors=True)
                     found = timed(place, cases, [*words, *options.set])
@@ -60,12 +59,11 @@ def main() -> None:
 def timed(place: Path, cases: Path, words: list[str]) -> tuple[float, float]:
     """Return the seconds to the first row and to the end of one command."""
     caches = {"VLLM_CACHE_ROOT": place / "vllm", "TORCHINDUCTOR_CACHE_DIR": place / "inductor"}
-    command = [Path(sys.executable).with_name("panjue"), "generate", CONFIG]
-    given = [f"run={place}", f"test={cases}", *words]
+    command = [Path(sys.executable).with_name("panjue"), "generate", place, cases, *words]
     rows = place / "answers/cases/completions.jsonl"
     began, first = time.perf_counter(), 0.0
     env = {**os.environ, **{name: str(path) for name, path in caches.items()}}
-    with subprocess.Popen([*map(str, command), *given], stdout=subprocess.DEVNULL, env=env) as run:
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, env=env) as run:
         while run.poll() is None:
             if not first and rows.exists() and rows.stat().st_size:
                 first = time.perf_counter() - began
