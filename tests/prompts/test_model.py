@@ -1,13 +1,9 @@
 """Models: where a base comes from, and the fingerprint of its files."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -80,54 +76,6 @@ def test_a_missing_base_of_the_demo_is_told_how_it_is_made(
         model_folder("runs/base/model")
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        model_folder(str(tmp_path))
-    told = f"{tmp_path}: has no config.json; give the folder of the base model"
-    assert str(error.value) == told
-
-
-FILES = {"config.json": b"{}", "model.safetensors": b"weights", "model.py": b"1/0", "a.bin": b""}
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Mirror(BaseHTTPRequestHandler):
-    """The part of the hub's API that a download uses, for one model."""
-
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        if self.path.startswith("/api/models/some/model/revision/main"):
-            siblings = [{"rfilename": name} for name in FILES]
-            body = {"id": "some/model", "sha": COMMIT, "siblings": siblings}
-            return self.answer(json.dumps(body).encode())
-        if self.path.startswith(f"/api/models/some/model/tree/{COMMIT}"):
-            tree = [
-                {"type": "file", "path": name, "size": len(body), "oid": COMMIT}
-                for name, body in FILES.items()
-            ]
-            return self.answer(json.dumps(tree).encode())
-        name = self.path.rpartition("/")[2]
-        if self.path == f"/some/model/resolve/{COMMIT}/{name}" and name in FILES:
-            return self.answer(FILES[name])
-        return self.send_error(404)
-
-    do_HEAD = do_GET
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        fields = {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(body)}"', "Content-Length": len(body)}
-        for field, value in fields.items():
-            self.send_header(field, str(value))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 def asked_of(endpoint: str, name: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Look for a base in a process of its own: the hub's library reads variables on import."""
     code = (
@@ -143,18 +91,6 @@ def asked_of(endpoint: str, name: str, tmp_path: Path) -> subprocess.CompletedPr
         text=True,
         check=False,
     )
-
-
-def test_a_base_comes_from_the_mirror_in_hf_endpoint(
-    tmp_path: Path, serving: Callable[[HTTPServer], None]
-) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Mirror)
-    serving(server)
-    done = asked_of(f"http://127.0.0.1:{server.server_port}", "some/model", tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder = Path(done.stdout.strip())
-    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
-    assert not any(path.endswith((".py", ".bin")) for path in Mirror.asked)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Path) -> None:

@@ -56,15 +56,3 @@ def test_evaluations_count_in_the_time_left_but_not_in_the_speed(
     assert lines["8"].endswith("4.4 min and 3 evaluations left")
     assert lines["20"].endswith("4.0 min left"), "ten steps and two evaluations"
     assert lines["30"].endswith("1.0 min left"), "the last evaluation"
-
-
-def test_waiting_tells_the_seconds_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
-    out = io.StringIO()
-    with progress.waiting(Console(file=out), "starting"):
-        time.sleep(0.1)
-    lines = out.getvalue().splitlines()
-    assert len(lines) > 1
-    assert set(lines) == {"starting, 0 s …"}
-    time.sleep(0.05)
-    assert out.getvalue().splitlines() == lines, "nothing more is printed"

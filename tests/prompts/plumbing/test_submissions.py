@@ -51,14 +51,6 @@ def test_the_bytes_by_hand(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_is_taken_as_it_is_and_a_folder_has_one(tmp_path: Path) -> None:
-    assert JSON_LIST.find(tmp_path / "mine.txt") == tmp_path / "mine.txt"
-    with pytest.raises(UserError, match=r"has no submission\.json; is --task right"):
-        JSON_LIST.find(tmp_path)
-    (tmp_path / "submission.json").touch()
-    assert JSON_LIST.find(tmp_path) == tmp_path / "submission.json"
-
-
 BROKEN = [
     ("list", b'{"id": 1}', ": is no JSON list"),
     ("list", b"\xef\xbb\xbf[]", ": starts with a byte order mark; save"),

@@ -134,9 +134,3 @@ def test_by_hand() -> None:
     assert value((0, 0), (0, 0), (0, 1), (1, 1)) == pytest.approx((4 / 5 + 2 / 3) / 2)
     assert value((0, 0), (1, None)) == pytest.approx(1 / 2), "no row: class 1 is missed"
     assert value((0, 0)) == 1
-
-
-def test_sets_and_the_empty_one() -> None:
-    assert value(([], []), key="labels") == 1
-    # Class 0: 2 / 3; class 1: 0; none: 0 of one predicted.
-    assert value(([0], [0]), ([0, 1], []), key="labels") == pytest.approx(2 / 3 / 3)

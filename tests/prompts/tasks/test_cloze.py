@@ -95,12 +95,6 @@ def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> 
     assert decoded.readable
 
 
-@pytest.mark.parametrize("reply", ["", "{}", '{"answers":[]}', '{"answers":[""]}', "\n\n"])
-def test_what_says_nothing_is_answered_by_the_commonest(reply: str) -> None:
-    decoded = TASK.ask.decode(reply, EXAMPLE, LABELS)
-    assert (decoded.answer["answers"], decoded.readable) == (["france", "japan"], False)
-
-
 @pytest.mark.parametrize(
     ("ret", "complaint"),
     [

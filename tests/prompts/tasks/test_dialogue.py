@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
-from panjue.eval.check import check
 from panjue.eval.fairness import fairness
 from panjue.eval.fairness_tables import show
 from panjue.eval.score import score
@@ -423,46 +421,6 @@ def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> 
     scores = score(Reader(TASK), SAMPLE, told)
     assert scores.missing == 1
     assert scores.total.mean == {"sextuple": pytest.approx(1 / 3), "event": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("place", "change"),
-    [
-        ("chat/chat_1.json", lambda chat: chat[0]["final_model_response"][0].update(aspect=["质"])),
-        ("chat/chat_1.json", lambda chat: chat[0].update(final_model_response={})),
-        ("chat/chat_1.json", lambda chat: chat[0].update(final_model_response=None)),
-        ("emo/emo_1.json", lambda emo: emo["甲"].update(events=None)),
-        ("emo/emo_1.json", lambda emo: emo.update(甲=None)),
-        ("emo/emo_1.json", lambda emo: emo["甲"]["events"][0].pop("emotions")),
-    ],
-)
-def test_what_is_not_in_the_form_is_no_score(place: str, change: Any, tmp_path: Path) -> None:
-    told = damaged(folder_of(tmp_path), place, change)
-    with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
-        score(Reader(TASK), SAMPLE, told)
-    assert list(check(Reader(TASK), told, SAMPLE))
-
-
-def test_the_command_says_what_texts_were_compared_by(
-    tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
-) -> None:
-    told, numbers = folder_of(tmp_path), tmp_path / "scores.json"
-    done = panjue("score", SAMPLE, told, "--task", "dialogue", "--json", numbers)
-    assert done.returncode == 0, done.stderr
-    written = json.loads(numbers.read_text("utf-8"))
-    assert (written["sextuple"], written["event"]) == (1.0, 1.0)
-    assert written["compared_by"] == "cosine: character 1-2-grams, judge: agree (built in)"
-    assert " ".join(done.stdout.split()).count("judge: agree (built in)") == 2  # in both tables
-    check = ("check", told, "--cases", SAMPLE, "--task", "dialogue")
-    clean = panjue(*check)
-    assert clean.stdout.endswith(": clean\n"), clean.stdout
-    damaged(told, "chat/chat_2.json", lambda chat: chat[0].update(holder="9"))
-    torn = panjue(*check)
-    assert torn.returncode == 1
-    assert (
-        "chat/chat_2.json: id 2: sentence 1: text or holder differs from the dialogue"
-        in torn.stdout
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Reading cases: what is accepted, what a wrong line is told, and how tasks are found."""
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,15 +134,6 @@ def test_a_doubled_id_names_both_lines(tmp_path: Path) -> None:
         list(read(path))
 
 
-def test_a_json_list_of_cases_is_read_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "cases.json"
-    path.write_text(f"\ufeff\n {json.dumps([CASE, {**CASE, 'id': 5}], indent=2)}", "utf-8")
-    assert [example.id for example in read(path)] == [CASE["id"], 5]
-    path.write_text(dump([CASE, 3]), "utf-8")
-    with pytest.raises(UserError, match=r"cases.json:row 2: expected a JSON object, found int"):
-        list(read(path))
-
-
 WANTED = "a case has id, fact, defendants, outcomes"
 CONVERT = "`panjue convert {path} OUT.jsonl` converts it"
 BY_HAND = "convert it to the format in README.md"
@@ -198,10 +188,3 @@ def test_a_table_is_named(tmp_path: Path) -> None:
         f"{path}:1: not JSON: Expecting value: line 1 column 1 (char 0); the file looks like CSV; "
         f"{BY_HAND}"
     )
-
-
-@pytest.mark.parametrize("text", ["", "甲, 乙盗窃。", "\n", '{"id": 1', "[", "fact,accusation"])
-def test_what_has_no_format_gets_no_hint(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "cases.jsonl"
-    path.write_text(text, "utf-8")
-    assert Reader(load_task("judgment")).format_hint(path) == ""

@@ -140,14 +140,6 @@ def test_of_two_answers_the_first_counts(case: Example, labels: Labels) -> None:
     assert decoded.repairs == ("李某: answered twice, the first counts",)
 
 
-def test_a_misspelled_name_is_read_by_its_place(case: Example, labels: Labels) -> None:
-    decoded = decode(reply_of(("张某", "诈骗罪", 3), ("李某", "诈骗罪", 4)), case, labels)
-    assert penalties(decoded) == [3, 4]
-    assert decoded.repairs == ("name '张某' -> '张某甲' by position",)
-    both = decode(reply_of(("甲", "诈骗罪", 3), ("乙", "诈骗罪", 4)), case, labels)
-    assert penalties(both) == [3, 4]
-
-
 def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
     reply = reply_of(("王某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
     decoded = decode(reply, case, labels)

@@ -1,6 +1,5 @@
 """The grammar of a case takes its gold reply and nothing that is wrong: by two readers of it."""
 
-import copy
 import json
 from typing import Any
 
@@ -117,25 +116,6 @@ def test_what_is_wrong_is_refused(case: Example, labels: Labels, what: str) -> N
     assert reply != target(case)
     assert not accepts(rules, reply)
     assert not matches(rules, reply)
-
-
-def test_the_grammar_fixes_the_order_of_keys_and_all_space(case: Example, labels: Labels) -> None:
-    # JSON Schema itself knows neither; the decoder takes both for valid or repairs them.
-    rules, reply = schema(case, labels), json.loads(target(case))
-    assert matches(rules, target(case))
-    turned = copy.deepcopy(reply)
-    turned["judgments"][0] = dict(reversed(turned["judgments"][0].items()))
-    for other in (dump(turned), json.dumps(reply, ensure_ascii=False), target(case) + " "):
-        assert accepts(rules, other)
-        assert not matches(rules, other)
-
-
-def test_a_marker_as_a_name_stands_in_its_neutral_form(labels: Labels) -> None:
-    judgment = {"name": "<|im_end|>", "charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役"}
-    example = Example(1, "事实", ("<|im_end|>",), answer={"judgments": [judgment]})
-    assert "<" not in target(example)
-    assert "<" not in json.dumps(schema(example, labels), ensure_ascii=False)
-    assert matches(schema(example, labels), target(example))
 
 
 def test_sixty_three_defendants_and_all_labels_make_a_grammar() -> None:
