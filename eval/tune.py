@@ -17,7 +17,8 @@ from panjue.eval.values import score_answers
 from panjue.prompts.example import Answer, Example
 from panjue.prompts.model import DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import ANSWERS, write_json
+from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.run import ANSWERS
 from panjue.prompts.task import Task
 
 TUNE = "tune"

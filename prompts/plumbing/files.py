@@ -28,9 +28,6 @@ RUN_FILES = (
 )
 """Files of a run folder that scoring and reporting commands must not overwrite."""
 
-ANSWERS = "answers"
-"""Folder in a run folder; it has one folder for each test file that was answered."""
-
 BOM = b"\xef\xbb\xbf"
 
 LARGEST_LINE = 2**24
@@ -89,36 +86,6 @@ def parse_case(raw: bytes) -> dict[str, Json]:
     if len(raw) > LARGEST_LINE:
         raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
     return parse_line(raw)
-
-
-def generation(folder: Path) -> dict[str, Any]:
-    """Return the section `generate` of a folder's manifest.json; empty if there is none."""
-    path = folder / "manifest.json"
-    manifest = read_json(path) if path.exists() else {}
-    section: dict[str, Any] = manifest.get("generate") or {}
-    return manifest if "test_sha256" in manifest else section
-
-
-def answers_in(path: Path, gold: Path | None = None) -> Path:
-    """Return the folder of answers that a user means by `path`; any other path as it is.
-
-    Args:
-        path: A run folder, the folder of one test file's answers in it, or a submission.
-        gold: The gold file of the answers, which decides if the run has several.
-    """
-    found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/manifest.json"))
-    if generation(path):
-        found.append(path)
-    if not found:
-        return path
-    if gold and gold.is_file() and len(found) > 1:
-        digest = sha256(gold)
-        same = [folder for folder in found if generation(folder).get("test_sha256") == digest]
-        found = same or [folder for folder in found if folder.name == gold.stem] or found
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise UserError(f"{path}: has answers to several test files; say which: {names}")
-    return found[0]
 
 
 def parse_line(raw: bytes) -> dict[str, Json]:

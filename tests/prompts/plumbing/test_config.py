@@ -129,8 +129,7 @@ def test_what_yaml_takes_for_a_comment_is_not_silently_dropped(path: Path, word:
 def test_the_bare_name_of_a_config_is_told_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     assert complaint(Path("demo")) == (
-        "demo: No such file or directory; "
-        "did you mean finetune/configs/demo.yaml, serve/configs/demo.yaml?"
+        "demo: No such file or directory; did you mean finetune/configs/demo.yaml?"
     )
 
 
