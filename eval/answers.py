@@ -8,9 +8,9 @@ from typing import Any
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import ANSWERS, sha256
+from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import Answers, AnswersRecord, find_answers
+from panjue.prompts.plumbing.run import ANSWERS, Answers, AnswersRecord, find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
 
