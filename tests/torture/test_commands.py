@@ -81,6 +81,7 @@ MEANING = {
     r"\b(GOLD|TEST)\b(?!=)": "test.jsonl",
     "=MODEL": "=tiny",
     "MODEL=…": "MODEL=tiny",
+    "FOLDER": "runs/base/model",
     "TRAIN=…": "TRAIN=train.jsonl",
     "=…": "=secret",
 }
