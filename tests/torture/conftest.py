@@ -4,29 +4,75 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from panjue.prompts.cli import app
 from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.tasks.judgment.demo import write_demo
 
-HERE = Path(__file__).parent
-LAST = HERE / "LAST.md"
+LAST = Path(__file__).with_name("LAST.md")
 BEGAN = time.time()
 
 ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eager=true")
 """Exact and small: settings of every generation that is disturbed, and of the one that is not."""
 
-Row = tuple[str, str, str]
+LONGEST_S = 900
+
+
+class Job:
+    """`panjue generate` into answers of its own, which can be disturbed."""
+
+    def __init__(self, run: Path, test: Path, name: str) -> None:
+        self.words = ["generate", str(run), str(test), f"answers={name}", *ENGINE]
+        self.answers = run / "answers" / name
+        self.completions = self.answers / "completions.jsonl"
+        self._log = run / f"{name}.log"  # a pipe would fill up
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows there are."""
+        path = self.completions
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    @property
+    def finish(self) -> set[str]:
+        """Return why the replies that are there ended."""
+        return {why for _, row in read_lines(self.completions) for why in row["finish"]}
+
+    @property
+    def said(self) -> str:
+        """Return what the process that was started last has printed."""
+        return self._log.read_text("utf-8")
+
+    def start(self, *words: str, **env: str) -> Popen[bytes]:
+        """Start in a process of its own."""
+        command = [str(Path(sys.executable).with_name("panjue")), *self.words, *words]
+        with self._log.open("wb") as out:
+            self.process = Popen(
+                command, stdout=out, stderr=out, env={**os.environ, **env}, start_new_session=True
+            )
+        return self.process
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait for something that comes before the end."""
+        began = time.monotonic()
+        while not until():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() - began < LONGEST_S, self.said
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Wait for the end, which is no error."""
+        assert self.process.wait(LONGEST_S) == 0, self.said
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -46,23 +92,20 @@ def full(request: pytest.FixtureRequest) -> bool:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
-    """Print the table; keep it in LAST.md where everything was tried and passed."""
+    """Print the tries; keep them in LAST.md where the whole folder was tried and passed."""
     if not config.getoption("--torture"):
         return
-    rows = tried(terminalreporter.stats.get("passed", []))
-    table = Table("test", "tries", "figures")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
-    if not is_whole(config):
-        return
-    if exitstatus or "skipped" in terminalreporter.stats:
-        print(f"{LAST.name} stays as it is: something failed or was skipped")
-    else:
-        LAST.write_text(record(terminalreporter, rows), "utf-8")
+    text = record(terminalreporter)
+    print(text)
+    chosen = config.option.keyword or config.option.markexpr or config.option.deselect
+    if not chosen and [Path(word).resolve() for word in config.args] == [LAST.parent]:
+        if exitstatus or "skipped" in terminalreporter.stats:
+            print(f"{LAST.name} stays as it is: something failed or was skipped")
+        else:
+            LAST.write_text(text, "utf-8")
 
 
-def tried(passed: list[pytest.TestReport]) -> list[Row]:
+def tried(passed: list[pytest.TestReport]) -> list[tuple[str, str, str]]:
     """Return a row for each test: its tries (one a call, or its property) and its figures."""
     tries: dict[str, int] = defaultdict(int)
     figures: dict[str, list[str]] = defaultdict(list)
@@ -74,30 +117,27 @@ def tried(passed: list[pytest.TestReport]) -> list[Row]:
     return [(name, f"{tries[name]:,}", "; ".join(figures[name])) for name in sorted(tries)]
 
 
-def is_whole(config: pytest.Config) -> bool:
-    """Say whether the whole folder was run."""
-    chosen = config.option.keyword or config.option.markexpr or config.option.deselect
-    return not chosen and [Path(word).resolve() for word in config.args] == [HERE]
-
-
-def record(reporter: pytest.TerminalReporter, rows: list[Row]) -> str:
+def record(reporter: pytest.TerminalReporter) -> str:
     """Return what LAST.md says of this run."""
-    changed = ", ".join(git("status", "--porcelain", "--", f":(top,exclude){LAST}").split("\n"))
-    head = [("test", "tries", "figures"), ("---",) * 3]
+    changed = git("status", "--porcelain", "--", f":(top,exclude){LAST}").replace("\n", ", ")
+    commit = git("rev-parse", "--short", "HEAD") + (changed and f" with {changed}")
+    passed, minutes = reporter.stats.get("passed", []), (time.time() - BEGAN) / 60
+    rows = [("test", "tries", "figures"), ("---",) * 3, *tried(passed)]
     lines = [
         "# The last green run of `make torture`",
         "",
-        f"Written by the run itself. Commit {git('rev-parse', '--short', 'HEAD')}"
-        f"{changed and f' with {changed}'}, {date.today()}, {os.cpu_count()} cores: "
-        f"{len(reporter.stats['passed'])} passed in {(time.time() - BEGAN) / 60:.0f} minutes.",
+        f"Written by the run itself. Commit {commit}, {date.today()}, {os.cpu_count()} cores: "
+        f"{len(passed)} passed in {minutes:.0f} minutes.",
         "",
-        *("| " + " | ".join(row) + " |" for row in [*head, *rows]),
+        *("| " + " | ".join(row) + " |" for row in rows),
     ]
     return "\n".join(lines) + "\n"
 
 
 def git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *words], cwd=LAST.parent, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 
@@ -133,6 +173,21 @@ def once(run: Path, cases: Path, request: pytest.FixtureRequest) -> Path:
         with request.getfixturevalue("answering")():
             panjue(*words)
     return run / "answers/once"
+
+
+@pytest.fixture
+def job(run: Path, cases: Path) -> Iterator[Callable[[str], Job]]:
+    """Return what prepares a generation into answers of this name."""
+    jobs: list[Job] = []
+
+    def prepare(name: str) -> Job:
+        jobs.append(Job(run, cases / "test.jsonl", name))
+        return jobs[-1]
+
+    yield prepare
+    for each in jobs:
+        if hasattr(each, "process"):
+            each.process.kill()
 
 
 def panjue(*words: object) -> None:

@@ -1,21 +1,14 @@
 """Generation in a Ray cluster whose workers, machines and driver are killed."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-
-PANJUE = str(Path(sys.executable).with_name("panjue"))
-ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eager=true")
-LONGEST_S = 900
 
 pytestmark = pytest.mark.endurance
 
@@ -57,107 +50,61 @@ def nodes() -> Iterator[Nodes]:
         process.wait(timeout=60)
 
 
-class Running:
-    """`panjue generate` with replicas, in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, answers: Path) -> None:
-        self.process, self._log, self.answers = process, log, answers
-
-    @property
-    def said(self) -> str:
-        """Return what it has printed."""
-        return self._log.read_text("utf-8")
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows there are."""
-        path = self.answers / "completions.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def wait(self, until: Callable[[], bool]) -> None:
-        """Wait for something that comes before its end."""
-        began = time.monotonic()
-        while not until():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() - began < LONGEST_S, self.said
-            time.sleep(0.1)
-
-    def wait_for(self, text: str, after: str = "") -> None:
-        """Wait until it has printed a text, after the last of another."""
-        self.wait(lambda: text in self.said.rpartition(after)[2] if after else text in self.said)
-
-    def end(self) -> None:
-        """Wait for its end."""
-        assert self.process.wait(timeout=LONGEST_S) == 0, self.said
-
-
 @pytest.fixture
-def generating(run: Path, cases: Path, nodes: Nodes) -> Callable[..., Any]:
-    """Return what generates into answers of this name, in the cluster, within a block."""
+def start(nodes: Nodes) -> Callable[..., None]:
+    """Return what starts a job in the cluster."""
+    return lambda job, *words: job.start("ray=auto", *words, RAY_ADDRESS=nodes.address)
 
-    @contextmanager
-    def block(name: str, *words: str) -> Iterator[Running]:
-        log = run / f"{name}.log"
-        given = ["generate", str(run), str(cases / "test.jsonl"), f"answers={name}", *ENGINE]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [PANJUE, *given, *words],
-                stdout=out,
-                stderr=out,
-                env={**os.environ, "RAY_ADDRESS": nodes.address},
-            )
-            try:
-                yield Running(process, log, run / "answers" / name)
-            finally:
-                process.kill()
-                process.wait()
 
-    return block
+def wait_for(job: Any, text: str, after: str = "") -> None:
+    """Wait until the job has printed a text, after the last of another."""
+    job.wait(lambda: text in (job.said.rpartition(after)[2] if after else job.said))
 
 
 def test_undisturbed_replicas_answer_as_one_process_does(
-    generating: Any, once: Path, same: Any, record_property: Record
+    job: Any, start: Any, once: Path, same: Any, record_property: Record
 ) -> None:
-    with generating("undisturbed", "ray=auto", "replicas=2") as job:
-        job.end()
-        assert "given out again" not in job.said
-    ties = same(job.answers, once)
-    record_property("figure", f"{job.rows} cases, {ties} with a near tie")
+    undisturbed = job("undisturbed")
+    start(undisturbed, "replicas=2")
+    undisturbed.end()
+    assert "given out again" not in undisturbed.said
+    ties = same(undisturbed.answers, once)
+    record_property("figure", f"{undisturbed.rows} cases, {ties} with a near tie")
 
 
 def test_killed_replicas_and_machines_lose_nothing(
-    nodes: Nodes, generating: Any, once: Path, same: Any, record_property: Record
+    nodes: Nodes, job: Any, start: Any, once: Path, same: Any, record_property: Record
 ) -> None:
-    one, two = "1 of 2 replicas", "2 of 2 replicas"
-    # So slow that every replica that is killed is back before the end.
-    with generating("cluster", "ray=auto", "replicas=2", "in_flight=1") as job:
-        job.wait_for(two)
-        job.wait(lambda: job.rows >= 6)
-        nodes.workers()[0].kill()
-        job.wait_for(one)
-        job.wait_for(two, after=one)
-        nodes.say("kill")
-        job.wait_for(one, after=two)
-        nodes.say("add")
-        job.wait_for(two, after=one)
-        job.end()
-    [*_, line] = [line for line in job.said.splitlines() if line.endswith("given out again")]
-    record_property("figure", f"{line}, {same(job.answers, once)} with a near tie")
+    one, two, killed = "1 of 2 replicas", "2 of 2 replicas", job("cluster")
+    start(killed, "replicas=2", "in_flight=1")  # every replica is back before the end
+    wait_for(killed, two)
+    killed.wait(lambda: killed.rows >= 6)
+    nodes.workers()[0].kill()
+    wait_for(killed, one)
+    wait_for(killed, two, after=one)
+    nodes.say("kill")
+    wait_for(killed, one, after=two)
+    nodes.say("add")
+    wait_for(killed, two, after=one)
+    killed.end()
+    [*_, line] = [line for line in killed.said.splitlines() if line.endswith("given out again")]
+    record_property("figure", f"{line}, {same(killed.answers, once)} with a near tie")
 
 
 def test_a_killed_driver_ends_its_replicas_and_resumes(
-    nodes: Nodes, generating: Any, once: Path, same: Any
+    nodes: Nodes, job: Any, start: Any, once: Path, same: Any
 ) -> None:
+    driven = job("driver")
     for number in (signal.SIGKILL, signal.SIGINT):
-        with generating("driver", "ray=auto", "replicas=2", "in_flight=2") as job:
-            wanted = job.rows + 20
-            job.wait(lambda: job.rows >= wanted)  # noqa: B023
-            job.process.send_signal(number)
-            job.process.wait(timeout=60)
-            said = "run the same command to resume" in job.said
-            assert said == (number == signal.SIGINT), job.said
+        wanted = driven.rows + 20
+        start(driven, "replicas=2", "in_flight=2")
+        driven.wait(lambda: driven.rows >= wanted)  # noqa: B023
+        driven.process.send_signal(number)
+        driven.process.wait(timeout=60)
+        said = "run the same command to resume" in driven.said
+        assert said == (number == signal.SIGINT), driven.said
         _gone, alive = psutil.wait_procs(nodes.workers(), timeout=60)
         assert not alive, f"replicas outlive their driver: {alive}"
-    with generating("driver") as job:  # without Ray
-        job.end()
-    same(job.answers, once)
+    driven.start()  # without Ray
+    driven.end()
+    same(driven.answers, once)
