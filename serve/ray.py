@@ -43,10 +43,8 @@ RESTARTS = 3
 """How often Ray starts the process of a replica again, on any machine of the cluster."""
 
 WAYS_OUT = {
-    "Could not find any running Ray instance": (
-        "`.venv/bin/ray start --head` starts a cluster here, with --address=HOST:6379 it joins "
-        "one; ray=local needs no cluster"
-    ),
+    "Could not find any running Ray instance": "`.venv/bin/ray start --head` starts a cluster "
+    "here, with --address=HOST:6379 it joins one; ray=local needs no cluster",
     "Found multiple active Ray instances": "set RAY_ADDRESS=HOST:6379 to one of them",
     "token": "set RAY_AUTH_MODE=token and copy the cluster's ~/.ray/auth_token to this machine",
 }
@@ -72,12 +70,10 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
     assert job.config.ray
     count = job.config.replicas
     with cluster(job.config.ray):
-        check_build()
         takes = resources(job)
         job = everywhere(with_model(job))  # the adapter is merged only when there is a cluster
-        actor = ray.remote(Replica).options(
-            max_restarts=RESTARTS, max_concurrency=job.slots * count + 1, **takes
-        )
+        most = {"max_restarts": RESTARTS, "max_concurrency": job.slots * count + 1}
+        actor = ray.remote(Replica).options(**most, **takes)
         words = (job, job.passes, versions(job.task_name))
         fleet = Fleet([actor.remote(*words) for _ in range(count)], job.slots * count)
         with starting(console, f"the first of {count} replicas", lambda: f" ({capacity(takes)})"):
@@ -97,13 +93,12 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
 def cluster(address: str) -> Iterator[None]:
     """Connect to a Ray cluster; at the end of the block all replicas have ended."""
     names = [name for name in os.environ if name.startswith("VLLM_") and name not in ONE_MACHINE]
-    variables = {"env_vars": {name: os.environ[name] for name in names}}
-    words: dict[str, Any] = {"runtime_env": variables, "logging_level": logging.ERROR}
+    words: dict[str, Any] = {"runtime_env": {"env_vars": {n: os.environ[n] for n in names}}}
     if address == "local":  # its ports are open to the network; Ray asks for ~/.ray/auth_token
-        words |= {"include_dashboard": False}
+        words["include_dashboard"] = False
         make_token()
     try:
-        ray.init(address, **words)
+        ray.init(address, logging_level=logging.ERROR, **words)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise UserError(f"ray={address}: {reason_of(error)}") from None
     try:
@@ -115,7 +110,7 @@ def cluster(address: str) -> Iterator[None]:
 def make_token() -> None:
     """Make the token of this user's clusters if there is none; Ray's own would be readable by all.
 
-    Here and not at `ray.init`, whose processes would keep the file mode mask for all their files.
+    `ray.init` must not do it: its processes would keep the file mode mask for all their files.
     """
     if not (Path.home() / ".ray/auth_token").exists():
         words = [str(Path(sys.executable).with_name("ray")), "get-auth-token", "--generate"]
@@ -132,26 +127,19 @@ def reason_of(error: Exception) -> str:
     return message
 
 
-def check_build() -> None:
-    """Refuse to answer with the CPUs of a cluster that has GPUs."""
-    gpus = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
-    if gpus and on_cpu():
+def resources(job: Job) -> dict[str, float]:
+    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
+    if not on_cpu():
+        sizes = (job.config.engine.get(f"{name}_parallel_size", 1) for name in GPUS)
+        return {"num_cpus": 1, "num_gpus": prod(sizes)}
+    if gpus := ray.cluster_resources().get("GPU", 0):  # type: ignore[no-untyped-call]
         raise UserError(
             f"ray: the cluster has {gpus:.0f} GPUs, but vLLM is installed for the CPU; remove "
             ".venv and run KIND=gpu .ci/install python3 ray"
         )
-
-
-def resources(job: Job) -> dict[str, float]:
-    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
-    if on_cpu():
-        machines = [count for count in amounts() if count] or [1]
-        on_each = ceil(job.config.replicas / len(machines))
-        return {"num_cpus": max(1, min(machines) // on_each)}
-    return {
-        "num_cpus": 1,
-        "num_gpus": prod(job.config.engine.get(f"{name}_parallel_size", 1) for name in GPUS),
-    }
+    machines = [count for count in amounts() if count] or [1]
+    on_each = ceil(job.config.replicas / len(machines))
+    return {"num_cpus": max(1, min(machines) // on_each)}
 
 
 def amounts() -> list[float]:
@@ -162,10 +150,9 @@ def amounts() -> list[float]:
 
 def capacity(takes: dict[str, float]) -> str:
     """Say what a replica takes, of `resources`, and what the machines have now."""
-    nodes = amounts()
-    largest = f"the largest machine {max(nodes, default=0):.0f}"
-    each = f"each takes {takes.get('num_gpus', takes['num_cpus']):.0f}"
-    return f"{each}, {largest}, the cluster has {sum(nodes):.0f} {'C' if on_cpu() else 'G'}PUs"
+    nodes, each = amounts(), takes.get("num_gpus", takes["num_cpus"])
+    cluster = f"the largest machine {max(nodes, default=0):.0f}, the cluster has {sum(nodes):.0f}"
+    return f"each takes {each:.0f}, {cluster} {'C' if on_cpu() else 'G'}PUs"
 
 
 def versions(task: str) -> dict[str, str]:
@@ -177,11 +164,9 @@ def versions(task: str) -> dict[str, str]:
 def everywhere(job: Job) -> Job:
     """Return the job with whole paths: replicas have working folders of their own."""
     assert job.served
-    assert job.trained
-    served = Served(
-        job.served.model.absolute(), job.served.adapter and job.served.adapter.absolute()
-    )
-    return replace(job, folder=job.folder.absolute(), trained=job.trained.absolute(), served=served)
+    model, adapter = job.served
+    served = Served(model.absolute(), adapter and adapter.absolute())
+    return replace(job, folder=job.folder.absolute(), served=served)
 
 
 ALL_ENDED = (
@@ -200,23 +185,19 @@ class Replica:
         self._answerer: Answerer | None = None
 
     async def start(self) -> None:
-        """Start the engine if it is not running.
-
-        Raises:
-            UserError: This machine lacks the model or has other versions, or it cannot start.
-        """
+        """Start the engine if it is not running."""
         if self._answerer:
             return
-        job, config = self._job, self._job.config
-        assert job.served
+        job, config, served = self._job, self._job.config, self._job.served
+        assert served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
-        if missing := [folder for folder in job.served if folder and not folder.is_dir()]:
+        if missing := [folder for folder in served if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(job.folder.parents[1]))
-        starting = running_engine(job.served, config.engine, job.max_tokens, config.seed)
+        starting = running_engine(served, config.engine, job.max_tokens, config.seed)
         try:
             engine = await self._running.enter_async_context(starting)
         except EngineEnded:
@@ -252,17 +233,17 @@ class Fleet:
 
     Attributes:
         slots: One for each example that may be under way.
-        again: Number of examples that were given out again since their replica had ended.
+        again: How often an example was given out again, since its replica had ended.
     """
 
     def __init__(self, actors: list[Any], slots: int) -> None:
         """Start the engines of all replicas; call it in the event loop."""
         self.slots, self.again = asyncio.Semaphore(slots), 0
-        self._count, self._running = len(actors), list[Running]()
-        self._changed, self._error = asyncio.Event(), ""
+        self._count, self._error, self._changed = len(actors), "", asyncio.Event()
+        self._running: list[Running] = []
+        self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._has_run = False
-        self._starting: set[asyncio.Task[None]] = set()
         for actor in actors:
             self._start(actor)
 
@@ -272,11 +253,7 @@ class Fleet:
         return f"{len(self._running)} of {self._count} replicas{again}"
 
     async def wait_for_first(self) -> Running:
-        """Return the running replica with the fewest examples; wait for one if there is none.
-
-        Raises:
-            UserError: No replica can start, or all have ended for good.
-        """
+        """Return the running replica with the fewest examples; wait for one if there is none."""
         while not self._running:
             if self._failure:
                 raise self._failure
@@ -284,7 +261,7 @@ class Fleet:
                 raise UserError(ALL_ENDED.format(self._error))
             self._changed.clear()
             await self._changed.wait()
-        return min(self._running, key=lambda each: each.examples)
+        return min(self._running, key=lambda replica: replica.examples)
 
     async def answer(self, example: Example, write: Write, rows: dict[str, Row]) -> None:
         """Have an example answered, again if its replica ends; `rows` are those it has already."""
@@ -305,18 +282,14 @@ class Fleet:
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, UserError) else error) from None
         except RayError as error:  # the process of the replica, its machine, or rows there
-            self._lose(replica, error)
+            if replica in self._running:  # the first of several examples to notice
+                self._error = first_line(error).rstrip(".")
+                self._running.remove(replica)
+                self._start(replica.actor)
             return False
         finally:
             replica.examples -= 1
         return True
-
-    def _lose(self, replica: Running, error: Exception) -> None:
-        """Start the engine of a replica that has ended again; several examples may notice."""
-        if replica in self._running:
-            self._error = first_line(error).rstrip(".")
-            self._running.remove(replica)
-            self._start(replica.actor)
 
     def _start(self, actor: Any) -> None:
         starting = asyncio.create_task(self._wait_for_start(actor))

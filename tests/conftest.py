@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 RAY_FILES = {
-    "tests/serve/test_replicas.py",
+    "tests/serve/test_ray.py",
     "tests/torture/test_commands.py",  # its `ray stop` ends every cluster of the machine
     "tests/torture/test_replicas.py",
 }

@@ -1,0 +1,118 @@
+"""Replicas in a Ray cluster: who gets which cases, and what happens when one ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.prompts.example import Example, call_key
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import Rows
+from panjue.serve import ray as driver
+from panjue.serve.job import Job
+from panjue.serve.rest import Rest
+from panjue.serve.settings import GenerateConfig
+
+
+def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
+    path = tmp_path / "completions.jsonl"
+    path.write_text('{"id": "a b", "call": 0}\n{"id": "a b", "call": 2}\n{"id": 7, "call": 0}\n')
+    rest = Rest(iter(()), Rows(path, key=call_key), 0, 2)
+    assert set(rest.rows_of(Example("a b", ""))) == {"a b 0", "a b 2"}
+    assert set(rest.rows_of(Example(7, ""))) == {"7 0"}
+    assert rest.rows_of(Example("a", "")) == {}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Any]:
+    """Return what came of all scenarios of `fleet.py`."""
+    words = [sys.executable, str(Path(__file__).with_name("fleet.py"))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("deaths", "calls"), [(0, 1), (5, 3)])
+def test_no_row_is_lost_or_doubled_when_replicas_die(
+    outcomes: dict[str, Any], deaths: int, calls: int
+) -> None:
+    found = outcomes[f"{deaths} deaths, {calls}"]
+    assert len(found["keys"]) == len(set(found["keys"])) == 60 * calls
+    assert found["error"] == ""
+    assert bool(found["again"]) == bool(deaths)
+    assert (f"{found['again']} cases given out again" in found["said"]) == bool(deaths)
+
+
+def test_replicas_that_always_die_end_the_run(outcomes: dict[str, Any]) -> None:
+    found = outcomes["always"]
+    assert found["error"].startswith("ray: all replicas have ended for good: The actor died")
+    assert found["error"].endswith("finished rows are kept, run the same command to resume")
+    assert 10 <= len(found["keys"]) == len(set(found["keys"]))
+
+
+def test_an_engine_that_cannot_start_says_why(outcomes: dict[str, Any]) -> None:
+    assert outcomes["broken"]["error"] == "engine: is broken"
+
+
+def test_the_run_can_be_stopped_while_it_waits(outcomes: dict[str, Any]) -> None:
+    assert outcomes["stopped"]["error"] == "stopped"
+
+
+def test_a_cluster_on_this_machine_asks_for_a_token(outcomes: dict[str, Any]) -> None:
+    """Its ports are open to the network, and whoever reaches them could run code."""
+    assert "authentication token" in outcomes["stranger"]["error"].lower()
+
+
+def test_a_missing_cluster_is_named_in_one_line(outcomes: dict[str, Any]) -> None:
+    assert outcomes["no cluster"]["error"].startswith("ray=auto: ")
+    assert "ray start --head" in outcomes["no cluster"]["error"]
+    assert "\n" not in outcomes["no cluster"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "Found multiple active Ray instances: {'a:1', 'b:1'}. Please specify the one to …",
+            "Found multiple active Ray instances: {'a:1', 'b:1'}; set RAY_ADDRESS=HOST:6379 to one "
+            "of them",
+        ),
+        (
+            "Version mismatch: The cluster was started with:\n    Ray: 2.50\nThis process has:\n"
+            "    Ray: 2.60\n",
+            "Version mismatch: The cluster was started with: Ray: 2.50 This process has: Ray: 2.60",
+        ),
+    ],
+)
+def test_rays_message_is_one_line_with_its_own_way_out(message: str, expected: str) -> None:
+    assert driver.reason_of(ConnectionError(message)) == expected
+
+
+def test_the_machines_of_a_cluster_are_counted_for_the_kind_of_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+    ]
+    engine = {"tensor_parallel_size": 2, "data_parallel_size": 2}
+    config = GenerateConfig.model_validate({"engine": engine})
+    job = Job(config, Path("answers"), "judgment")
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 20.0, "GPU": 8.0})
+    monkeypatch.setattr(driver, "on_cpu", lambda: False)
+    assert driver.resources(job) == {"num_cpus": 1, "num_gpus": 4}
+    text = "each takes 2, the largest machine 8, the cluster has 8 GPUs"
+    assert driver.capacity({"num_cpus": 1.0, "num_gpus": 2.0}) == text
+    monkeypatch.setattr(driver, "on_cpu", lambda: True)
+    text = "each takes 1, the largest machine 16, the cluster has 20 CPUs"
+    assert driver.capacity({"num_cpus": 1.0}) == text
+    with pytest.raises(
+        UserError, match="the cluster has 8 GPUs, but vLLM is installed for the CPU"
+    ):
+        driver.resources(job)
