@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.engine import Engine, check_engine, engine
+from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.served import ServedRun, case_request
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
 
@@ -19,12 +19,11 @@ from panjue.serve.settings import NAME, ServeConfig, serve_settings
 class Judge:
     """Judges cases with a running engine; `load` makes it."""
 
-    def __init__(self, run: ServedRun, started: Engine, in_flight: int) -> None:
-        """Take an engine whose event loop runs in another thread."""
-        assert started.runner, "an engine outside a server has one"
-        self._run, self._engine, self._in_flight = run, started, in_flight
-        self._loop = started.runner.get_loop()
-        self._is_open = True
+    def __init__(self, run: ServedRun, engine: Engine, in_flight: int) -> None:
+        """Take an engine of the running event loop; the judge is called in other threads."""
+        self._run, self._in_flight = run, in_flight
+        self._engine: Engine | None = engine
+        self._loop = asyncio.get_running_loop()
 
     def __call__(
         self, fact: str, defendants: Sequence[str] | None = None, samples: int = 0
@@ -61,11 +60,10 @@ class Judge:
 
     def close(self) -> None:
         """Forget the engine: vLLM's object complains if it lives until Python exits."""
-        self._is_open = False
-        del self._engine
+        self._engine = None
 
     def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        if not self._is_open:
+        if self._engine is None:
             raise UserError("the engine has stopped; call judge within the `with` block")
         answer = self._run.answer(self._engine, case_request(fields))
         return asyncio.run_coroutine_threadsafe(answer, self._loop)
@@ -75,9 +73,7 @@ class Judge:
 def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator[Judge]:
     """Start the engine of a run, and stop it at the end of the block.
 
-    Args:
-        run: The run folder.
-        settings: Settings of `ServeConfig`, in place of those in `run`/config.yaml.
+    `settings` are settings of `ServeConfig`, in place of those in `run`/config.yaml.
 
     Raises:
         UserError: A setting is wrong, nothing trained is there, or the engine does not start.
@@ -85,34 +81,11 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     words = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     config, runs = serve_settings(Path(run), words)
     check_engine(config.engine)
-    served = ServedRun(runs[NAME], config)
-    with engine_thread(served, config) as started:
-        judge = Judge(served, started, config.in_flight)
-        try:
-            yield judge
-        finally:
-            judge.close()
-            del started
-
-
-@contextmanager
-def engine_thread(run: ServedRun, config: ServeConfig) -> Iterator[Engine]:
-    """Run an engine and its event loop in a thread: in a notebook, this one runs a loop already."""
-    started: Future[Engine] = Future()
+    started: Future[Judge] = Future()
     end: Future[None] = Future()
-
-    def work() -> None:
-        try:
-            with engine(run.folders, config.engine, run.asker.max_tokens, config.seed) as running:
-                assert running.runner
-                started.set_result(running)
-                running.runner.run(wait_for(end))
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    thread = Thread(target=work, name="panjue engine")
+    work = answer_cases(ServedRun(runs[NAME], config), config, started, end)
+    # In a thread of its own: in a notebook, this one runs an event loop already.
+    thread = Thread(target=asyncio.run, args=[work], name="panjue engine")
     thread.start()
     try:
         yield started.result()
@@ -121,6 +94,18 @@ def engine_thread(run: ServedRun, config: ServeConfig) -> Iterator[Engine]:
         thread.join()
 
 
-async def wait_for(end: "Future[None]") -> None:
-    """Run the event loop until a future of another thread is done."""
-    await asyncio.wrap_future(end)
+async def answer_cases(
+    run: ServedRun, config: ServeConfig, started: "Future[Judge]", end: "Future[None]"
+) -> None:
+    """Run an engine until `end` is done; `started` receives its judge, or why there is none."""
+    try:
+        arguments = (run.folders, config.engine, run.asker.max_tokens, config.seed)
+        async with running_engine(*arguments) as engine:
+            judge = Judge(run, engine, config.in_flight)
+            started.set_result(judge)
+            await asyncio.wrap_future(end)
+            judge.close()
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
