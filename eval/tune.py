@@ -18,11 +18,8 @@ from panjue.prompts.example import Answer, Example
 from panjue.prompts.model import DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
-from panjue.prompts.plumbing.run import ANSWERS
+from panjue.prompts.plumbing.run import ANSWERS, TUNE
 from panjue.prompts.task import Task
-
-TUNE = "tune"
-"""The name of the answers in a run folder that are fitted on: `panjue generate … answers=tune`."""
 
 PAIR_PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 CLASS_PRIORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

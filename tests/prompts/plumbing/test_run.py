@@ -69,6 +69,8 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
     assert find_answers(tmp_path / "other.jsonl") is None
     with pytest.raises(UserError, match="answers to several test files; say which: "):
         find_answers(run)
+    (run / "answers/b").rename(run / "answers/tune")
+    assert find_answers(run) == Answers(run / "answers/a")
 
 
 def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
