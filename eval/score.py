@@ -1,6 +1,6 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from panjue.prompts.task import Task, no_labels
 
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
+
+BATCH = 256
+"""Examples whose labels are counted in one call."""
 
 MAX_GROUP_COLUMNS = 8
 """A table of more groups has one row per group."""
@@ -112,7 +115,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     labels = _labels(task, run)
     values, baselines = MetricValues(task), Baselines(task, labels, run, gold)
     certainty = certainty_of(task, run) if decoding else None
-    missing, faulty, unknown, notes = 0, 0, 0, list[str]()
+    missing, faulty, unknown, notes, batch = 0, 0, 0, list[str](), list[Example]()
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
         if certainty:
@@ -120,7 +123,11 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         missing += row is None
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += (f"{example.id}: {note}" for note in example.notes)
-        unknown += _unknown_labels(task, example, labels)
+        batch.append(example)
+        if len(batch) == BATCH:
+            unknown += _unknown_labels(task, batch, labels)
+            batch.clear()
+    unknown += _unknown_labels(task, batch, labels)
     groups = {
         attribute: {
             name: summarize(values, members, resamples=0)
@@ -151,13 +158,13 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
     )
 
 
-def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
+def _unknown_labels(task: Task, examples: Sequence[Example], labels: Labels | None) -> int:
     """Count the gold labels that training never saw; they are scored as missed."""
     if not labels or not task.answer.fields:
         return 0
     return sum(
         n
-        for field, counts in task.ask.labels([example]).counts.items()
+        for field, counts in task.ask.labels(examples).counts.items()
         for label, n in counts.items()
         if label not in labels.counts.get(field, ())
     )

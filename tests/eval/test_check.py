@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from panjue.eval.check import check
 from panjue.prompts.labels import Labels, collect
@@ -11,6 +13,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.task import ROW_SCHEMA, _has_form
 
 TASK = load_task("judgment")
 Row = Callable[..., dict[str, Any]]
@@ -210,3 +213,22 @@ def test_files_that_cannot_be_read(cases: Path, rows: list[dict[str, Any]], tmp_
     (tmp_path / "submission.jsonl").touch()
     with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
         faults(tmp_path / "submission.jsonl", tmp_path / "no.jsonl")
+
+
+VALUES = st.sampled_from([None, True, 3, 3.0, 15, -1, "盗窃罪", [], ["264"], ["264", "264"], [1]])
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(("name", "charges", "articles", "penalty"), VALUES)))
+def test_the_quick_look_at_a_row_accepts_nothing_that_the_schema_refuses(
+    judgment: dict[str, Any],
+) -> None:
+    row = {"id": 1, "judgments": [judgment]}
+    assert not _has_form(row) or ROW_SCHEMA.is_valid(row)
+    assert _has_form(
+        {
+            "id": 1,
+            "judgments": [
+                {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 14}
+            ],
+        }
+    )
