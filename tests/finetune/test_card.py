@@ -1,11 +1,7 @@
 """The model card: its own snippets load the adapter, with nothing of panjue's."""
 
-import ast
 import re
 import shutil
-from dataclasses import fields
-from importlib import import_module
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import RunRecord
 from panjue.prompts.render import prompt_files
-from panjue.serve.engine import AsyncEngineArgs
 
 
 def snippets(folder: Path) -> dict[str, str]:
@@ -113,24 +108,3 @@ def test_the_snippet_for_vllm_fits_the_adapter(
         assert "only merged: `panjue merge RUN`" in (folder / "README.md").read_text("utf-8")
     else:
         assert f"max_lora_rank={rank}," in found["vLLM"]
-
-
-def test_the_snippet_for_vllm_names_only_what_vllm_has(trained: Path) -> None:
-    """`make torture` runs it: vLLM is slow with an adapter on a CPU."""
-    write_card(trained / "adapter")
-    tree = ast.parse(snippets(trained / "adapter")["vLLM"])
-    imported = {
-        alias.name: getattr(import_module(node.module or ""), alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    called = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for call in called:
-        if not isinstance(call.func, ast.Name) or call.func.id not in imported:
-            continue
-        known = set(signature(imported[call.func.id]).parameters)
-        if call.func.id == "LLM":
-            known |= {field.name for field in fields(AsyncEngineArgs)}
-        assert {word.arg for word in call.keywords} <= known, ast.unparse(call)
-    assert {"LLM", "SamplingParams", "LoRARequest"} <= imported.keys()
