@@ -39,7 +39,6 @@ class Tally:
     cached_tokens: int = 0
     completion_tokens: int = 0
     near_ties: int = 0
-    loosened: int = 0
     skipped_rows: int = 0
     replies: int = 0
     decided: int = 0
@@ -65,8 +64,6 @@ class Tally:
             f"{self.cut} cut by length, {self.refused} could not be asked, "
             f"{self.shortened} shortened to fit"
         )
-        if self.loosened:
-            yield f"{self.loosened} asked under a simpler schema: llguidance refused the full one"
         if self.skipped_rows:
             yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
         yield from (f"  id {line}" for line in self.refusals[:MAX_SHOWN_REFUSALS])
@@ -196,7 +193,6 @@ class _Replies:
         else:
             tally.cut += completion["finish"][0] == "length"
             tally.shortened += completion["dropped_sentences"] > 0
-            tally.loosened += completion.get("loosened_schema", False)
             tally.prompt_tokens += completion["prompt_tokens"]
             tally.cached_tokens += completion["cached_tokens"]
             tally.completion_tokens += completion["completion_tokens"]

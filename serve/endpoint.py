@@ -53,11 +53,7 @@ class Endpoint:
     """Sends chat completions to `URL#MODEL`, with the schema as the response format."""
 
     def __init__(self, name: str, sampling: Mapping[str, Any] | None = None) -> None:
-        """Take `URL#MODEL` and sampling settings.
-
-        Raises:
-            UserError: `name` is not of that form, or OpenAI has no such sampling setting.
-        """
+        """Take `URL#MODEL` and sampling settings."""
         url_and_model = parse_endpoint(name)
         if url_and_model is None:
             raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
@@ -124,11 +120,7 @@ class Endpoint:
 
 
 def read_reply(reply: Any) -> EndpointOutput:
-    """Read a chat completion; openai's client lets any JSON through.
-
-    Raises:
-        ValueError: It is none, or the server broke it off.
-    """
+    """Read a chat completion; openai's client lets any JSON through."""
     try:
         usage = reply.usage
         each = range((usage.completion_tokens if usage else 0) // len(reply.choices))

@@ -140,11 +140,7 @@ def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
 
 
 async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
-    """Await a call of an engine; in vLLM 0.32 such a call never returns if the engine process dies.
-
-    Raises:
-        UserError: The engine has died, refuses the call, or takes too long.
-    """
+    """Await a call of an engine; in vLLM 0.32 such a call never returns if its process dies."""
     task = asyncio.ensure_future(call)
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -170,9 +166,6 @@ async def running_engine(
         settings: Further engine arguments of vLLM.
         max_tokens: Limit on prompt plus reply.
         seed: Seed of the engine. A seed per request kills the CPU engine when a prefill is chunked.
-
-    Raises:
-        UserError: The engine does not start with these settings, or dies.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     arguments = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
@@ -220,12 +213,7 @@ def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any
 
 
 def check_unmerged(adapter: Path, rank: int) -> None:
-    """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request.
-
-    Raises:
-        UserError: Names what vLLM does not support, DoRA for example; or the weights cannot be
-            read.
-    """
+    """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request."""
     weights = adapter / "adapter_model.safetensors"
     try:
         helper = PEFTHelper.from_dict(read_json(adapter / "adapter_config.json"))
@@ -260,21 +248,13 @@ def startup_errors() -> Iterator[None]:
 
 
 def check_engine(settings: Mapping[str, Any]) -> None:
-    """Refuse engine settings that vLLM does not have or that panjue sets itself.
-
-    Raises:
-        UserError: A setting is unknown or managed.
-    """
+    """Refuse engine settings that vLLM does not have or that panjue sets itself."""
     check_managed("engine", settings, MANAGED_SETTINGS)
     check_known("engine", settings, (field.name for field in fields(AsyncEngineArgs)))
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling settings that vLLM does not have or that crash it.
-
-    Raises:
-        UserError: A setting is unknown, reserved or invalid.
-    """
+    """Refuse sampling settings that vLLM does not have or that crash it."""
     managed = {
         "structured_outputs": "constrained",
         "output_kind": "nothing: rows hold finished replies",

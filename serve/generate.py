@@ -12,15 +12,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.lock import exclusive_lock
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
-from panjue.serve.job import (
-    Job,
-    make_asker,
-    make_job,
-    may_skip_compilation,
-    start,
-    with_model,
-    without_compilation,
-)
+from panjue.serve.job import Job, make_asker, make_job, start, with_model, with_quick_start
 from panjue.serve.loop import Answerer, Write, answer_all
 from panjue.serve.output import holding_refusals, output, starting
 from panjue.serve.record import check_held_out, claim, record_of
@@ -78,8 +70,8 @@ def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Conso
     console.print(f"2/3 answering {total - len(done)} cases")
     todo = (example for example in reader.read(test) if str(example.id) not in done)
     rest = Rest(todo, old_rows, len(done), total)
-    if may_skip_compilation(job, total):
-        job = without_compilation(job)
+    job, given = with_quick_start(job, total), job
+    if job is not given:
         console.print("few replies: the engine is not compiled (engine.enforce_eager=false does)")
     if job.config.ray:
         from panjue.serve.ray import answer_in_cluster

@@ -78,11 +78,7 @@ class Job:
 
 
 def make_job(run: Run, test: Path, config: GenerateConfig) -> Job:
-    """Return the job of a run; the model is not chosen yet.
-
-    Raises:
-        UserError: Nothing trained is there, or a setting is unknown or does nothing for the task.
-    """
+    """Return the job of a run; the model is not chosen yet."""
     check_engine(config.engine)
     check_sampling(config.sampling)
     name = task_name(run, config)
@@ -104,21 +100,17 @@ def with_model(job: Job) -> Job:
     return replace(job, served=served_model(job.trained, adapter, job.config.base))
 
 
-def may_skip_compilation(job: Job, cases: int) -> bool:
-    """Say whether a model on a CPU answers too few replies to be worth its compilation.
+def with_quick_start(job: Job, cases: int) -> Job:
+    """Return the job without compilation, if a CPU gives too few replies to be worth it.
 
     `cases` is the number of cases of the test file, so that a run resumes as it began.
     """
-    replies = cases * (1 + job.config.samples)
-    is_many = job.task.answer.several_calls or replies >= MIN_COMPILED_REPLIES
-    is_set = bool(COMPILATION_SETTINGS & job.config.engine.keys())
-    return on_cpu() and not (job.config.endpoint or is_many or is_set)
-
-
-def without_compilation(job: Job) -> Job:
-    """Return the job with an engine that starts sooner and answers more slowly."""
-    arguments = {"enforce_eager": True, **job.config.engine}
-    return replace(job, config=job.config.model_copy(update={"engine": arguments}))
+    config = job.config
+    is_many = job.task.answer.several_calls or cases * (1 + config.samples) >= MIN_COMPILED_REPLIES
+    if config.endpoint or is_many or not on_cpu() or COMPILATION_SETTINGS & config.engine.keys():
+        return job
+    arguments = {"enforce_eager": True, **config.engine}
+    return replace(job, config=config.model_copy(update={"engine": arguments}))
 
 
 def make_asker(job: Job) -> Asker | PlainAsker:

@@ -61,11 +61,7 @@ def output(folder: Path, done: int, total: int, console: Console) -> Iterator[Ou
 
 @contextmanager
 def holding_refusals(write: Callable[[Row], None], name: str) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes rows, but holds refused ones back until there is a reply.
-
-    Raises:
-        UserError: All requests are refused, so the endpoint cannot do this task; no row is written.
-    """
+    """Yield a function that writes rows, but holds refused ones back until there is a reply."""
     held: list[Row] = []
     has_replied = False
 

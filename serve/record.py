@@ -19,11 +19,7 @@ DERIVED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 
 def check_held_out(run: Run, test: Path) -> None:
-    """Check that the training of a run held out a tenth of this test file.
-
-    Raises:
-        UserError: Training had a `dev` file or another training file, or there is no training.
-    """
+    """Check that the training of a run held out a tenth of this test file."""
     record = run.record
     if record.dev_sha256:
         raise UserError(f"held_out: {run.folder} was trained with a dev file; name that file")
@@ -73,9 +69,6 @@ def claim(job: Job, record: AnswersRecord, console: Console) -> None:
 
     Other library versions are allowed and printed. If the completions were deleted, the files made
     from them are deleted too, and named.
-
-    Raises:
-        UserError: The folder has completions from other settings; names what differs.
     """
     folder = job.folder
     if (folder / "completions.jsonl").exists():

@@ -55,22 +55,11 @@ MANAGED_SETTINGS = {
 """Engine arguments that panjue sets itself -> the setting to use instead."""
 
 RESOURCES = (
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "cpu_offload_gb",
-    "block_size",
-    "enforce_eager",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "max_parallel_loading_workers",
-    "distributed_executor_backend",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "prefill_context_parallel_size",
-    "data_parallel_size",
-    "disable_log_stats",
+    *("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offload_gb", "block_size"),
+    *("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching"),
+    *("enable_chunked_prefill", "max_parallel_loading_workers", "disable_log_stats"),
+    *("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size"),
+    *("prefill_context_parallel_size", "data_parallel_size"),
 )
 """Engine arguments of memory and speed. A run may resume with other values, since after running out
 of memory they must change."""
@@ -159,11 +148,7 @@ class ServeConfig(EngineConfig):
 
 
 def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> GenerateConfig:
-    """Read the settings of a run and check them before vLLM is imported.
-
-    Raises:
-        UserError: A key or value is wrong, or the task, test file or training result is missing.
-    """
+    """Read the settings of a run and check them before vLLM is imported."""
     config = load_section(GenerateConfig, run.config, "generate", words)
     check_ray(config)
     task = load_task(task_name(run, config))
@@ -174,11 +159,7 @@ def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> Genera
 
 
 def task_name(run: Run, config: GenerateConfig) -> str:
-    """Return the name of the task that a run was trained for, or that its endpoint is asked.
-
-    Raises:
-        UserError: Nothing is trained, and there is no endpoint that could do without.
-    """
+    """Return the name of the task that a run was trained for, or that its endpoint is asked."""
     if not config.endpoint or run.result:
         task = check_trained(run).task
         if config.task not in (None, task):
@@ -195,11 +176,7 @@ def task_name(run: Run, config: GenerateConfig) -> str:
 
 
 def check_trained(run: Run) -> RunRecord:
-    """Return the record of a training, whose prompt and labels must not have changed.
-
-    Raises:
-        UserError: Nothing trained is there, or names what has changed.
-    """
+    """Return the record of a training, whose prompt and labels must not have changed."""
     record, folder = run.record, run.trained
     if prompt_sha256(record.task) != record.prompt_sha256:
         raise UserError(
@@ -214,11 +191,7 @@ def check_trained(run: Run) -> RunRecord:
 
 
 def check_ray(config: GenerateConfig) -> None:
-    """Refuse settings of a cluster that would be ignored, or that need a missing package.
-
-    Raises:
-        UserError: Names the setting.
-    """
+    """Refuse settings of a cluster that would be ignored, or that need a missing package."""
     if config.replicas > 1 and not config.ray:
         raise UserError(
             "replicas: several need ray=auto or ray=local; without Ray, "
@@ -233,11 +206,7 @@ def check_ray(config: GenerateConfig) -> None:
 
 
 def server_key(host: str) -> str | None:
-    """Return the key that clients must send, if one is set.
-
-    Raises:
-        UserError: It cannot be sent in a header, or is missing and other machines reach `host`.
-    """
+    """Return the key that clients must send, if one is set."""
     key = os.environ.get(KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
@@ -250,10 +219,6 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
     """Return the settings of the server, and the runs that it serves, by their name for clients.
 
     A word `name=RUN` names a further adapter of the same base.
-
-    Raises:
-        UserError: A key or value is wrong, nothing trained is there, the bases differ, or other
-            machines reach the address and no key is set.
     """
     adapters = [word for word in words if is_adapter(word)]
     settings = [word for word in words if not is_adapter(word)]

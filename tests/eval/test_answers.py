@@ -107,7 +107,6 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "near_ties": 1,
         "replies": 10,
         "decided": 5,
-        "loosened": 0,
         "skipped_rows": 0,
         "pair_price": 0.0,
         "class_prior": 0.0,

@@ -18,7 +18,7 @@ from panjue.prompts.plumbing.run import Answers
 from panjue.serve import job as jobs
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import main
-from panjue.serve.job import MIN_COMPILED_REPLIES, Job, may_skip_compilation
+from panjue.serve.job import MIN_COMPILED_REPLIES, Job, with_quick_start
 from panjue.serve.settings import RESOURCES, GenerateConfig
 from panjue.serve.trained import served_model
 
@@ -109,9 +109,9 @@ def test_the_engine_is_compiled_for_many_replies_only(
 ) -> None:
     job = Job(GenerateConfig.model_validate(settings), Path("r"), task, labels=Labels())
     monkeypatch.setattr(jobs, "on_cpu", lambda: True)
-    assert may_skip_compilation(job, cases) is skips
+    assert (with_quick_start(job, cases) is not job) is skips
     monkeypatch.setattr(jobs, "on_cpu", lambda: False)
-    assert not may_skip_compilation(job, cases), "vLLM's own default holds"
+    assert with_quick_start(job, cases) is job, "vLLM's own default holds"
 
 
 def test_settings_of_memory_and_speed_are_settings_of_the_engine() -> None:
