@@ -12,7 +12,6 @@ $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(c
 space  := $(subst ,, )
 escaped = $(subst $(space),\ ,$(1))
 stem    = $(subst |,$(2),$(basename $(notdir $(subst $(space),|,$(1:/=)))))
-# The invented cases stand in for the user's own only where no variable says that it is not the demo.
 DEMO   := $(if $(TRAIN)$(MODEL)$(TASK)$(filter-out demo,$(CONFIG))$(if $(CONFIG),,$(RUN)),,data/demo/)
 AGAIN  := $(if $(filter sft,$(MAKECMDGOALS))$(SFT)$(MODEL)$(CONFIG)$(TASK)$(if $(RUN),,$(TRAIN)),again)
 CONFIG := $(or $(CONFIG),$(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo))
@@ -25,17 +24,18 @@ $(if $(GOLD),,$(call want,TEST=FILE,generate score check-submission))
 $(if $(TRAIN)$(DEV)$(DEMO),,$(call want,TRAIN=FILE or DEV=FILE,tune))
 $(if $(filter demo,$(CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate tune score serve)))
 .NOTPARALLEL:
-.PHONY: help install dev lock check test torture sft generate tune score check-submission serve chat again
+.PHONY: help install dev lock check test torture demo base sft generate tune score check-submission serve chat again
 help: ; @sed -n "/^# .*: /s/^# //p" Makefile; sed -n "s/^\([a-z-]*\):.*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'  # this list
 install: .venv/installed  # .venv with what training, generation and serving need, in exact versions
 dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they install it themselves
 .venv/installed .venv/dev: pyproject.toml $(addprefix .ci/,install uv cpu.lock cpu.never gpu.lock gpu.never); .ci/install $(PYTHON) $(filter dev,$(@F))
 lock: ; PYTHON=$(PYTHON) .ci/lock  # the newest versions of all packages for `make install`; then check, test and torture
 check: dev  # ruff and mypy, a minute
-	mkdir -p build/typing/panjue && ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	mkdir -p build/typing/panjue && ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/ && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 test: dev; .venv/bin/pytest -n 2  # the test suite, 10 minutes on two cores
 torture: dev; .venv/bin/pytest -n 2 tests/torture --torture  # kills, full disks, hostile text, every command of the READMEs: 40 minutes
+demo: data/demo/train.jsonl  # write invented cases
+base: runs/base/model/manifest.json  # train the demo's tiny base model from nothing
 data/demo/train.jsonl: | .venv/installed; .venv/bin/panjue demo data/demo
 runs/base/model/manifest.json: | data/demo/train.jsonl; .venv/bin/panjue base finetune/configs/base.yaml
 $(TRAINED): $(AGAIN) | .venv/installed $(addsuffix train.jsonl,$(DEMO)) $(if $(filter demo,$(CONFIG)),$(if $(MODEL)$(wildcard $(TRAINED)),,runs/base/model/manifest.json))

@@ -91,7 +91,7 @@ def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRe
     if changed := without_resources(old).difference(without_resources(record)):
         raise UserError(
             f"{folder}: has answers made with other settings ({changed}); they are kept: "
-            "name another folder for these with answers=NAME (make: ANSWERS=NAME)"
+            "name another folder for these with answers=NAME"
         )
     if changed := difference(old.versions, record.versions):
         console.print(f"resuming with other versions: {changed}", highlight=False, markup=False)

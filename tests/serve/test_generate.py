@@ -160,7 +160,7 @@ def test_answers_of_other_settings_are_kept_and_another_name_is_offered(
     assert str(error.value) == (
         f"{run}/answers/test: has answers made with other settings "
         "(sampling.temperature: null -> 0.5); they are kept: name another folder for these with "
-        "answers=NAME (make: ANSWERS=NAME)"
+        "answers=NAME"
     )
     with pytest.raises(UserError, match="engine"):  # so it never answers
         main(run, cases, [*words, "answers=warm", "engine.dtype=float23"])
