@@ -44,10 +44,6 @@ def bundle(run: Path, out: Path, base: Path | None = None) -> None:
             test file only hashes are packed.
         out: The ZIP; it appears when it is complete.
         base: Folder of the base model, to pack it too.
-
-    Raises:
-        UserError: The run has no submission, was not answered by its own model, or its model,
-            prompt or submission has changed since.
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
@@ -78,11 +74,7 @@ def bundle(run: Path, out: Path, base: Path | None = None) -> None:
 
 
 def _trained(answers: Answers) -> Path:
-    """Return the adapter or model that answered.
-
-    Raises:
-        UserError: An endpoint or the base alone answered, or the model or prompt has changed since.
-    """
+    """Return the adapter or model that answered."""
     record, trained, again = answers.record, answers.trained, "run `panjue generate` again"
     if trained is None or not record.is_of_adapter:
         raise UserError(f"{answers.folder}: no fine-tuned model answered; there is none to pack")

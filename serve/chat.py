@@ -27,11 +27,7 @@ Paste the facts, then press Enter and Ctrl-D."""
 def main(
     url: str, file: Path | None, defendants: Sequence[str], samples: int, *, as_json: bool
 ) -> None:
-    """Send the case in `file`, or from a pipe or the keyboard, and print the answer.
-
-    Raises:
-        UserError: The server cannot be reached or returns an error; says what to do.
-    """
+    """Send the case in `file`, or from a pipe or the keyboard, and print the answer."""
     err = Console(stderr=True, highlight=False)
     shows_reply = err.is_terminal and not as_json
     on_text: Callable[[str], object] = partial(err.out, end="") if shows_reply else len
@@ -49,11 +45,7 @@ def main(
 
 
 def read_fact(file: Path | None, err: Console) -> str:
-    """Return the text of a file, the keyboard or a pipe, without a byte order mark.
-
-    Raises:
-        UserError: It is not UTF-8, is empty, or holds JSON objects.
-    """
+    """Return the text of a file, the keyboard or a pipe, without a byte order mark."""
     place = file or "stdin"
     if file is None and sys.stdin.isatty():
         text = read_typed(err)
@@ -102,11 +94,7 @@ def connected(url: str) -> Iterator[httpx.Client]:
 
 
 def ask(http: httpx.Client, body: Mapping[str, Any], on_text: Callable[[str], object]) -> Any:
-    """Return the server's result; `on_text` gets the pieces of the reply.
-
-    Raises:
-        UserError: The case is refused, or the reply broke off.
-    """
+    """Return the server's result; `on_text` gets the pieces of the reply."""
     with http.stream("POST", "judgments", json=body) as response:
         if response.is_error:
             response.read()

@@ -31,10 +31,6 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
     `out` appears only when it is complete, with the adapter's labels and record. An existing merge
     of the same adapter is reused. `base` is the folder or hub name of the base, if it has moved.
-
-    Raises:
-        UserError: There is no adapter, it was trained on another base, or it is of a kind that
-            cannot be merged.
     """
     if not (adapter / MANIFEST).exists():
         raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
@@ -69,12 +65,7 @@ def _merge(adapter: Path, out: Path, base: str | None) -> Path:
 
 
 def write_merged(base: Path, adapter: Path, out: Path) -> None:
-    """Write `base` merged with `adapter` to the folder `out`, without the tokenizer.
-
-    Raises:
-        UserError: The adapter cannot be merged, `out` cannot be written, or the written model has
-            other outputs than base and adapter.
-    """
+    """Write `base` merged with `adapter` to the folder `out`, without the tokenizer."""
     if getattr(AutoConfig.from_pretrained(base), "quantization_config", None):
         raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
     base_model = load(base)
@@ -108,11 +99,7 @@ def logits(model: PreTrainedModel | PeftModel) -> Tensor:
 
 
 def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path) -> None:
-    """Check that a merge has not changed the outputs.
-
-    Raises:
-        UserError: They differ too much; says by how much.
-    """
+    """Check that a merge has not changed the outputs."""
     difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
     limit = MAX_DIFFERENCE.get(dtype, MAX_DIFFERENCE[torch.bfloat16])
     if not difference <= limit:  # NaN is refused too

@@ -17,11 +17,7 @@ class Served(NamedTuple):
 
     @property
     def lora_rank(self) -> int:
-        """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter.
-
-        Raises:
-            UserError: vLLM supports no rank as large.
-        """
+        """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter."""
         if self.adapter is None:
             return 0
         if rank := lora_rank(self.adapter):
@@ -70,11 +66,7 @@ def is_merged(record: RunRecord, out: Path) -> bool:
 
 
 def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Path:
-    """Return the folder of the base that `adapter` was trained on; `base` if it has moved.
-
-    Raises:
-        UserError: The base is missing or has other weights.
-    """
+    """Return the folder of the base that `adapter` was trained on; `base` if it has moved."""
     name = base or record.base
     try:
         folder = model_folder(name)

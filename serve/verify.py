@@ -26,9 +26,6 @@ def verify(packed: Path, cases: Path, base: Path | None = None) -> None:
         packed: The ZIP.
         cases: The test file of the run that was packed.
         base: Folder of the base model, if the ZIP has none.
-
-    Raises:
-        UserError: A file has changed, a package has another version, or the answers differ.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -75,11 +72,7 @@ def missing_package(listed: Path) -> str:
 
 
 def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
-    """Link the base to where the manual tells to put it, if the bundle has none.
-
-    Raises:
-        UserError: It is needed but not given, given but not needed, or is another base.
-    """
+    """Link the base to where the manual tells to put it, if the bundle has none."""
     if (folder / "base").exists() or not (folder / "adapter").exists():
         if base:
             raise UserError(f"{packed}: has its weights; leave --base out")
