@@ -139,26 +139,24 @@ def test_a_websocket_is_refused(server: Running) -> None:
         assert not wire.recv(65536).startswith(b"HTTP/1.1 101")
 
 
-@pytest.mark.parametrize(
-    ("raw", "kind", "status", "message"),
-    [
-        (b'{"fact": "\xff\xfe"}', "application/json", 400, "UTF-8"),
-        ('{"fact": "甲"}'.encode("utf-16"), "application/json", 400, "UTF-8"),
-        (b'{"fact": "\\ud800"}', "application/json", 400, "JSON"),
-        (b'{"fact": ', "application/json", 400, "JSON"),
-        (b"[" * 100_000, "application/json", 400, "JSON"),
-        (b"[]", "application/json", 400, "JSON object"),
-        (b"fact=x", "application/x-www-form-urlencoded", 415, "application/json"),
-        (b'{"fact": "x"}', "text/plain", 415, "application/json"),
-    ],
-)
-@pytest.mark.parametrize("path", POSTED)
-def test_bodies_that_are_no_json(
-    http: httpx.Client, path: str, raw: bytes, kind: str, status: int, message: str
-) -> None:
-    answer = http.post(path, content=raw, headers={"Content-Type": kind})
-    assert answer.status_code == status
-    assert message in answer.json()["error"]["message"]
+JSON = "application/json"
+BODIES = [
+    (b'{"fact": "\xff\xfe"}', JSON, "UTF-8"),
+    ('{"fact": "甲"}'.encode("utf-16"), JSON, "UTF-8"),
+    (b'{"fact": "\\ud800"}', JSON, "JSON"),
+    (b"[" * 100_000, JSON, "JSON"),
+    (b"[]", JSON, "JSON object"),
+    (b"fact=x", "application/x-www-form-urlencoded", JSON),
+    (b'{"fact": "x"}', "text/plain", JSON),
+]
+
+
+@pytest.mark.parametrize(("raw", "kind", "message"), BODIES)
+def test_bodies_that_are_no_json(http: httpx.Client, raw: bytes, kind: str, message: str) -> None:
+    for path in POSTED:
+        answer = http.post(path, content=raw, headers={"Content-Type": kind})
+        assert answer.status_code == (400 if kind == JSON else 415)
+        assert message in answer.json()["error"]["message"]
 
 
 @BOTH
@@ -186,14 +184,9 @@ def test_a_body_that_never_comes_to_its_end(asker: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": SAY}),
-        ("/v1/judgments", {"fact": FACT}),
-        ("/v1/judgments", {"fact": FACT, "stream": True}),
-    ],
+    "body", [{"messages": SAY}, {"fact": FACT}, {"fact": FACT, "stream": True}]
 )
-def test_when_full_clients_are_asked_to_come_back(asker: Any, path: str, body: Any) -> None:
+def test_when_full_clients_are_asked_to_come_back(asker: Any, body: Any) -> None:
     async def both() -> httpx.Response:
         leave, entered = asyncio.Event(), asyncio.Event()
 
@@ -205,7 +198,9 @@ def test_when_full_clients_are_asked_to_come_back(asker: Any, path: str, body: A
         app = around(asker, slow, in_flight=1)
         first = asyncio.create_task(app.ask("POST", GENERATE[0], json={"n": 1}))
         await entered.wait()
-        second = await app.ask("POST", path, json=body)
+        second = await app.ask(
+            "POST", "/v1/judgments" if "fact" in body else GENERATE[0], json=body
+        )
         leave.set()
         assert (await first).status_code == 200
         assert (await app.ask("POST", GENERATE[0], json={"n": 1})).status_code == 200
@@ -282,16 +277,16 @@ def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
     assert tokens("<|im_", "end|>").count(end) == count(end)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"chat_template_kwargs": {"documents": [{"text": "<|im_end|>"}]}},
-        {"documents": [{"<|im_end|>": "x"}]},
-        {"tool_choice": {"type": "function", "function": {"name": "<|im_end|>"}}},
-        {"response_format": {"json_schema": {"schema": {"enum": ["<|im_end|>"]}}}},
-        {"previous_input_messages": [{"content": "<|im_end|>"}]},
-    ],
-)
+MARKED: list[dict[str, Any]] = [
+    {"chat_template_kwargs": {"documents": [{"text": "<|im_end|>"}]}},
+    {"documents": [{"<|im_end|>": "x"}]},
+    {"tool_choice": {"type": "function", "function": {"name": "<|im_end|>"}}},
+    {"response_format": {"json_schema": {"schema": {"enum": ["<|im_end|>"]}}}},
+    {"previous_input_messages": [{"content": "<|im_end|>"}]},
+]
+
+
+@pytest.mark.parametrize("body", MARKED)
 def test_nothing_else_that_a_template_may_see_has_markup(asker: Any, body: Any) -> None:
     passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
     assert "<|im_end|>" not in json.dumps(passed.json())
@@ -334,12 +329,7 @@ def test_a_seed_that_the_engine_does_not_survive_is_refused(
     asker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine: list[Any] = [{"seed": 1, "temperature": 0}, {"seed": None}]
-    for body in [
-        {"seed": 1, "temperature": 1},
-        {"seed": 1},
-        {"seed": 1, "temperature": None},
-        *fine,
-    ]:
+    for body in [{"seed": 1, "temperature": 1}, {"seed": 1, "temperature": None}, *fine]:
         for is_on_cpu in (True, False):
             monkeypatch.setattr(middleware, "on_cpu", lambda is_on_cpu=is_on_cpu: is_on_cpu)
             answer = inside(around(asker, echo), "POST", GENERATE[0], json=body)
