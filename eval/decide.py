@@ -79,14 +79,14 @@ class Decider:
         self.pool = pool
 
     def decide(
-        self, example: Example, completion: Mapping[str, Any], *, echo: bool = False
+        self, example: Example, completion: Mapping[str, Any], *, keep_first: bool = False
     ) -> Decision:
         """Return the answer of highest expected score, and its confidence.
 
-        With `echo` the answer is the first reply, unchanged, with its confidence.
+        With `keep_first` the answer is the first reply, unchanged, with its confidence.
         """
         first = self._task.ask.decode(completion["texts"][0], example, self._labels).answer
-        return self.decide_from(first, self.beliefs(example, completion), echo=echo)
+        return self.decide_from(first, self.beliefs(example, completion), keep_first=keep_first)
 
     def beliefs(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
         """Return the beliefs from a completion, pooled with the classifier's if there is one.
@@ -107,14 +107,16 @@ class Decider:
         return self.decide_from(fallback, self.pool.alone(example))
 
     def decide_from(
-        self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, echo: bool = False
+        self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, keep_first: bool = False
     ) -> Decision:
         """Decide from the given beliefs; the fields that are not decided stay as in `first`."""
         items, confidence, classes = [], [], []
         for item, raw_belief in zip(self._decides.items_of(first), beliefs, strict=True):
             weighted = {f: self._weighted(f, raw_belief[f]) for f in self._decides.classes}
             belief = {**raw_belief, **weighted}
-            chosen = {f: item[f] for f in self._decides.fields} if echo else self.fields(belief)
+            chosen = (
+                {f: item[f] for f in self._decides.fields} if keep_first else self.fields(belief)
+            )
             items.append({**item, **chosen})
             classes.append(weighted)
             confidence.append(

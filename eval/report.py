@@ -13,7 +13,7 @@ from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import decision_sha256, is_fitted_on
 from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.fields import items_of
-from panjue.eval.score import Scores, decoding_of, score
+from panjue.eval.score import ScoreResult, decoding_of, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import read_lines, sha256
@@ -29,7 +29,7 @@ NO_ANSWER = "-"
 
 
 @dataclass(frozen=True)
-class Case:
+class PageCase:
     """One example in the page's case browser.
 
     Attributes:
@@ -63,7 +63,7 @@ class ClassScore:
 
 
 @dataclass
-class Report:
+class PageData:
     """Everything on the page.
 
     Attributes:
@@ -83,13 +83,13 @@ class Report:
 
     name: str
     task: str
-    scores: Scores
+    scores: ScoreResult
     labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     demo: bool = False
     tested: str = ""
     skipped: list[str] = field(default_factory=list)
-    cases: list[Case] = field(default_factory=list)
+    cases: list[PageCase] = field(default_factory=list)
     classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)
     confusion: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     orders: dict[str, list[str]] = field(default_factory=dict)
@@ -107,12 +107,12 @@ class Report:
         return {"loss": ("loss", "损失"), **self.labels}.get(name, (name, name))
 
 
-def report(answered: AnsweredFile) -> Report:
+def page_data(answered: AnsweredFile) -> PageData:
     """Collect the report of the answers to a labelled test file."""
     task, record = answered.task, answered.record
     submission = task.data.submission.find(answered.folder)
     scores = score(answered.reader, answered.test, submission)
-    result = Report(answered.name, record.task, scores)
+    result = PageData(answered.name, record.task, scores)
     result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
     result.parts = task.score.parts
     trained = None if record.endpoint else answered.answers.trained
@@ -153,7 +153,7 @@ def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[Case]:
+def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCase]:
     path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if fallback and path.exists() else None
     completions = answered.rows()
@@ -164,7 +164,7 @@ def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[Case]:
         items = list(items_of(answered.task, answered.task.gold(example), rows.get(example.id)))
         fields = [field for _, fields in items for field in fields]
         notes = dict(_handled(answered, example, calls, fallback))
-        yield Case(
+        yield PageCase(
             id=str(example.id),
             groups=example.groups,
             text=split_at_names(example.text, [name for name, _ in items]),
@@ -224,7 +224,7 @@ def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | Non
     return [(piece, indices.get(piece)) for piece in pieces if piece]
 
 
-def _count(task: Task, result: Report) -> None:
+def _count(task: Task, result: PageData) -> None:
     """Count classes, confusions and confused pairs over the cases."""
     sets, single = _class_fields(task)
     fields = [field for case in result.cases for _, fields in case.items for field in fields]

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from panjue.eval.answers import open_answers
 from panjue.eval.card import write_scores
 from panjue.eval.fairness_tables import remarks as fairness_remarks
-from panjue.eval.report import Report, report
+from panjue.eval.report import PageData, page_data
 from panjue.eval.score import remarks
 from panjue.prompts.options import protect_inputs
 from panjue.prompts.plumbing.files import atomic_write
@@ -22,7 +22,7 @@ def main(run: Path, gold: Path | None) -> None:
     opened = open_answers(run, gold)
     page_path = opened.folder / "report.html"
     with protect_inputs(opened.reader.skipped, inputs=()):
-        result = report(opened)
+        result = page_data(opened)
     with atomic_write(page_path) as out:
         out.write(page(result))
     print(f"written: {page_path}")
@@ -44,7 +44,7 @@ def templates() -> Environment:
     return environment
 
 
-def page(result: Report) -> str:
+def page(result: PageData) -> str:
     """Return the page: tables, training curves, and the case browser with its data."""
     headline = list(result.scores.total.mean)[-1]
     curves = [curve(result.curve, name) for name in ("loss", "eval_loss", f"eval_{headline}")]
@@ -64,7 +64,7 @@ def page(result: Report) -> str:
     )
 
 
-def fairness_lines(result: Report) -> dict[str, list[str]]:
+def fairness_lines(result: PageData) -> dict[str, list[str]]:
     """Return attribute -> the lines on differences between its groups."""
     if result.fairness is None:
         return {}

@@ -33,7 +33,7 @@ MAX_GROUP_COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreResult:
     """Everything that `panjue score` prints.
 
     Attributes:
@@ -100,7 +100,7 @@ class Scores:
         return result
 
 
-def score(reader: Reader, gold: Path, submission: Path) -> Scores:
+def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     """Score `submission` by the task's own metrics.
 
     If the submission lies in its run folder, the score has more: the fallback's score (for example
@@ -136,7 +136,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> Scores:
         for attribute in values.attributes
     }
     means = baselines.means()
-    return Scores(
+    return ScoreResult(
         total=summarize(values),
         groups=groups,
         baselines=means,
@@ -222,7 +222,7 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
     return report if report.get("submission_sha256") == sha256(submission) else None
 
 
-def show(scores: Scores, console: Console) -> None:
+def show(scores: ScoreResult, console: Console) -> None:
     """Print the tables."""
     title = escape(scores.compared_by) if scores.compared_by else None
     table = Table("metric", "score", "95% interval", *scores.baselines, title=title)
@@ -262,7 +262,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | Non
     return table
 
 
-def remarks(scores: Scores) -> Iterator[str]:
+def remarks(scores: ScoreResult) -> Iterator[str]:
     """Yield the lines that are printed below the tables."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.extra_rows or scores.doubled:

@@ -167,7 +167,7 @@ def decide(
     answer = decoded.answer
     if decider:
         is_alone = len(completion["texts"]) == 1 and not decider.pool
-        decision = decider.decide(example, completion, echo=is_alone)
+        decision = decider.decide(example, completion, keep_first=is_alone)
         answer = decision.answer
         confidence = {"confidence": decision.confidence, "probabilities": decision.classes}
     submission = task.data.write(example, answer)

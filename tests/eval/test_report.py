@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from panjue.eval.answers import open_answers
 from panjue.eval.fields import items_of
-from panjue.eval.report import ClassScore, report, split_at_names
+from panjue.eval.report import ClassScore, page_data, split_at_names
 from panjue.eval.report_page import page
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -97,7 +97,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_the_numbers_by_hand(hostile: Path) -> None:
-    found = report(open_answers(hostile))
+    found = page_data(open_answers(hostile))
     # 盗窃罪: four in gold, three predicted, all three right. 2 * 3 / (4 + 3).
     assert found.classes["charges"] == {
         "盗窃罪": ClassScore(4, 3, 6 / 7),
@@ -126,10 +126,10 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
 
 
 def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
-    assert report(open_answers(hostile)).decoding["repaired"] == 7
+    assert page_data(open_answers(hostile)).decoding["repaired"] == 7
     with (hostile / "submission.jsonl").open("a", encoding="utf-8") as out:
         out.write(dump({"id": 9, "judgments": []}) + "\n")
-    found = report(open_answers(hostile))
+    found = page_data(open_answers(hostile))
     assert not found.decoding
     assert [case.confidence for case in found.cases] == [None, None]
 
@@ -148,7 +148,7 @@ def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
     made = read_json(run / "manifest.json")
     made["held_out"] = True
     write_json(run / "manifest.json", made)
-    found = report(open_answers(run))
+    found = page_data(open_answers(run))
     assert 0 < len(found.cases) < 60
     assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
 
@@ -250,7 +250,7 @@ def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
 
 
 def test_the_page_needs_nothing_else(hostile: Path) -> None:
-    text = page(report(open_answers(hostile)))
+    text = page(page_data(open_answers(hostile)))
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
     assert "<script>alert" not in text
     assert text.count("<script") == 2
@@ -258,7 +258,7 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
     assert text.count("every example has weight 0") == 0
     assert "&lt;q&gt;" in text
     assert "<q>" not in text
-    assert page(report(open_answers(hostile))) == text, "the same report is the same page"
+    assert page(page_data(open_answers(hostile))) == text, "the same report is the same page"
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def opened(browser: Any) -> Iterator[Any]:
 
 
 def test_names_stay_text(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(report(open_answers(hostile))), "utf-8")
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())
     opened.click("#list button >> nth=0")
     assert opened.locator("#case h4 .name").all_inner_texts() == HOSTILE
@@ -324,7 +324,7 @@ def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Pa
         row["judgments"][0].update(charges=["盗窃罪", "抢夺罪"], articles=[])
 
     run = run_on(tmp_path / "run", gold, change)
-    (run / "report.html").write_text(page(report(open_answers(run))), "utf-8")
+    (run / "report.html").write_text(page(page_data(open_answers(run))), "utf-8")
     opened.goto((run / "report.html").as_uri())
     rows = opened.locator("#case tr")
     cells = [rows.nth(number).locator("td").all_inner_texts() for number in (1, 2, 3)]
@@ -337,7 +337,7 @@ def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Pa
 
 
 def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(report(open_answers(hostile))), "utf-8")
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())  # the browser is English
     assert opened.inner_text("#headline b").startswith("final score 0.")
     parts = "= 0.3 × charge F1 0.6667 + 0.3 × article F1 1.0000 + 0.4 × penalty accuracy 0.6667"
@@ -369,7 +369,7 @@ def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
 
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
-    tiny, told = "A tiny demo model answered.", page(report(open_answers(hostile)))
+    tiny, told = "A tiny demo model answered.", page(page_data(open_answers(hostile)))
     assert tiny not in told
     made = read_json(hostile / "manifest.json")
     made["trained"] = str(tmp_path / "run/adapter")
@@ -378,12 +378,12 @@ def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
         tmp_path / "run/adapter/manifest.json", {**TRAINED, "base": str(tmp_path / "base/model")}
     )
     write_json(tmp_path / "base/model/manifest.json", {"base": str(tmp_path / "base/untrained")})
-    assert tiny not in page(report(open_answers(hostile)))
+    assert tiny not in page(page_data(open_answers(hostile)))
     write_json(tmp_path / "base/untrained/start.json", {})
-    assert tiny in page(report(open_answers(hostile)))
+    assert tiny in page(page_data(open_answers(hostile)))
     made["endpoint"] = "http://127.0.0.1:9/v1#other"
     write_json(hostile / "manifest.json", made)
-    assert tiny not in page(report(open_answers(hostile)))
+    assert tiny not in page(page_data(open_answers(hostile)))
 
 
 def test_the_report_of_real_cases(

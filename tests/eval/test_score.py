@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from panjue.eval.score import Scores, score, show
+from panjue.eval.score import ScoreResult, score, show
 from panjue.eval.values import MetricValues, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
@@ -192,7 +192,7 @@ def test_the_rate_of_unreadable_replies(
     assert "unreadable replies: 25.00%" in printed(scores)
 
 
-def printed(scores: Scores) -> str:
+def printed(scores: ScoreResult) -> str:
     out = StringIO()
     show(scores, Console(file=out, width=200))
     return out.getvalue()

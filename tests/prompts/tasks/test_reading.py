@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.check import check
-from panjue.eval.score import Scores, score
+from panjue.eval.score import ScoreResult, score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -184,7 +184,7 @@ def gold_file(path: Path, *documents: Any) -> Path:
     return path
 
 
-def scored(folder: Path, documents: list[Any], answers: dict[str, str]) -> Scores:
+def scored(folder: Path, documents: list[Any], answers: dict[str, str]) -> ScoreResult:
     gold = gold_file(folder / "gold.json", *documents)
     rows = [{"id": key, "answer": answer} for key, answer in answers.items()]
     (folder / "submission.json").write_text(dump(rows), "utf-8")
