@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.calibration import calibration
-from panjue.eval.compare import compare_runs
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
@@ -74,27 +73,6 @@ def test_confidence_of_another_submission_is_named(files: tuple[Path, Path], wri
         score(Reader(TASK), *files)
 
 
-def test_a_submission_differs_from_itself_by_nothing(files: tuple[Path, Path]) -> None:
-    gold, submission = files
-    for difference in compare_runs(Reader(TASK), gold, submission, submission).differences.values():
-        assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
-        assert difference.better == 0
-
-
-def test_the_better_submission_is_better_in_nearly_every_resample(
-    files: tuple[Path, Path], case: Row, row: Row, write: Write
-) -> None:
-    gold, submission = files
-    right = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
-    perfect = write("perfect.jsonl", [row(i, *right) for i in range(10)])
-    one = compare_runs(Reader(TASK), gold, submission, perfect).differences["final"]
-    other = compare_runs(Reader(TASK), gold, perfect, submission).differences["final"]
-    assert one.mean == pytest.approx(0.15)
-    assert (other.mean, other.low, other.high) == pytest.approx((-one.mean, -one.high, -one.low))
-    # No resample is worse; one without any of the three wrong cases, 0.7 ** 10 = 2.8%, is equal.
-    assert one.better == pytest.approx(1 - 0.7**10, abs=0.01)
-
-
 def test_confidence_is_not_taken_for_that_of_another_submission(
     files: tuple[Path, Path], write: Write
 ) -> None:
@@ -104,14 +82,6 @@ def test_confidence_is_not_taken_for_that_of_another_submission(
     scores = score(Reader(TASK), gold, other)
     assert scores.calibration is None
     assert scores.unreadable_rate is None
-
-
-def test_a_part_of_the_answers_is_no_peer(files: tuple[Path, Path], tmp_path: Path) -> None:
-    gold, submission = files
-    part = tmp_path / "part.jsonl"
-    part.write_text(submission.read_text("utf-8").splitlines()[0] + "\n", "utf-8")
-    with pytest.raises(UserError, match=r"no row for id 1 \(9 in all\)"):
-        compare_runs(Reader(TASK), gold, submission, part)
 
 
 def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(
