@@ -79,11 +79,7 @@ class Endpoint:
         await self._client.close()
 
     async def ask(self, request: Request, _: OnText = ignore_text) -> EndpointOutput:
-        """Return the outcome of one request; when cancelled, its connection is closed.
-
-        Raises:
-            UserError: It failed too often; no further request is sent then.
-        """
+        """Return the outcome of one request; when cancelled, its connection is closed."""
         if self._failure:
             raise UserError(self._failure)
         try:

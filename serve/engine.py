@@ -81,11 +81,7 @@ class Engine:
         self._is_fast = isinstance(llm.tokenizer, TokenizersBackend)
 
     async def ask(self, request: Request, on_text: OnText = ignore_text) -> RequestOutput:
-        """Return the finished output of one request; when cancelled, the engine aborts it.
-
-        Raises:
-            UserError: The engine has died or is shutting down.
-        """
+        """Return the finished output of one request; when cancelled, the engine aborts it."""
         question, kind = request.question, RequestOutputKind
         decodes_here = self._is_fast and not TEXT_SETTINGS & request.sampling.keys()
         params = SamplingParams(

@@ -33,9 +33,6 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> Path:
     each ended (`finish`), its `alternatives`, token counts and how many sentences were left out;
     greedy rows list their `near_ties`. An example that cannot be asked has `refused`, the reason,
     instead. If an example takes several calls, each call has a row. Existing rows are kept.
-
-    Raises:
-        UserError: A file or setting is wrong, or the folder holds rows from other settings.
     """
     console = Console(soft_wrap=True, highlight=False)
     job = make_job(run, test, config)

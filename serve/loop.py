@@ -40,11 +40,7 @@ class Answerer:
         self._with_alternatives = len(passes) > 1 or passes[0].get("logprobs") == ALTERNATIVES
 
     async def answer(self, example: Example, write: Write, find_row: FindRow = no_row) -> None:
-        """Ask all questions of one example, and `write` the row of each call that has none yet.
-
-        Raises:
-            UserError: The source can no longer answer, or an old row is of another question.
-        """
+        """Ask all questions of one example, and `write` the row of each call that has none yet."""
         answer = self._asker.task.answer
         solving, replies, number = answer.solving(example), None, 0
         while True:

@@ -43,12 +43,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
-    """Serve these runs by their names; on SIGTERM or Ctrl-C finish running requests and stop.
-
-    Raises:
-        UserError: A file or setting is wrong, the port is in use, the engine does not start, or it
-            dies; systemd or compose can then start the server again.
-    """
+    """Serve these runs by their names; on SIGTERM or Ctrl-C finish running requests and stop."""
     key = server_key(config.host)
     for name in REMOVED_VARIABLES:
         os.environ.pop(name, None)
@@ -68,11 +63,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run vLLM's server in this process; or several, each in a process of its own.
-
-    Raises:
-        UserError: The engine has died.
-    """
+    """Run vLLM's server in this process; or several, each in a process of its own."""
     try:
         if args.api_server_count > 1:
             run_multi_api_server(args)
@@ -110,9 +101,6 @@ def free_port(host: str, port: int) -> int:
     """Return a free port; `port` unless that is 0.
 
     vLLM binds it later; here a port in use is an error before the slow start.
-
-    Raises:
-        UserError: The port is in use, or the address does not belong to this machine.
     """
     try:
         family = socket.getaddrinfo(host, port)[0][0]
