@@ -10,7 +10,8 @@ import pytest
 
 from panjue.prompts import cli
 from panjue.prompts.cli import main
-from panjue.prompts.plumbing.files import dump, write_json
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -137,14 +138,21 @@ def test_what_a_user_can_mend_is_one_line_and_exit_code_two(
 def test_a_run_folder_says_of_which_task_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_json(folder / "manifest.json", {"generate": {"task": "scotus"}})
-    words = ("check", folder / "submission.jsonl", "--cases", folder / "test.jsonl")
+    answers = folder / "answers/test"
+    answers.mkdir(parents=True)
+    (folder / "submission.jsonl").rename(answers / "submission.jsonl")
+    record = AnswersRecord(
+        task="scotus", test="test.jsonl", test_sha256="", prompt_sha256="", adapter="none",
+        constrained=True, max_tokens=1, seed=0, engine={}, sampling={}, samples=0,
+    )  # fmt: skip
+    record.write(answers)
+    words = ("check", answers / "submission.jsonl", "--cases", folder / "test.jsonl")
     assert typed(monkeypatch, *words, "--task", "judgment") == 2
-    told = f"panjue: {folder}: is a run of the task 'scotus', not 'judgment'\n"
+    told = f"panjue: {answers}: is a run of the task 'scotus', not 'judgment'\n"
     assert capsys.readouterr().err == told
     assert typed(monkeypatch, *words) == 2  # read as scotus
     assert "'text' must be a text" in capsys.readouterr().err
-    write_json(folder / "manifest.json", {"generate": {"task": "judgment"}})
+    record.model_copy(update={"task": "judgment"}).write(answers)
     assert typed(monkeypatch, *words) == 0
 
 
