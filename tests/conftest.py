@@ -200,15 +200,6 @@ def answered(
 
 
 @pytest.fixture
-def checkout(answered: Path, workshop: Path, tmp_path: Path) -> Path:
-    """Return a folder with the demo's cases and run where `make score` leaves them."""
-    shutil.copytree(answered, tmp_path / "runs/demo")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/demo").symlink_to(workshop / "demo")
-    return tmp_path
-
-
-@pytest.fixture
 def panjue(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., CompletedProcess[str]]:
