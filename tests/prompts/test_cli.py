@@ -183,7 +183,7 @@ def test_nothing_that_is_read_is_written_over(
     assert of_run.read_text("utf-8") == "{}"
     of_run.unlink()
     capsys.readouterr()
-    assert typed(monkeypatch, "fairness", gold, path, "--by", "defendants", "--html", gold) == 2
+    assert typed(monkeypatch, "fairness", gold, path, "--by", "defendants", "--json", gold) == 2
     assert path.read_bytes() == before
     assert typed(monkeypatch, "score", gold, path, "--json", folder) == 2
     assert "is a folder; name a file" in capsys.readouterr().err
