@@ -32,7 +32,7 @@ dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they in
 lock: ; PYTHON=$(PYTHON) .ci/lock  # the newest versions of all packages for `make install`; then check, test and torture
 check: dev  # ruff and mypy, a minute
 	mkdir -p build/typing/panjue && ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/ && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-test: dev; .venv/bin/pytest -n 2  # the test suite, 10 minutes on two cores
+test: dev; .venv/bin/pytest -n 2  # the test suite, with two processes
 torture: dev; .venv/bin/pytest -n 2 tests/torture --torture  # kills, full disks, hostile text, every command of the READMEs: 40 minutes
 demo: data/demo/train.jsonl  # write invented cases
 base: runs/base/model/manifest.json  # train the demo's tiny base model from nothing
