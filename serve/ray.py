@@ -233,12 +233,12 @@ class Fleet:
 
     Attributes:
         slots: One for each example that may be under way.
-        again: How often an example was given out again, since its replica had ended.
+        repeats: How often an example was given out again, since its replica had ended.
     """
 
     def __init__(self, actors: list[Any], slots: int) -> None:
         """Start the engines of all replicas; call it in the event loop."""
-        self.slots, self.again = asyncio.Semaphore(slots), 0
+        self.slots, self.repeats = asyncio.Semaphore(slots), 0
         self._count, self._error, self._changed = len(actors), "", asyncio.Event()
         self._running: list[Running] = []
         self._starting: set[asyncio.Task[None]] = set()
@@ -249,7 +249,7 @@ class Fleet:
 
     def __str__(self) -> str:
         """Say how many replicas are running."""
-        again = f", {self.again} cases given out again" if self.again else ""
+        again = f", {self.repeats} cases given out again" if self.repeats else ""
         return f"{len(self._running)} of {self._count} replicas{again}"
 
     async def wait_for_first(self) -> Running:
@@ -267,7 +267,7 @@ class Fleet:
         """Have an example answered, again if its replica ends; `rows` are those it has already."""
         async with self.slots:
             while not await self._try(example, write, rows):
-                self.again += 1
+                self.repeats += 1
 
     async def _try(self, example: Example, write: Write, rows: dict[str, Row]) -> bool:
         """Say whether a replica has answered an example to the end; its rows are kept anyway."""

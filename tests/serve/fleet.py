@@ -76,7 +76,7 @@ async def outcome(deaths: int, calls: int, *, stopped: bool = False) -> dict[str
         said = str(fleet)
         for fake in fakes:
             ray.kill(fake)  # type: ignore[arg-type]
-    return {"keys": keys, "said": said, "again": fleet.again, "error": error}
+    return {"keys": keys, "said": said, "again": fleet.repeats, "error": error}
 
 
 def stranger() -> str:

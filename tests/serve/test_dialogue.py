@@ -1,4 +1,4 @@
-"""Dialogues through the real engine: many calls for one answer, side by side, gone on with."""
+"""Dialogues through the real engine: many calls for one answer, at once, and resumed."""
 
 import json
 from contextlib import closing

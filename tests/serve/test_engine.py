@@ -170,7 +170,7 @@ def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
     so_far = asker.tokenizer(before, add_special_tokens=False).input_ids
     with torch.no_grad():
         logits = model(torch.tensor([request.question.prompt + so_far])).logits[0, -1]
-    # The schema allows only what a class goes on with.
+    # The schema allows only the rest of the name of a class.
     classes = [p.removeprefix(value) + '"' for p in PENALTIES if p.startswith(value)]
     texts = {token: asker.tokenizer.decode([token]) for token in range(len(asker.tokenizer))}
     allowed = [t for t, text in texts.items() if text and any(c.startswith(text) for c in classes)]
