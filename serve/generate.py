@@ -69,7 +69,8 @@ def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Conso
     rest = Rest(todo, old_rows, len(done), total)
     job, given = with_quick_start(job, total), job
     if job is not given:
-        console.print("few replies: the engine is not compiled (engine.enforce_eager=false does)")
+        note = "few replies: the engine is not compiled (engine.enforce_eager=false compiles it)"
+        console.print(note)
     if job.config.ray:
         from panjue.serve.ray import answer_in_cluster
 
