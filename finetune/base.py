@@ -58,11 +58,11 @@ def main(path: Path, overrides: Sequence[str] = ()) -> None:
 
 def make_base(config: BaseConfig) -> None:
     """Write an untrained model to `model`, then train all its weights and save RUN/model."""
-    managed = {"vocab_size": "vocab_size", "eos_token_id": "nothing", "pad_token_id": "nothing"}
+    managed = {"eos_token_id": "nothing", "pad_token_id": "nothing"}
     check_managed("shape", config.shape, managed)
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
-    start = {"shape": config.shape, "vocab_size": config.vocab_size, "seed": config.seed}
-    start["train_sha256"] = sha256(config.train)
+    train_sha256 = sha256(config.train)
+    start = {"shape": config.shape, "seed": config.seed, "train_sha256": train_sha256}
     start_file = Path(config.model) / "start.json"
     if not start_file.exists() or read_json(start_file) != start:
         make_untrained(config, Path(config.model))
@@ -73,12 +73,11 @@ def make_base(config: BaseConfig) -> None:
 def make_untrained(config: BaseConfig, folder: Path) -> None:
     """Write a tokenizer trained on the training cases and a random model to `folder`."""
     reader = Reader(load_task(config.task), on_bad_row=config.on_bad_row)
-    tokenizer = train_tokenizer(texts(reader, config.train), config.vocab_size)
+    tokenizer = train_tokenizer(texts(reader, config.train), config.shape.get("vocab_size", 4096))
     torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            **config.shape,
-            vocab_size=len(tokenizer),
+            **{**config.shape, "vocab_size": len(tokenizer)},
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

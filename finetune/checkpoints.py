@@ -12,17 +12,13 @@ TRAINER_STATE = "trainer_state.json"
 
 
 def is_over(checkpoint: Path, patience: int) -> bool:
-    """Say whether the training had ended at this checkpoint; transformers would train further."""
+    """Say whether the training had ended at this checkpoint, its evaluation included."""
     state = read_json(checkpoint / TRAINER_STATE)
-    stopping = state["stateful_callbacks"].get("EarlyStoppingCallback", {}).get("attributes", {})
+    parts = state["stateful_callbacks"]
+    stopping = parts.get("EarlyStoppingCallback", {}).get("attributes", {})
     stopped_early = stopping.get("early_stopping_patience_counter", 0) >= patience
-    return bool(state["global_step"] >= state["max_steps"] or stopped_early)
-
-
-def awaits_evaluation(checkpoint: Path) -> bool:
-    """Say whether a signal stopped the evaluation of this checkpoint's step."""
-    state = read_json(checkpoint / TRAINER_STATE)
-    return bool(state["stateful_callbacks"]["TrainerControl"]["args"]["should_evaluate"])
+    is_evaluated = not parts["TrainerControl"]["args"]["should_evaluate"]
+    return is_evaluated and (state["global_step"] >= state["max_steps"] or stopped_early)
 
 
 def mark_complete(checkpoint: Path) -> None:

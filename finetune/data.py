@@ -1,9 +1,9 @@
-"""Examples -> token rows: made once, cached on disk and memory-mapped."""
+"""Examples -> token rows, made once and memory-mapped; batches and the order of rows."""
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,43 +12,42 @@ import torch
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from torch import Tensor
+from torch.utils.data import Sampler
+from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import pack_dataset
 
 from panjue.finetune.processes import wait_for
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump, sync, write_json
-from panjue.prompts.plumbing.parts import SYNTAX
-from panjue.prompts.render import reply_ids, reply_parts
+from panjue.prompts.render import reply_ids
 from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
 
 IGNORED = -100
-"""Label of a token without loss: the whole prompt."""
+"""Label id of a token without loss: the whole prompt."""
 
 FEATURES = Features(
     {
         "input_ids": List(Value("int32")),
         "labels": List(Value("int32")),
-        "parts": List(Value("int16")),
         "group": Value("int16"),
         "length": Value("int32"),
     }
 )
 
 Row = dict[str, Any]
-"""`input_ids`, `labels` and `parts`, one number per token, their `length`, and the `group`."""
+"""`input_ids` and `labels`, one number per token, their `length`, and the `group`."""
 
 
 @dataclass
-class Report:
-    """What happened to the examples of one file.
+class RowReport:
+    """What happened to the examples while they were made into rows.
 
     Attributes:
         tokens: Length of each row, prompt plus reply.
         refused: `id: reason` of each refused example.
-        shortened: (id, tokens before, tokens after) of each prompt that `shorten` shortened.
-        parts: Fields of a reply; the rows' column `parts` has indices into this list.
+        shortened: (id, tokens before, tokens after) of each prompt that was shortened.
         groups: Names of groups; the rows' column `group` has indices into this list.
         notes: `id: warning` about examples that are still used.
     """
@@ -56,64 +55,65 @@ class Report:
     tokens: list[int] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     shortened: list[tuple[str, int, int]] = field(default_factory=list)
-    parts: list[str] = field(default_factory=lambda: [SYNTAX])
     groups: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def questions(task: Task, examples: Iterator[Example], report: Report) -> Iterator[Example]:
-    """Yield each example's training questions with answers: one per model call."""
-    for example in examples:
-        report.notes += [f"{example.id}: {note}" for note in example.notes]
-        yield from task.answer.training_examples(example)
+@dataclass(frozen=True)
+class RowMaker:
+    """Makes token rows with loss on the reply only.
 
-
-def rows(  # noqa: PLR0913, PLR0917  # no two belong together
-    task: Task,
-    examples: Iterator[Example],
-    tokenizer: Any,
-    labels: Labels,
-    max_tokens: int,
-    report: Report,
-    attribute: str | None = None,
-) -> Iterator[Row]:
-    """Yield token rows with loss on the reply only, and record the examples in `report`.
-
-    Groups are the values of `attribute`; examples without one are in the group `UNKNOWN`.
-
-    No reply is ever cut. An example is refused, by its id, if its prompt cannot be shortened
-    enough, or if its reply does not fit or is invalid (for example, an empty label set).
+    Attributes:
+        attribute: Its values are the groups; examples without it are in the group `UNKNOWN`.
     """
-    for example in examples:
+
+    task: Task
+    tokenizer: Any
+    labels: Labels
+    max_tokens: int
+    attribute: str | None = None
+
+    def rows(self, examples: Iterable[Example], report: RowReport) -> Iterator[Row]:
+        """Yield the rows of the examples, one per model call, and record them in `report`.
+
+        No reply is ever cut. An example is refused, by its id, if its prompt cannot be shortened
+        enough, or if its reply does not fit or is invalid (for example, an empty label set).
+        """
+        for example in examples:
+            report.notes += [f"{example.id}: {note}" for note in example.notes]
+            for question in self.task.answer.training_examples(example):
+                row = self._row(question, report)
+                if isinstance(row, str):
+                    report.refused.append(f"{question.id}: {row}")
+                else:
+                    report.tokens.append(row["length"])
+                    yield row
+
+    def _row(self, example: Example, report: RowReport) -> Row | str:
+        """Return the row of an example, or why it is refused."""
+        task, labels = self.task, self.labels
         reply = task.ask.target(example)
         if repairs := task.ask.decode(reply, example, labels).repairs:
-            report.refused.append(f"{example.id}: its gold answer is invalid: {repairs[0]}")
-            continue
-        shortened, _, prompt, room = shortened_prompt(task, example, labels, tokenizer, max_tokens)
-        completion = reply_ids(tokenizer, reply)
-        if not shortened.fits or len(prompt) + len(completion) > max_tokens:
-            report.refused.append(
-                f"{example.id}: {len(prompt)} prompt tokens and {len(completion)} reply tokens "
-                f"({room} are reserved for a reply) exceed max_tokens={max_tokens}"
+            return f"its gold answer is invalid: {repairs[0]}"
+        short, _, prompt, room = shortened_prompt(
+            task, example, labels, self.tokenizer, self.max_tokens
+        )
+        completion = reply_ids(self.tokenizer, reply)
+        if not short.fits or len(prompt) + len(completion) > self.max_tokens:
+            return (
+                f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
+                f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}"
             )
-            continue
-        if shortened.dropped and task.ask.decode(reply, shortened.example, labels).repairs:
-            report.refused.append(
-                f"{example.id}: its gold answer is not in the shortened text; raise max_tokens"
-            )
-            continue
-        if shortened.dropped:
-            report.shortened.append((str(example.id), shortened.full_tokens, shortened.tokens))
-        report.tokens.append(len(prompt) + len(completion))
-        parts = reply_parts(tokenizer, reply)
-        report.parts.extend(part for part in dict.fromkeys(parts) if part not in report.parts)
-        group = example.groups.get(attribute, UNKNOWN) if attribute else UNKNOWN
+        if short.dropped and task.ask.decode(reply, short.example, labels).repairs:
+            return "its gold answer is not in the shortened text; raise max_tokens"
+        if short.dropped:
+            report.shortened.append((str(example.id), short.full_tokens, short.tokens))
+        group = example.groups.get(self.attribute, UNKNOWN) if self.attribute else UNKNOWN
         if group not in report.groups:
             report.groups.append(group)
-        yield {
+        return {
             "input_ids": prompt + completion,
             "labels": [IGNORED] * len(prompt) + completion,
-            "parts": [0] * len(prompt) + [report.parts.index(part) for part in parts],
             "group": report.groups.index(group),
             "length": len(prompt) + len(completion),
         }
@@ -122,32 +122,31 @@ def rows(  # noqa: PLR0913, PLR0917  # no two belong together
 def cached(
     folder: Path,
     key: dict[str, Any],
-    make: Callable[[Report], Iterator[Row]],
-    parts: Sequence[str] = (SYNTAX,),
+    make: Callable[[RowReport], Iterator[Row]],
     groups: Sequence[str] = (),
     *,
     waits: bool = False,
-) -> tuple[Dataset, Report]:
+) -> tuple[Dataset, RowReport]:
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
-    New parts and groups are appended to `parts` and `groups`, so that their indices stay the same.
-    With `waits` another process makes them, and this one waits for it.
+    New groups are appended to `groups`, so that their indices stay the same. With `waits` another
+    process makes the rows, and this one waits for it.
     """
-    key = {**key, "parts": list(parts), "groups": list(groups)}
+    key = {**key, "groups": list(groups)}
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     if waits:
         wait_for(entry / "report.json")
     if not (entry / "report.json").exists():
         shutil.rmtree(entry, ignore_errors=True)
         entry.mkdir(parents=True)
-        report = Report(parts=list(parts), groups=list(groups))
+        report = RowReport(groups=list(groups))
         writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
         for row in make(report):
             writer.write(row)
         writer.finalize()
         sync(entry)
         write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
-    report = Report(**json.loads((entry / "report.json").read_text("utf-8")))
+    report = RowReport(**json.loads((entry / "report.json").read_text("utf-8")))
     return Dataset.from_file(str(entry / "rows.arrow")), report
 
 
@@ -156,25 +155,23 @@ def pack(rows: Dataset, size: int) -> Dataset:
 
     Column `seq_lengths` has the length of each example in the pack.
     """
-    return pack_dataset(rows.select_columns(["input_ids", "labels", "parts"]), size, "bfd")
-
-
-PADDING = -1
-"""Part index of a padding token."""
+    return pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Return a batch padded on the right.
+    """Return a batch padded on the right; `length` has the tokens of each row without padding.
 
     There is no attention mask: attention is causal, so no real token sees the padding, and kernels
     are fastest without a mask. In packed rows the positions restart at each example; from them
     transformers builds a mask, so that no example sees another.
     """
-    width = max(len(row["input_ids"]) for row in rows)
+    lengths = [len(row["input_ids"]) for row in rows]
+    width = max(lengths)
     batch = {
         name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
-        for name, fill in (("input_ids", 0), ("labels", IGNORED), ("parts", PADDING))
+        for name, fill in (("input_ids", 0), ("labels", IGNORED))
     }
+    batch["length"] = torch.tensor(lengths)
     if "group" in rows[0]:
         batch["group"] = torch.tensor([row["group"] for row in rows])
     if "seq_lengths" in rows[0]:
@@ -185,3 +182,58 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 def positions(lengths: Sequence[int], width: int) -> Tensor:
     """Return 0, 1, … for each of `lengths`, and again for the padding up to `width`."""
     return torch.cat([torch.arange(length) for length in (*lengths, width - sum(lengths))])
+
+
+class EpochSampler(Sampler[int]):
+    """Samples again in each epoch, with a generator seeded by seed and epoch.
+
+    The samplers of transformers use a random state that is lost when a run resumes.
+    """
+
+    def __init__(
+        self, size: int, draw: Callable[[torch.Generator], Iterable[int]], seed: int
+    ) -> None:
+        """Keep the number of examples and the function that samples their indices."""
+        self._size, self._draw, self._seed, self._epoch = size, draw, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield indices of examples."""
+        yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self._epoch))
+
+
+def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
+    """Return a sampler that draws all groups equally often, with replacement."""
+    counts = torch.bincount(torch.tensor(groups)).double()
+    weights = (1 / counts)[torch.tensor(groups)]
+
+    def draw(generator: torch.Generator) -> list[int]:
+        drawn = torch.multinomial(weights, len(groups), True, generator=generator)
+        return [int(index) for index in drawn]
+
+    return EpochSampler(len(groups), draw, seed)
+
+
+def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:
+    """Return a sampler that puts rows or packs of similar length into the same step.
+
+    Args:
+        rows: Their tokens are in the column `length` or, of packs, `seq_lengths`.
+        step: Number of rows in one step.
+        seed: Seed of the run, the same for all epochs.
+    """
+    is_packed = "seq_lengths" in rows.column_names
+    lengths = [sum(pack) for pack in rows["seq_lengths"]] if is_packed else list(rows["length"])
+
+    def draw(generator: torch.Generator) -> list[int]:
+        drawn: list[int] = get_length_grouped_indices(lengths, step, generator=generator)
+        return drawn
+
+    return EpochSampler(len(lengths), draw, seed)

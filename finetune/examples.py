@@ -1,71 +1,106 @@
-"""The choice of training examples and held-out examples."""
+"""The choice of training and held-out examples; each data file is read once."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+import pickle
+import weakref
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 
 
-def train_examples(reader: Reader, train: Path, dev: Path | None) -> Iterator[Example]:
-    """Yield the training examples of `train`: all if `dev` is given, else without a tenth."""
-    for example in _answered(reader, train):
-        if dev is not None or not is_held_out(example):
-            yield example
+class Spool:
+    """Examples in an unnamed file on disk, which can be iterated several times.
 
-
-def mixed_examples(
-    reader: Reader, train: Path, dev: Path | None, mix: Path, ratio: float
-) -> Iterator[Example]:
-    """Yield examples of `mix`: `ratio` per training example of `train`, or all if it has fewer.
-
-    Examples with a held-out text are left out: several files may have the same facts.
+    The labels need a pass over all examples before the first row can be made, and the classifier
+    another one. A million cases would not fit in memory.
     """
-    count = round(ratio * sum(1 for _ in train_examples(reader, train, dev)))
-    # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
-    lowest = heapq.nsmallest(count, map(text_hash, mixable_examples(reader, dev, mix)))
-    for example in mixable_examples(reader, dev, mix):
-        if lowest and text_hash(example) <= lowest[-1]:
-            yield example
+
+    def __init__(self, folder: Path) -> None:
+        """Start empty; the file is deleted when this process ends."""
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115  # closed with this object
+        weakref.finalize(self, self._file.close)
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return self._size
+
+    def add(self, example: Example) -> None:
+        """Append an example."""
+        pickle.dump(example, self._file)
+        self._size += 1
+
+    def __iter__(self) -> Iterator[Example]:
+        """Yield the examples in order."""
+        self._file.seek(0)
+        for _ in range(self._size):
+            yield pickle.load(self._file)
 
 
-def mixable_examples(reader: Reader, dev: Path | None, mix: Path) -> Iterator[Example]:
-    """Return the examples of `mix` whose text is not held out."""
-    if dev is None:
-        return (example for example in _answered(reader, mix) if not is_held_out(example))
-    held = {text_hash(example) for example in _answered(reader, dev)}
-    return (example for example in _answered(reader, mix) if text_hash(example) not in held)
+class Examples:
+    """The examples of a training, sorted.
 
-
-def held_out_examples(reader: Reader, train: Path, dev: Path | None) -> Iterator[Example]:
-    """Yield the held-out examples: `dev` if it is given, else a tenth of `train`."""
-    for example in _answered(reader, train if dev is None else dev):
-        if dev is not None or is_held_out(example):
-            yield example
-
-
-def check_side(reader: Reader, files: Sequence[Path]) -> None:
-    """Refuse a side file of groups if one of its ids is ambiguous.
-
-    Raises:
-        UserError: Two of `files` have the same id, and the side file has it too.
+    Attributes:
+        train: Those of `train` that are not held out.
+        held_out: Those for loss and score: `dev` if it is given, else a tenth of `train`.
+        mixable: Those of `mix` whose text is not held out: several files may have the same facts.
     """
-    file_of_id: dict[str, Path] = {}
-    for path in files if reader.side and len(files) > 1 else ():
-        for key in (str(example.id) for example in reader.read(path)):
-            if key in reader.side and file_of_id.setdefault(key, path) != path:
+
+    def __init__(self, config: SftConfig, reader: Reader) -> None:
+        """Read the files of the config.
+
+        Raises:
+            UserError: A row is bad or has no answer, or a group is ambiguous.
+        """
+        config.run.mkdir(parents=True, exist_ok=True)
+        self.train, self.held_out, self.mixable = (Spool(config.run) for _ in range(3))
+        self._reader = reader
+        self._file_of_id: dict[str, Path | None] = {}
+        held: set[str] = set()
+        for example in self._read(config.train):
+            is_held = config.dev is None and is_held_out(example)
+            (self.held_out if is_held else self.train).add(example)
+        for example in self._read(config.dev):
+            self.held_out.add(example)
+            held.add(text_hash(example))
+        hashes = []
+        for example in self._read(config.mix):
+            text = text_hash(example)
+            if not (text in held if config.dev else is_held_out(example)):
+                self.mixable.add(example)
+                hashes.append(text)
+        # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
+        lowest = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
+        self._highest = lowest[-1] if lowest else ""
+        self.mixed_size = sum(text <= self._highest for text in hashes)
+
+    def __iter__(self) -> Iterator[Example]:
+        """Yield the examples to train on: those of `train`, then those chosen from `mix`.
+
+        `mix_ratio` per example of `train` are chosen, or all if `mix` has fewer.
+        """
+        mixed = (example for example in self.mixable if text_hash(example) <= self._highest)
+        return chain(self.train, mixed)
+
+    def _read(self, path: Path | None) -> Iterator[Example]:
+        for example in self._reader.read(path) if path else ():
+            if example.answer is None:
                 raise UserError(
-                    f"groups: id {key} is in {file_of_id[key]} and in {path}, so its groups are "
-                    "ambiguous; write `groups` into the lines, or change the ids"
+                    f"{path}: id {example.id} has no answer to learn from; use a training file"
                 )
+            self._check_groups(str(example.id), path)
+            yield example
 
-
-def _answered(reader: Reader, path: Path) -> Iterator[Example]:
-    for example in reader.read(path):
-        if example.answer is None:
+    def _check_groups(self, key: str, path: Path | None) -> None:
+        """Refuse an id of the side file of groups that two data files have."""
+        if key in self._reader.side and self._file_of_id.setdefault(key, path) != path:
             raise UserError(
-                f"{path}: id {example.id} has no answer to learn from; use a training file"
+                f"groups: id {key} is in {self._file_of_id[key]} and in {path}, so its groups are "
+                "ambiguous; write `groups` into the lines, or change the ids"
             )
-        yield example

@@ -1,14 +1,20 @@
-"""The progress of a run on the console and in log.jsonl."""
+"""The plan of a run and its progress, on the console and in log.jsonl."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
+from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import SFTTrainer
 
+from panjue.finetune.data import IGNORED, RowReport
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import LINE_EVERY_S, Meter, meter
 
@@ -17,6 +23,14 @@ HIDDEN_SUFFIXES = (
     *("_num_tokens", "_precision", "_recall"),
 )
 """Names of evaluation values that are logged but not printed."""
+
+
+GIB = 2**30
+ADAM_BYTES = 12
+"""Bytes per trained weight: its gradient and Adam's two moments, in float32."""
+
+MAX_SHOWN_EXAMPLES = 5
+"""Refused examples, and notes, printed to the console; the report file has all."""
 
 
 class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
@@ -45,7 +59,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     ) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
         if state.is_world_process_zero:
-            self._delete_entries_after(state.global_step)
+            self._keep_entries(state)
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._stack.enter_context(shown)
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
@@ -54,43 +68,31 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Update the meter."""
+        """Update the meter, and the time left for evaluations."""
         self._step_ended = time.monotonic()
-        if self._meter:
-            self._count_evaluations(self._meter, state)
-            self._meter.to(state.global_step, self._status)
-
-    def _count_evaluations(self, shown: Meter, state: TrainerState) -> None:
-        """Add the evaluations to come to the time left."""
+        if not self._meter:
+            return
         left = self.evaluations - sum("eval_loss" in entry for entry in state.log_history)
         times = self._evaluations_s
-        shown.pauses_s = sum(times)
-        shown.pauses_left_s = max(left, 0) * sum(times) / len(times) if times else 0.0
+        self._meter.pauses_s = sum(times)
+        self._meter.pauses_left_s = max(left, 0) * sum(times) / len(times) if times else 0.0
         plural = "s" if left > 1 else ""
-        shown.unmeasured = f" and {left} evaluation{plural}" if left > 0 and not times else ""
+        is_unknown = left > 0 and not times
+        self._meter.unmeasured = f" and {left} evaluation{plural}" if is_unknown else ""
+        self._meter.to(state.global_step, self._status)
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_prediction_step(self, *_: Any, eval_dataloader: Any = None, **__: Any) -> None:
         """Show how far the held-out loss is, with a line now and then."""
         self._batches += 1
         if time.monotonic() - max(self._last_line, self._step_ended) >= LINE_EVERY_S:
             self._last_line = time.monotonic()
             done = f"{self._batches} of {len(eval_dataloader)} batches"
-            self._console.print(f"held-out loss: {done}", highlight=False)
+            self._console.print(f"held-out loss: {done}")
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
         """Note how long the evaluation took."""
         self._batches = 0
-        if self._meter:  # otherwise it is one that a signal had stopped: see `finish_evaluation`
-            self._evaluations_s.append(time.monotonic() - self._step_ended)
+        self._evaluations_s.append(time.monotonic() - self._step_ended)
 
     def on_log(
         self,
@@ -113,14 +115,20 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             rate = (state.num_input_tokens_seen - self._tokens_before) / self._meter.busy_s
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
-    def _delete_entries_after(self, step: int) -> None:
+    def _keep_entries(self, state: TrainerState) -> None:
+        """Delete the entries that the checkpoint does not know."""
         path = self._folder / "log.jsonl"
-        if path.exists():
-            with stream(path):
-                pass  # opening drops an incomplete last line
-            kept = [row for _, row in read_lines(path) if row["step"] <= step]
-            with atomic_write(path) as out:
-                out.writelines(dump(row) + "\n" for row in kept)
+        if not path.exists():
+            return
+        with stream(path):
+            pass  # opening drops an incomplete last line
+        evaluated = {entry["step"] for entry in state.log_history if "eval_loss" in entry}
+        with atomic_write(path) as out:
+            for _, row in read_lines(path):
+                is_lost = "eval_loss" in row and row["step"] not in evaluated
+                is_last = "train_runtime" in row
+                if row["step"] <= state.global_step and not is_lost and not is_last:
+                    out.write(dump(row) + "\n")
 
     def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:
         """Print one line with the held-out loss and metrics."""
@@ -130,10 +138,116 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             if name.startswith("eval_") and not name.endswith(HIDDEN_SUFFIXES)
         }
         text = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items())
-        self._console.print(f"step {step}: held out: {text}", highlight=False)
+        self._console.print(f"step {step}: held out: {text}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Stop the meter."""
         self._stack.close()
+
+
+def print_plan(
+    console: Console, trainer: ReplyTrainer, report: RowReport, held_out: RowReport, mixed: int
+) -> None:
+    """Print the examples, token percentiles, trained weights, steps and memory."""
+    for name, text in (*data_plan(report, held_out, mixed), *training_plan(trainer)):
+        console.print(f"{name:12s} {text}", markup=False)
+
+
+def data_plan(report: RowReport, held_out: RowReport, mixed: int) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) about the examples."""
+    yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
+    if mixed:
+        yield "", f"{mixed} of the training examples come from the mix file"
+    if held_out.refused or held_out.shortened:
+        changed = f"{len(held_out.refused)} more refused, {len(held_out.shortened)} shortened"
+        yield "", f"held out: {changed} (label not in the training set, or too long)"
+    yield "refused", str(len(report.refused))
+    yield from (("", f"id {line}") for line in report.refused[:MAX_SHOWN_EXAMPLES])
+    if max(len(report.refused), len(report.notes)) > MAX_SHOWN_EXAMPLES:
+        yield "", "… all in the run's rows/*/report.json"
+    if report.notes:
+        yield "notes", f"{len(report.notes)}; these examples are still used"
+        yield from (("", f"id {line}") for line in report.notes[:MAX_SHOWN_EXAMPLES])
+    lost = sum(before - after for _, before, after in report.shortened)
+    yield "shortened", f"{len(report.shortened)} ({lost:,} tokens left out)"
+    low, median, high, longest = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
+    percentiles = f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
+    yield "tokens", f"{sum(report.tokens):,} in all; {percentiles}"
+
+
+def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) about weights, steps and memory."""
+    args, shards = trainer.args, trainer.is_fsdp_enabled
+    weights = list(trainer.model.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    total = trainer.model.num_parameters()  # counts four-bit weights, which are stored in pairs
+    yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
+    if args.world_size > 1:
+        strategy = "sharded weights (FSDP)" if shards else "DDP"
+        each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples"
+        yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
+    yield "steps", f"{steps(trainer)} of {batch_size(args)} examples or packs"
+    yield "evaluations", evaluation_plan(trainer)
+    if args.load_best_model_at_end:
+        yield "adapter", f"the best by {args.metric_for_best_model}"
+    else:
+        yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    memory = (weight_bytes + trained * ADAM_BYTES) / GIB / (args.world_size if shards else 1)
+    on_each = " on each device" if args.world_size > 1 else ""
+    yield "memory", f"{memory:.2f} GiB for weights and optimizer{on_each}, without activations"
+
+
+def evaluation_plan(trainer: ReplyTrainer) -> str:
+    """Return how many evaluations there are at most, and what each does."""
+    count, args = evaluations(trainer), trainer.args
+    if not count:
+        return "none"
+    every = f"{args.eval_steps:g} steps" if args.eval_strategy == "steps" else "epoch"
+    text = f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
+    if trainer.held_out:
+        scored = len(trainer.held_out.questions)
+        text += f"; {scored} of them are answered, without the schema, and scored"
+    return text
+
+
+def evaluations(trainer: SFTTrainer) -> int:
+    """Return the number of evaluations, if training does not stop early."""
+    args, last = trainer.args, steps(trainer)
+    if args.eval_strategy == "no":
+        return 0
+    if args.eval_strategy == "epoch":
+        every = steps_per_epoch(trainer)
+        delay = args.eval_delay * every
+    else:  # below 1, `eval_steps` is a share of all steps
+        every = int(args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps))
+        delay = args.eval_delay
+    return sum(1 for point in {*range(every, last + 1, every), last} if point >= delay)
+
+
+def steps(trainer: SFTTrainer) -> int:
+    """Return the number of optimizer steps."""
+    if trainer.args.max_steps > 0:
+        return int(trainer.args.max_steps)
+    return int(np.ceil(steps_per_epoch(trainer) * trainer.args.num_train_epochs))
+
+
+def steps_per_epoch(trainer: SFTTrainer) -> int:
+    """Return the number of optimizer steps of one pass over the training rows."""
+    return int(np.ceil(len(trainer.train_dataset) / batch_size(trainer.args)))
+
+
+def batch_size(args: TrainingArguments) -> int:
+    """Return the number of rows per optimizer step, over all processes."""
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+
+def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:
+    """Print one row as the model sees it: tokens with loss in green, tokens without in dim."""
+    text = Text()
+    pairs = zip(row["labels"], row["input_ids"], strict=True)
+    for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
+        text.append("[loss] " if has_loss else "[no loss] ", style="bold")
+        ids = [token for _, token in run]
+        text.append(tokenizer.decode(ids) + "\n", style="green" if has_loss else "dim")
+    console.print(text, end="")

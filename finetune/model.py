@@ -28,12 +28,6 @@ def load_base(
 ) -> PreTrainedModel:
     """Load the base model from safetensors, quantized if `quantization` is given.
 
-    Args:
-        folder: A transformers model folder.
-        dtype: Type of the weights.
-        quantization: Arguments of `BitsAndBytesConfig`; None for no quantization.
-        attention: `attn_implementation` of transformers.
-
     Raises:
         UserError: The model does not support this attention implementation.
     """

@@ -1,20 +1,17 @@
-"""Several processes of one training: how they join, wait for each other, and end."""
+"""The processes of one training: how they join, wait for each other, and end."""
 
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.memory import ask_for_huge_pages
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import end_with_parent
@@ -30,10 +27,13 @@ def join_processes(config: SftConfig) -> PartialState:
     """
     check_driver()
     check_sharding(os.environ, config)
-    end_with_launcher()
+    if "LOCAL_RANK" in os.environ:
+        end_with_parent()  # after `kill -9` of the launcher its processes would train on
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
-        ask_for_huge_pages()
+        # Torch then asks the kernel for huge pages. Without them a fifth of a step is page faults:
+        # it allocates and frees hundreds of megabytes repeatedly.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
     # Without cpu=True accelerate does not see several processes launched on a CPU.
     return PartialState(cpu=on_cpu, timeout=timeout)
@@ -62,49 +62,14 @@ def check_driver() -> None:
         ) from None
 
 
-def on_main_process(processes: PartialState, work: Callable[[], Any]) -> Any:
-    """Do slow work in the main process only; all processes return its result or raise its error."""
-    result: Any = None
-    if processes.is_main_process:
-        try:
-            result = work()
-        except (UserError, OSError) as error:
-            result = error
-    [result] = broadcast_object_list([result])
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
-def wait_for(path: Path) -> None:
-    """Wait until another process has written a file, however long that takes.
-
-    A collective would end at NCCL's time limit.
-    """
-    while not path.exists():
-        time.sleep(POLL_S)
-
-
-def end_with_launcher() -> None:
-    """End this process with `accelerate launch` or torchrun, if one of them started it.
-
-    After `kill -9` of the launcher its processes would train on.
-    """
-    if "LOCAL_RANK" in os.environ:
-        end_with_parent()
-
-
 def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
     """Refuse settings, given to accelerate, that do not go with the config or do something else.
 
     Raises:
         UserError: FSDP without an accelerator, where accelerate would use DDP; FSDP with a sharded
             state dict, with which the best checkpoint cannot be loaded and no adapter is saved;
-            4-bit weights that FSDP cannot shard; DeepSpeed with what it cannot do.
+            4-bit weights that FSDP cannot shard.
     """
-    by_launcher = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    if by_launcher or config.trainer.get("deepspeed"):
-        check_deepspeed(config)
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return
     if not torch.accelerator.is_available():
@@ -123,21 +88,6 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
         )
 
 
-def check_deepspeed(config: SftConfig) -> None:
-    """Refuse what DeepSpeed cannot do.
-
-    Raises:
-        UserError: Names the setting.
-    """
-    evaluates = config.trainer.get("eval_strategy", "no") != "no"
-    if evaluates and config.score_examples:
-        raise UserError(
-            "score_examples: weights that DeepSpeed shards cannot answer; set score_examples=0"
-        )
-    if config.loraplus_lr_ratio:
-        raise UserError("loraplus_lr_ratio: does not go with DeepSpeed; use FSDP2 or leave it out")
-
-
 def check_number(checkpoint: Path, processes: int) -> None:
     """Refuse to resume with another number of processes.
 
@@ -150,5 +100,14 @@ def check_number(checkpoint: Path, processes: int) -> None:
     if before != processes:
         raise UserError(
             f"{checkpoint}: was saved by {before} processes and this training has {processes}; "
-            f"launch {before} (make: GPUS={before}), or delete its progress with resume=false"
+            f"set gpus={before}, or delete {checkpoint.parent} to begin again"
         )
+
+
+def wait_for(path: Path) -> None:
+    """Wait until another process has written a file, however long that takes.
+
+    A collective would end at NCCL's time limit.
+    """
+    while not path.exists():
+        time.sleep(POLL_S)

@@ -7,14 +7,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from safetensors import safe_open
 
 from panjue.eval.card import write_card
 from panjue.finetune.settings import SftConfig
-from panjue.finetune.trainer import PartsTrainer
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
-from panjue.prompts.plumbing.config import load_values
+from panjue.prompts.plumbing.config import DATA, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -27,35 +26,30 @@ from panjue.prompts.plumbing.files import (
 from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.task import Task
 
+SAME = (
+    *("task", "on_bad_row", "max_tokens", "method", "dtype", "seed", "score_examples", "patience"),
+    *("attn_implementation", "lora", "quantization"),
+)
+"""Settings that the record has as they are."""
 
-def run_record(config: SftConfig, folder: Path, task: Task) -> RunRecord:
-    """Return the record of a training that begins; `folder` has the base model."""
+
+def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
+    """Return the record of a training that begins; `base` is the folder of the base model."""
+    files = {name: getattr(config, name) for name in DATA}
+    known: dict[str, Any] = config.model_dump(include=set(SAME))
+    known |= {f"{name}_sha256": sha256(file) if file else None for name, file in files.items()}
     return RunRecord(
-        task=config.task,
+        **known,
         base=config.model,
-        base_sha256=model_sha256(folder),
+        base_sha256=model_sha256(base),
         train=str(config.train),
-        train_sha256=sha256(config.train),
         dev=str(config.dev) if config.dev else None,
-        dev_sha256=sha256(config.dev) if config.dev else None,
         mix=str(config.mix) if config.mix else None,
-        mix_sha256=sha256(config.mix) if config.mix else None,
         mix_ratio=config.mix_ratio if config.mix else None,
-        groups_sha256=sha256(config.groups) if config.groups else None,
-        on_bad_row=config.on_bad_row,
         solve=task.answer.provenance().get("solve", {}),
         robust=config.robust.model_dump() if config.robust else None,
         prompt_sha256=prompt_sha256(config.task),
-        max_tokens=config.max_tokens,
-        method=config.method,
-        dtype=config.dtype,
-        seed=config.seed,
-        score_examples=config.score_examples,
-        patience=config.patience,
-        attn_implementation=config.attn_implementation,
         trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
-        lora=config.lora,
-        quantization=config.quantization,
         versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     )
 
@@ -95,13 +89,11 @@ def claim(config: SftConfig, record: RunRecord, console: Console) -> None:
     sections = {**sections, "sft": config.model_dump(mode="json")}
     with atomic_write(run.config) as out:
         out.write(OmegaConf.to_yaml(sections))
-    if config.resume and (run.folder / MANIFEST).exists():
+    if (run.folder / MANIFEST).exists():
         before = RunRecord.read(run.folder).versions
         if diff := difference(before, record.versions):
-            console.print(f"resuming with other versions: {diff}", highlight=False, markup=False)
+            console.print(f"resuming with other versions: {diff}", markup=False)
     record.write(run.folder)
-    if not config.resume:
-        shutil.rmtree(config.run / "checkpoints", ignore_errors=True)
 
 
 def _point_to_base(folder: Path, base: str) -> None:
@@ -112,24 +104,8 @@ def _point_to_base(folder: Path, base: str) -> None:
         write_json(config, {**read_json(config), "base_model_name_or_path": path})
 
 
-def check_weights(folder: Path) -> None:
-    """Refuse a result without weights.
-
-    Raises:
-        UserError: There are none, as under FSDP with SHARDED_STATE_DICT.
-    """
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as weights:
-            if weights.keys():
-                return
-    raise UserError(
-        f"{folder}: no weights were written; with FSDP set fsdp_state_dict_type to "
-        "FULL_STATE_DICT. The checkpoints are kept; run the same command to resume"
-    )
-
-
 def save(
-    trainer: PartsTrainer,
+    trainer: ReplyTrainer,
     labels: Labels,
     classifier: Path | None,
     record: RunRecord,
@@ -147,7 +123,6 @@ def save(
     trainer.save_model(str(temporary))  # all processes take part if weights are sharded
     if not trainer.is_world_process_zero():
         return
-    check_weights(temporary)
     (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
     _point_to_base(temporary, record.base)
     labels.save(temporary)

@@ -13,12 +13,11 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from panjue.eval.values import MetricValues, metric_values, summarize
+from panjue.finetune.data import RowMaker
 from panjue.prompts.example import Example
-from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.progress import LINE_EVERY_S
 from panjue.prompts.reader import text_hash
 from panjue.prompts.shorten import shortened_prompt
-from panjue.prompts.task import Task
 
 MAX_BATCH_TOKENS = 2**15
 """Tokens of one batch, padding and replies included: 5 GB of attention cache for an 8B model."""
@@ -38,25 +37,7 @@ class Question:
     room: int
 
 
-def held_out_questions(
-    task: Task,
-    tokenizer: Any,
-    labels: Labels,
-    examples: Iterable[Example],
-    *,
-    size: int,
-    max_tokens: int,
-) -> list[Question]:
-    """Choose `size` of `examples` by the hash of their text and build their prompts."""
-    chosen = heapq.nsmallest(size, examples, key=text_hash)
-    prompts = [shortened_prompt(task, example, labels, tokenizer, max_tokens) for example in chosen]
-    return [
-        Question(example, prompt.ids if prompt.shortened.fits else [], prompt.room)
-        for example, prompt in zip(chosen, prompts, strict=True)
-    ]
-
-
-class HeldOutScore:
+class HeldOut:
     """Answers a fixed sample of held-out examples greedily and scores the answers.
 
     Decoding is not constrained by the schema, as it is in serving: a model that knows the format
@@ -69,45 +50,33 @@ class HeldOutScore:
     """
 
     def __init__(
-        self,
-        task: Task,
-        tokenizer: Any,
-        labels: Labels,
-        questions: Sequence[Question],
-        console: Console,
+        self, maker: RowMaker, examples: Iterable[Example], size: int, console: Console
     ) -> None:
-        """Prepare; `console` shows the progress."""
-        self._task, self._tokenizer, self._labels = task, tokenizer, labels
-        self.questions, self._console = questions, console
-        self.headline = task.score.names[-1]
+        """Choose `size` of `examples` by the hash of their text; `console` shows the progress."""
+        self._task, self._tokenizer, self._labels = maker.task, maker.tokenizer, maker.labels
+        self._console, self.headline = console, self._task.score.names[-1]
+        chosen = heapq.nsmallest(size, examples, key=text_hash)
+        self.questions = [_question(maker, example) for example in chosen]
 
     def __call__(self, trainer: Any) -> dict[str, float]:
-        """Return the task's metrics; the processes divide each batch among them.
-
-        Raises:
-            Stopped: In all processes, if a signal came.
-        """
+        """Return the task's metrics; the processes divide each batch among them."""
         rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
         refused = [question for question in self.questions if not question.prompt]
         scored = [self._values(question.example, "") for question in refused[rank::world]]
         done = len(refused)
-        counter = TokenCounter(trainer, self._console)
         for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
             share = batch[rank::world]
             # Where weights are sharded, a process without a share has to gather them too.
             asked = share or (batch[:1] if trainer.is_fsdp_enabled else [])
-            counter.begin(self._progress(done, len(batch)))
-            replies = self._replies(trainer, asked, counter) if asked else []
-            trainer.check_signal()
+            text = f"scoring: {done} of {len(self.questions)} held-out cases answered, "
+            progress = Progress(self._console, f"{text}{len(batch)} at work")
+            replies = self._replies(trainer, asked, progress) if asked else []
             scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=False)]
             done += len(batch)
         values = MetricValues(self._task)
         for example, numbers in gather_object(scored):
             values.add(example, numbers)
         return summarize(values, resamples=0).mean
-
-    def _progress(self, done: int, batch: int) -> str:
-        return f"scoring: {done} of {len(self.questions)} held-out cases answered, {batch} at work"
 
     def _values(self, example: Example, reply: str) -> tuple[Example, Any]:
         """Return the example and the metrics of its reply."""
@@ -117,9 +86,7 @@ class HeldOutScore:
         return example, values
 
     @torch.no_grad()
-    def _replies(
-        self, trainer: Any, batch: Sequence[Question], counter: "TokenCounter"
-    ) -> list[str]:
+    def _replies(self, trainer: Any, batch: Sequence[Question], progress: "Progress") -> list[str]:
         pad = self._tokenizer.eos_token_id  # any token: the attention mask hides it
         width = max(len(question.prompt) for question in batch)
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
@@ -134,24 +101,20 @@ class HeldOutScore:
                 pad_token_id=pad,
                 eos_token_id=pad,
                 use_cache=True,
-                stopping_criteria=[counter],
+                stopping_criteria=[progress],
                 synced_gpus=trainer.is_fsdp_enabled,
             )
         texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
         return texts
 
 
-class TokenCounter(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Shows how far the replies are, with a line now and then; a signal stops them."""
+class Progress(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Shows how far the replies of a batch are, with a line now and then; stops none."""
 
-    def __init__(self, trainer: Any, console: Console) -> None:
-        """Take the trainer, which knows of signals."""
-        self._trainer, self._console, self._text = trainer, console, ""
-        self._tokens, self._last_line = 0, time.monotonic()
-
-    def begin(self, text: str) -> None:
+    def __init__(self, console: Console, text: str) -> None:
         """Begin a batch, whose lines begin with `text`."""
-        self._text, self._tokens = text, 0
+        self._console, self._text = console, text
+        self._tokens, self._last_line = 0, time.monotonic()
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         """Count one token of every reply."""
@@ -160,28 +123,26 @@ class TokenCounter(StoppingCriteria):  # type: ignore[misc]  # transformers is u
             self._last_line = time.monotonic()
             line = f"{self._text}, {self._tokens} tokens each so far"
             self._console.print(line, highlight=False)
-        stops = self._trainer.is_told_to_stop
-        return torch.full((len(input_ids),), stops, dtype=torch.bool, device=input_ids.device)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def kept_score(trainer: Any) -> str:
     """Return the held-out score of the kept weights and how it came about; empty if unknown.
 
-    `trainer` is a `PartsTrainer` whose training is over.
+    `trainer` is a `ReplyTrainer` whose training is over.
     """
-    state, score = trainer.state, trainer.score
+    state, held_out = trainer.state, trainer.held_out
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
     entries = [row for row in state.log_history if row["step"] == kept and "eval_loss" in row]
     if not entries:
         return ""
-    if score is None:
-        return (
-            f" (loss {entries[-1]['eval_loss']:.4f} on {len(trainer.eval_dataset)} held-out cases)"
-        )
-    value = entries[-1][f"eval_{score.headline}"]
+    if held_out is None:
+        count = len(trainer.eval_dataset)
+        return f" (loss {entries[-1]['eval_loss']:.4f} on {count} held-out cases)"
+    value = entries[-1][f"eval_{held_out.headline}"]
     return (
-        f" ({score.headline} {value:.4f} on {len(score.questions)} held-out cases, free replies "
-        "without the schema; `panjue score` scores all cases, decoded under the schema)"
+        f" ({held_out.headline} {value:.4f} on {len(held_out.questions)} held-out cases, free "
+        "replies without the schema; `panjue score` scores all cases, decoded under the schema)"
     )
 
 
@@ -199,3 +160,10 @@ def batches(questions: Sequence[Question], max_tokens: int) -> Iterator[list[Que
         batch.append(question)
     if batch:
         yield batch
+
+
+def _question(maker: RowMaker, example: Example) -> Question:
+    short, _, prompt, room = shortened_prompt(
+        maker.task, example, maker.labels, maker.tokenizer, maker.max_tokens
+    )
+    return Question(example, prompt if short.fits else [], room)

@@ -1,21 +1,15 @@
 """Settings of a training run, and the checks that need no torch."""
 
-import ast
+import os
+import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
 from panjue.prompts.model import is_hub_name, model_folder
-from panjue.prompts.plumbing.config import (
-    DATA,
-    Config,
-    check_known,
-    load_section,
-    load_values,
-)
+from panjue.prompts.plumbing.config import DATA, Config, load_section, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
@@ -71,31 +65,25 @@ class SftConfig(Config):
     """Prompt plus reply. Longer prompts are shortened and counted; replies are never cut."""
     dtype: str = "auto"
     """Type of the base weights. auto: bfloat16 if they are frozen and `trainer.bf16` is on."""
-    token_weights: dict[str, float] = Field(default_factory=dict)
-    """Field of the reply -> weight of its tokens in the loss, e.g. `{penalty: 3}`; default 1."""
     score_examples: int = Field(64, ge=0)
     """Held-out examples answered and scored at each evaluation; the best adapter is kept. Tasks
     with several calls per example score none and use the held-out loss."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of a task with several calls per example; training uses the same calls."""
-    classifier: bool = True
-    """Whether to fit a text classifier beside the adapter, if the task's answers are decided: on
-    the cases of `train` and `mix` that are not held out, at most 12,000 of each file. A finished
-    training keeps what it has."""
     patience: int = Field(3, ge=1)
     """Evaluations without a better score after which training stops."""
     seed: int = 0
     """Seed of the data order, the adapter's initial weights and dropout."""
-    resume: bool = True
-    """Resume from the newest complete checkpoint of this run; false deletes its checkpoints."""
     dry_run: bool = False
     """Print the plan and one example as the model sees it, then stop before the first step."""
     attn_implementation: Literal[
         "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"
     ] = "sdpa"
     """Attention of transformers; the FlashAttention ones need its package."""
-    loraplus_lr_ratio: float | None = Field(None, ge=1)
-    """LoRA+ (arXiv:2402.12354): learning rate of LoRA's B over that of A; null: they are equal."""
+    gpus: int = Field(1, ge=1)
+    """Processes that train together, one for each GPU; accelerate starts them."""
+    accelerate: Path | None = None
+    """Config file of accelerate, for sharded weights: finetune/configs/fsdp2.yaml."""
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Passed unchanged to trl's SFTConfig."""
     lora: dict[str, Any] = Field(default_factory=dict)
@@ -114,22 +102,17 @@ class SftConfig(Config):
 
 
 class BaseConfig(SftConfig):
-    """Settings of the tiny base: those of full fine-tuning, plus its vocabulary and shape."""
+    """Settings of the tiny base: those of full fine-tuning, plus its shape."""
 
-    vocab_size: int = Field(4096, ge=512)
-    """Number of tokens, the 256 bytes included."""
     shape: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to transformers' Qwen3Config."""
+    """Passed unchanged to transformers' Qwen3Config; `vocab_size` includes the 256 bytes."""
 
 
 C = TypeVar("C", bound=SftConfig)
 
 
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
-    """Read the config at `path` and check it before torch is imported.
-
-    Of the settings of trl and peft only the names are checked here;
-    `libraries.check_library_settings` checks the values later.
+    """Read the section `sft` of the config at `path` and check it before torch is imported.
 
     Raises:
         UserError: A key or value is wrong, or the task, a file or the base model is missing.
@@ -146,55 +129,10 @@ def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
 
 
 def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
-    """Read the section `sft` of a config file, which must exist, and check its names and files."""
     load_values(path)  # raises if the file is missing
     config = load_section(cls, path, "sft", overrides)
     check_data(config)
-    check_names(config)
     return config
-
-
-SOURCES = {
-    "trainer": (
-        ("trl", "trainer/sft_config.py", "SFTConfig"),
-        ("trl", "trainer/base_config.py", "_BaseConfig"),
-        ("transformers", "training_args.py", "TrainingArguments"),
-    ),
-    "lora": (
-        ("peft", "tuners/lora/config.py", "LoraConfig"),
-        ("peft", "config.py", "PeftConfig"),
-        ("peft", "config.py", "PeftConfigMixin"),
-    ),
-}
-"""Section -> package, file and class of the dataclasses whose fields are its settings."""
-
-
-def check_names(config: SftConfig) -> None:
-    """Refuse settings that trl and peft do not have.
-
-    Their names are read from the source files: importing the libraries takes seconds.
-
-    Raises:
-        UserError: Names the section, the setting and the nearest known one.
-    """
-    for section, sources in SOURCES.items():
-        known = [annotated_fields(*source) for source in sources]
-        if all(known):  # else a version with other files; then the check after the import must do
-            check_known(section, getattr(config, section), set().union(*known))
-
-
-def annotated_fields(package: str, file: str, name: str) -> set[str]:
-    """Return the annotated fields of a class, read from its source; none if it is not there."""
-    spec = find_spec(package)
-    path = Path(spec.origin).parent / file if spec and spec.origin else None
-    tree = ast.parse(path.read_text("utf-8") if path and path.exists() else "")
-    return {
-        part.target.id
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name == name
-        for part in node.body
-        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
-    }
 
 
 def check_data(config: SftConfig) -> None:
@@ -206,3 +144,25 @@ def check_data(config: SftConfig) -> None:
             raise UserError(f"{name}: no file {file}")
         if file is not None and name != "groups":  # a file of another format is found at once
             next(Reader(task, on_bad_row=config.on_bad_row).read(file), None)
+
+
+def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
+    """Replace this process by accelerate, which starts `gpus` processes with the same command.
+
+    Returns in those processes, and if one process is enough.
+
+    Raises:
+        UserError: `accelerate` is set, and there is only one process.
+    """
+    if config.accelerate and config.gpus == 1:
+        raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
+    if config.gpus == 1 or "LOCAL_RANK" in os.environ:
+        return
+    file = config.accelerate
+    how = ["--config_file", str(file)] if file else ["--multi_gpu", "--mixed_precision", "no"]
+    how += [] if file else ["--dynamo_backend", "no"]
+    count = ["--num_processes", str(config.gpus), "--num_machines", "1"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *how, *count]
+    command += ["--main_process_port", "0", "-m", "panjue.prompts.cli", "sft", str(path), *words]
+    # Without it, a folder of the working directory could hide a package.
+    os.execve(sys.executable, command, {**os.environ, "PYTHONSAFEPATH": "1"})

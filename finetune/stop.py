@@ -1,4 +1,4 @@
-"""SIGTERM or Ctrl-C during training: finish the step, or stop its evaluation; save; stop."""
+"""SIGTERM or Ctrl-C during training: finish the step, save, stop."""
 
 import os
 import signal
@@ -20,6 +20,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Saves a checkpoint and ends the training at the first signal; a second one ends it at once.
 
+    An evaluation that has begun is finished.
+
     Attributes:
         agreed: The signal that all processes stop for at the end of this step; 0 if none.
     """
@@ -31,21 +33,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._received, self._received_at, self._saved_step, self._process = 0, 0.0, -1, 0
         self._old_handlers: dict[int, Any] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Install the signal handlers."""
-        self.listen()
-
-    def listen(self) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Install the signal handlers."""
         self._process = os.getpid()
         self._old_handlers = {n: signal.signal(n, self._receive) for n in SIGNALS}
-
-    @property
-    def is_received(self) -> bool:
-        """Say whether this process has received a signal."""
-        return bool(self._received)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._process:
@@ -59,10 +50,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
                 with suppress(OSError):
                     os.write(2, b"stopping after this step is saved; a second signal stops now\n")
         elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
-            self.release()
+            self._release()
             signal.raise_signal(number)
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Restore the signal handlers of before."""
         self._console.quiet = self._quiet
         for number, handler in self._old_handlers.items():
@@ -72,36 +63,23 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Ask the trainer to save and stop, in all processes at the same step."""
-        self._agree()
+        self.agreed = self._received
+        if PartialState().num_processes > 1:  # a signal during this call counts for the next step
+            self.agreed = max(gather_object([self.agreed]))
         if self.agreed:
             control.should_training_stop = True
-            # At the end of an epoch the trainer saves anyway, with its score.
-            ends = args.save_strategy == "epoch" and state.epoch is not None and not state.epoch % 1
-            control.should_save = not ends
-
-    def _agree(self) -> None:
-        self.agreed = self._received
-        if PartialState().num_processes > 1:  # a signal during this call counts for the next one
-            self.agreed = max(gather_object([self.agreed]))
-
-    def check(self, step: int) -> None:
-        """Stop the evaluation of `step`; all processes call this equally often.
-
-        Raises:
-            Stopped: In all processes, if one of them has received a signal.
-        """
-        self._agree()
-        if self.agreed:
-            raise Stopped(
-                f"stopped while scoring step {step}; run the same command to resume", self.agreed
-            )
+            # At the end of an epoch the trainer saves anyway, before that epoch's evaluation.
+            saves_epochs = "epoch" in (args.save_strategy, args.eval_strategy)
+            control.should_save = not (saves_epochs and _is_whole(state))
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Prevent the scoring and saving of an epoch's end if the epoch is not complete."""
-        if self.agreed and state.epoch is not None and state.epoch % 1:
+        if self.agreed and not _is_whole(state):
             control.should_save = control.should_evaluate = control.should_log = False
+        elif self.agreed and self._saved_step != state.global_step:
+            control.should_save = True
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -115,16 +93,17 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Restore the signal handlers.
 
         Raises:
-            Stopped: A signal came before the last step, or the evaluation of the last one.
+            Stopped: A signal came before the training was over.
         """
-        self.release()
+        self._release()
         if self.agreed and (state.global_step < state.max_steps or control.should_evaluate):
-            # With `save_strategy: best` a step without a better score is not saved.
-            is_saved = self._saved_step == state.global_step
-            saved = "which is saved" if is_saved else "the last checkpoint before is saved"
-            scored = " but not scored" if control.should_evaluate else ""
             raise Stopped(
-                f"stopped at step {state.global_step} of {state.max_steps}, {saved}{scored}; "
+                f"stopped at step {state.global_step} of {state.max_steps}, which is saved; "
                 "run the same command to resume",
                 self.agreed,
             )
+
+
+def _is_whole(state: TrainerState) -> bool:
+    """Say whether a step ends an epoch."""
+    return state.epoch is not None and not state.epoch % 1

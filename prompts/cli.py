@@ -79,7 +79,9 @@ def base(config: Path, overrides: Overrides = None) -> None:
 @app.command()
 def sft(config: Path, overrides: Overrides = None) -> None:
     """Fine-tune: cases in, adapter out."""
-    settings = _load("finetune.settings", "sft_settings")(config, overrides or [])
+    words = overrides or []
+    settings = _load("finetune.settings", "sft_settings")(config, words)
+    _load("finetune.settings", "launch")(settings, config, words)
     with debug_log(settings.run):
         _load("finetune.sft", "train")(settings)
 

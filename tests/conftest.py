@@ -37,8 +37,8 @@ sft:
   train: {folder}/demo/base.jsonl
   method: full
   max_tokens: 1024
-  vocab_size: 1024
-  shape: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4,
+  shape: {{vocab_size: 1024, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
+    num_attention_heads: 4,
     num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 16384,
     tie_word_embeddings: true, initializer_range: 0.2}}  # a head_dim of 16 is too narrow for vLLM
   trainer: {{max_steps: 60, per_device_train_batch_size: 16, learning_rate: 3.0e-3,

@@ -9,6 +9,7 @@ own, so that peak memory is its own. What is counted are real tokens: padding is
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -24,10 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from trl import SFTConfig, SFTTrainer
 
-from panjue.finetune.data import Report, pack, rows
-from panjue.finetune.memory import ask_for_huge_pages
+from panjue.finetune.data import RowMaker, RowReport, pack
 from panjue.finetune.model import has_bf16, load_base, with_lora
-from panjue.finetune.trainer import PartsTrainer
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -66,9 +66,9 @@ def in_process(way: str) -> dict[str, float]:
 def train(options: argparse.Namespace) -> dict[str, float]:
     """Train one epoch the way that `options.way` says and measure it."""
     if not torch.cuda.is_available():
-        ask_for_huge_pages()
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as panjue does
     tokenizer = load_tokenizer(options.model)
-    data, parts = token_rows(options, tokenizer)
+    data = token_rows(options, tokenizer)
     packed = "pack" in options.way
     tokens = sum(data["length"])
     per_step = options.rows
@@ -93,7 +93,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
             "disable_tqdm": True,
             "max_length": options.max_tokens,
         }
-        trainer = make(options, with_lora(model, LORA), settings, data, parts)
+        trainer = make(options, with_lora(model, LORA), settings, data)
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
@@ -113,7 +113,6 @@ def make(
     model: Any,
     settings: dict[str, Any],
     data: Dataset,
-    parts: list[str],
 ) -> SFTTrainer:
     """Return the trainer of one way, as panjue or as a user of trl would make it."""
     tokenizer = load_tokenizer(options.model)
@@ -123,10 +122,8 @@ def make(
             "train_sampling_strategy": "random" if packed else "group_by_length",
             "dataset_kwargs": {"skip_prepare_dataset": True},
         }
-        return PartsTrainer(
+        return ReplyTrainer(
             model,
-            parts=parts,
-            token_weights={},
             args=SFTConfig(**{**settings, **ours, "max_length": None}),
             train_dataset=pack(data, options.max_tokens) if packed else data,
             processing_class=tokenizer,
@@ -139,14 +136,13 @@ def make(
     )
 
 
-def token_rows(options: argparse.Namespace, tokenizer: Any) -> tuple[Dataset, list[str]]:
-    """Return the rows of the first cases that fit, and the parts of their replies."""
-    task, report = load_task("judgment"), Report()
+def token_rows(options: argparse.Namespace, tokenizer: Any) -> Dataset:
+    """Return the rows of the first cases that fit."""
+    task = load_task("judgment")
     labels = task.ask.labels(Reader(task).read(options.cases))
-    made = rows(
-        task, Reader(task).read(options.cases), tokenizer, labels, options.max_tokens, report
-    )
-    return Dataset.from_list(list(islice(made, options.limit))), report.parts
+    maker = RowMaker(task, tokenizer, labels, options.max_tokens)
+    made = maker.rows(Reader(task).read(options.cases), RowReport())
+    return Dataset.from_list(list(islice(made, options.limit)))
 
 
 def peak_memory() -> int:

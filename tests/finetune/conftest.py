@@ -15,31 +15,25 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 from torch.distributed.distributed_c10d import _get_default_group
-from panjue.finetune import result, sft
-from panjue.finetune.scoring import TokenCounter
+from panjue.finetune import sft
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.errors import Stopped
 
-def counted(folder, hashed=result.model_sha256):
-    print("the base was hashed by process", os.environ["RANK"])
-    return hashed(folder)
-
-result.model_sha256 = counted
 for words in json.loads(sys.argv[2]):
     sft.main(Path(sys.argv[1]), words)
 
-def told_once(self, *given, **more):
-    if os.environ["RANK"] == "1" and self._trainer.state.global_step == 2:
-        TokenCounter.__call__ = counts
+def signalled(self, *given, **more):
+    if os.environ["RANK"] == "1" and self.state.global_step == 1:
+        ReplyTrainer.training_loss = lose
         os.kill(os.getpid(), signal.SIGTERM)
-    return counts(self, *given, **more)
+    return lose(self, *given, **more)
 
 *scored, run = json.loads(sys.argv[3])
-counts, TokenCounter.__call__ = TokenCounter.__call__, told_once
+lose, ReplyTrainer.training_loss = ReplyTrainer.training_loss, signalled
 try:
     sft.main(Path(sys.argv[1]), [*scored, f"run={run}-stopped"])
 except Stopped as stopped:
     print("process", os.environ["RANK"], stopped)
-TokenCounter.__call__ = counts
 for name in ("stopped", "once"):
     sft.main(Path(sys.argv[1]), [*scored, f"run={run}-{name}"])
 
@@ -67,7 +61,7 @@ SCORED_WORDS = (
     "trainer.max_steps=4", "trainer.eval_steps=2", "trainer.save_steps=2", "score_examples=3",
     "trainer.load_best_model_at_end=false", *EXACT[1:],
 )  # fmt: skip
-"""The words of a training whose scoring one of two processes gets a signal in."""
+"""The words of a training in which one of two processes gets a signal."""
 
 
 @pytest.fixture(scope="session")

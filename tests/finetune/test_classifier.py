@@ -11,8 +11,8 @@ import pytest
 from panjue.eval.classifier import Classifier
 from panjue.finetune.classifier import CALIBRATION_TENTH, MIN_ITEMS, _calibration
 from panjue.finetune.classifier import fit as fit_known
+from panjue.finetune.examples import Examples
 from panjue.finetune.settings import SftConfig
-from panjue.finetune.sft import fit_classifier
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader, is_held_out, text_hash
@@ -191,10 +191,10 @@ def test_nothing_held_out_is_seen_and_everything_else_is(tmp_path: Path) -> None
         config = SftConfig.model_validate(
             {"task": "severity", "run": tmp_path, "model": "x", "mix_ratio": 0.1, **files}
         )
-        return saved(
-            fit_classifier(config, reader, SEVERITY.ask.labels([*train, *mix])),
-            tmp_path / "classifier.npz",
-        )
+        labels = SEVERITY.ask.labels([*train, *mix])
+        chosen = Examples(config, reader)
+        classifier = fit_known(SEVERITY, chosen.train, chosen.mixable, labels, config.seed)
+        return saved(classifier, tmp_path / "classifier.npz")
 
     train, mix = list(examples(100)), list(examples(100, seed=1))
     held = [e for e in [*train, *mix] if is_held_out(e)]

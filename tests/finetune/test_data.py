@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from panjue.finetune.data import IGNORED, Report, rows
+from panjue.finetune.data import IGNORED, RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
@@ -34,7 +34,7 @@ def test_loss_is_on_the_reply_and_its_end_and_nothing_else(
     tokenizer: Any, examples: list[Example], labels: Labels
 ) -> None:
     for example, row in zip(
-        examples, rows(TASK, iter(examples), tokenizer, labels, 1024, Report()), strict=True
+        examples, RowMaker(TASK, tokenizer, labels, 1024).rows(examples, RowReport()), strict=True
     ):
         prompt = prompt_ids(tokenizer, TASK.ask.prompt(example))
         assert row["input_ids"][: len(prompt)] == prompt
@@ -47,7 +47,7 @@ def test_loss_is_on_the_reply_and_its_end_and_nothing_else(
 def test_the_prompt_ends_where_generation_begins(
     tokenizer: Any, examples: list[Example], labels: Labels
 ) -> None:
-    [row] = rows(TASK, iter(examples[:1]), tokenizer, labels, 1024, Report())
+    [row] = RowMaker(TASK, tokenizer, labels, 1024).rows(examples[:1], RowReport())
     text = tokenizer.decode(row["input_ids"])
     assert "<|im_start|>assistant\n<think>\n\n</think>\n\n" + TASK.ask.target(examples[0]) in text
 
@@ -79,8 +79,8 @@ def test_what_does_not_fit_is_shortened_then_refused_by_id(
             ]
         },
     )
-    report = Report()
-    [row] = rows(TASK, iter([long, hopeless, empty]), tokenizer, labels, 512, report)
+    report = RowReport()
+    [row] = RowMaker(TASK, tokenizer, labels, 512).rows([long, hopeless, empty], report)
     assert len(row["input_ids"]) <= 512
     assert [(key, after < before) for key, before, after in report.shortened] == [("7", True)]
     assert [line.split(":")[0] for line in report.refused] == ["8", "9"]

@@ -1,17 +1,13 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from panjue.finetune.examples import (
-    check_side,
-    held_out_examples,
-    mixed_examples,
-    train_examples,
-)
+from panjue.finetune.examples import Examples
+from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
@@ -36,43 +32,78 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "train.jsonl", folder / "mix.jsonl"
 
 
-def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -> None:
-    train, _ = files
-    taken = [e.id for e in train_examples(Reader(TASK), train, None)]
-    held = [e.id for e in held_out_examples(Reader(TASK), train, None)]
-    assert sorted([*taken, *held]) == sorted(e.id for e in Reader(TASK).read(train))
-    assert not set(taken) & set(held)
+@pytest.fixture
+def sorted_by(tmp_path: Path) -> Callable[..., Examples]:
+    """Return what sorts the examples of files as a training does."""
+
+    def sort(reader: Reader, **settings: Any) -> Examples:
+        config = SftConfig.model_validate({"run": tmp_path / "run", "model": "x", **settings})
+        return Examples(config, reader)
+
+    return sort
+
+
+def test_every_case_is_either_trained_on_or_held_out(
+    files: tuple[Path, Path], sorted_by: Callable[..., Examples]
+) -> None:
+    chosen = sorted_by(Reader(TASK), train=files[0])
+    for _ in range(2):  # they are read once, and used several times
+        taken, held = [e.id for e in chosen], [e.id for e in chosen.held_out]
+        assert sorted([*taken, *held]) == sorted(e.id for e in Reader(TASK).read(files[0]))
+        assert not set(taken) & set(held)
+    assert [len(chosen.train), len(chosen.held_out)] == [len(taken), len(held)]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 99.0])
-def test_the_ratio_says_how_many_are_mixed_in(files: tuple[Path, Path], ratio: float) -> None:
+def test_the_ratio_says_how_many_are_mixed_in(
+    files: tuple[Path, Path], ratio: float, sorted_by: Callable[..., Examples]
+) -> None:
     train, mix = files
-    own = list(train_examples(Reader(TASK), train, None))
-    mixed = list(mixed_examples(Reader(TASK), train, None, mix, ratio))
+    chosen = sorted_by(Reader(TASK), train=train, mix=mix, mix_ratio=ratio)
     mixable = [e for e in Reader(TASK).read(mix) if not is_held_out(e)]
-    assert len(mixed) == min(round(len(own) * ratio), len(mixable))
+    assert chosen.mixed_size == min(round(len(chosen.train) * ratio), len(mixable))
+    assert len(list(chosen)) == len(chosen.train) + chosen.mixed_size
+    assert list(chosen.mixable) == mixable
 
 
-def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
+def test_what_is_held_out_is_never_mixed_in(
+    files: tuple[Path, Path], sorted_by: Callable[..., Examples]
+) -> None:
     train, mix = files
-    held = {e.text for e in held_out_examples(Reader(TASK), train, None)}
+    chosen = sorted_by(Reader(TASK), train=train, mix=mix, mix_ratio=99)
+    held = {e.text for e in chosen.held_out}
     assert held & {e.text for e in Reader(TASK).read(mix)}, "the file to mix in has some of them"
-    assert not held & {e.text for e in mixed_examples(Reader(TASK), train, None, mix, 99)}
-    dev = mix  # a file of one's own choice to hold out
-    assert not list(mixed_examples(Reader(TASK), train, dev, mix, 99))
+    assert not held & {e.text for e in chosen}
+    # A file of one's own choice to hold out.
+    assert not sorted_by(Reader(TASK), train=train, dev=mix, mix=mix, mix_ratio=99).mixed_size
+
+
+def test_each_file_is_read_once(
+    files: tuple[Path, Path], sorted_by: Callable[..., Examples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    read = Reader.read
+
+    def noted(self: Reader, path: Path) -> Iterator[Example]:
+        opened.append(path)
+        return read(self, path)
+
+    monkeypatch.setattr(Reader, "read", noted)
+    chosen = sorted_by(Reader(TASK), train=files[0], mix=files[1])
+    assert len(list(chosen)) == len(list(chosen))
+    assert opened == list(files)
 
 
 def test_a_side_file_that_may_mean_two_examples_is_refused(
-    files: tuple[Path, Path], tmp_path: Path
+    files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
 ) -> None:
     train, mix = files
     side = tmp_path / "groups.jsonl"
     side.write_text('{"id": 29, "gender": "女"}\n{"id": 500, "gender": "男"}\n', "utf-8")
     reader = Reader(TASK, side_groups(side))
-    check_side(reader, [train])
-    check_side(Reader(TASK), [train, mix])
+    sorted_by(reader, train=train)
     with pytest.raises(UserError, match=r"groups: id 29 is in .*train\.jsonl and in .*mix"):
-        check_side(reader, [train, mix])
+        sorted_by(reader, train=train, mix=mix)
 
 
 def scramble(example: Example) -> Example:
@@ -95,15 +126,16 @@ def test_no_outcome_decides_what_is_asked_held_out_or_left_out(files: tuple[Path
 
 
 def test_mixing_goes_by_the_texts_and_by_no_outcome(
-    files: tuple[Path, Path], tmp_path: Path
+    files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
 ) -> None:
     train, mix = files
     other = tmp_path / "mix.jsonl"
     other.write_text("\n".join(map(other_outcomes, mix.read_text("utf-8").splitlines())), "utf-8")
-    chosen: Callable[[Path], list[Any]] = lambda path: [  # noqa: E731
-        e.id for e in mixed_examples(Reader(TASK), train, None, path, 0.3)
+    chosen = [
+        [e.id for e in sorted_by(Reader(TASK), train=train, mix=path, mix_ratio=0.3)]
+        for path in (mix, other)
     ]
-    assert chosen(mix) == chosen(other)
+    assert chosen[0] == chosen[1]
 
 
 def other_outcomes(line: str) -> str:

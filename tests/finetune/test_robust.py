@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from panjue.finetune.group_trainer import GroupTrainer, pooled
-from panjue.finetune.robust import Objective, reverse, slopes
-from panjue.finetune.samplers import balanced_sampler
+from panjue.finetune.data import balanced_sampler
+from panjue.finetune.robust import Objective, pooled, reverse, slopes
 from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
-from panjue.finetune.trainer import per_example
+from panjue.finetune.trainer import Batch
 from panjue.prompts.plumbing.errors import UserError
 
 from .conftest import ROBUST_STEPS, Trained, robust_words
@@ -174,8 +173,10 @@ def test_groups_are_drawn_alike_and_the_same_in_every_run() -> None:
 
 def test_means_over_tokens_and_prompts_by_hand() -> None:
     asked = torch.tensor([[False, True, True], [True, False, False]])
-    found = per_example(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([1.0, 3.0, 2.0]), asked)
-    torch.testing.assert_close(found, torch.tensor([2.5, 5.0]))
+    none = torch.tensor([])
+    batch = Batch(none, asked, None, none, none, none, none, None)
+    found = batch.per_example(torch.tensor([1.0, 3.0, 5.0]))
+    torch.testing.assert_close(found, torch.tensor([2.0, 5.0]))
     states = torch.arange(8.0).reshape(1, 4, 2)
     torch.testing.assert_close(
         pooled(states, torch.tensor([[True, True, False, False]])), torch.tensor([[1.0, 2.0]])
@@ -240,26 +241,6 @@ def test_a_resumed_run_ends_in_the_same_weights(method: str, config: Path, tmp_p
     (tmp_path / "run/checkpoints/checkpoint-4/complete").unlink()
     sft(config, words)
     assert (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes() == whole
-
-
-def test_going_on_takes_up_what_was_learnt_whatever_engine_loads_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With DeepSpeed the trainer calls nothing of ours when it loads them."""
-    before, after = objective("group_dro"), objective("group_dro")
-    before.log_weights = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
-    before.save(tmp_path)
-    taken: list[str] = []
-    monkeypatch.setattr(
-        GroupTrainer,
-        "train",
-        lambda _, resume_from_checkpoint: taken.append(resume_from_checkpoint),
-    )
-    trainer = GroupTrainer.__new__(GroupTrainer)
-    trainer._objective = after
-    trainer.resume_from(tmp_path)
-    assert taken == [str(tmp_path)]
-    assert torch.equal(after.log_weights, before.log_weights)
 
 
 def weights(run: Path) -> dict[str, Tensor]:

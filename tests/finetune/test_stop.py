@@ -32,7 +32,7 @@ def one_of_two(monkeypatch: pytest.MonkeyPatch, arguments: Any) -> Iterator[Stop
     listening = StopOnSignal(Console(file=StringIO()))
     listening.on_train_begin(arguments, STATE, TrainerControl())
     yield listening
-    listening.release()
+    listening._release()
     signal.signal(signal.SIGINT, before)
 
 
@@ -67,23 +67,6 @@ def test_a_signal_of_our_own_after_the_others_is_no_second_one(
     with pytest.raises(Stopped) as stopped:
         one_of_two.on_train_end(arguments, STATE, TrainerControl())
     assert stopped.value.exit_code == 130
-
-
-def test_all_processes_leave_the_scoring_if_one_has_a_signal(
-    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
-    one_of_two.check(3)
-    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, signal.SIGTERM])
-    with pytest.raises(Stopped, match="stopped while scoring step 3; run the same command to res"):
-        one_of_two.check(3)
-    last = TrainerState(global_step=9, max_steps=9)
-    one_of_two.on_save(arguments, last, TrainerControl())
-    with pytest.raises(Stopped) as stopped:
-        one_of_two.on_train_end(arguments, last, TrainerControl(should_evaluate=True))
-    assert str(stopped.value) == (
-        "stopped at step 9 of 9, which is saved but not scored; run the same command to resume"
-    )
 
 
 def test_a_second_signal_ends_it_at_once(

@@ -1,4 +1,4 @@
-"""The loss: where it lies, what weighs how much, and that no example sees another."""
+"""The loss: of which tokens it is, and that no example sees another."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, PADDING, Report, collate, pack, rows
-from panjue.finetune.samplers import length_sampler
+from panjue.finetune.data import IGNORED, RowMaker, RowReport, collate, length_sampler, pack
 from panjue.finetune.sft import main
-from panjue.finetune.trainer import PartsTrainer
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
-from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.parts import SYNTAX
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -30,19 +27,17 @@ def model(workshop: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def made(workshop: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the token rows of a few examples of different lengths, and their parts."""
+def made(workshop: Path) -> list[dict[str, Any]]:
+    """Return the token rows of a few examples of different lengths."""
     examples = list(Reader(TASK).read(workshop / "demo/train.jsonl"))
-    tokenizer, report = load_tokenizer(workshop / "base/model"), Report()
-    labels = TASK.ask.labels(examples)
-    return list(rows(TASK, iter(examples[:6]), tokenizer, labels, SIZE, report)), report.parts
+    tokenizer = load_tokenizer(workshop / "base/model")
+    maker = RowMaker(TASK, tokenizer, TASK.ask.labels(examples), SIZE)
+    return list(maker.rows(examples[:6], RowReport()))
 
 
-def trainer_on(workshop: Path, model: Any, parts: list[str], folder: Path, **weights: float) -> Any:
-    return PartsTrainer(
+def trainer_on(workshop: Path, model: Any, folder: Path) -> Any:
+    return ReplyTrainer(
         model,
-        parts=parts,
-        token_weights=weights,
         args=SFTConfig(
             output_dir=str(folder),
             use_cpu=True,
@@ -52,7 +47,7 @@ def trainer_on(workshop: Path, model: Any, parts: list[str], folder: Path, **wei
             report_to=[],
             dataset_kwargs={"skip_prepare_dataset": True},
         ),
-        train_dataset=Dataset.from_list([{"input_ids": [1], "labels": [1], "parts": [0]}]),
+        train_dataset=Dataset.from_list([{"input_ids": [1], "labels": [1]}]),
         processing_class=load_tokenizer(workshop / "base/model"),
     )
 
@@ -66,45 +61,21 @@ def plain_losses(model: Any, row: dict[str, Any]) -> list[float]:
     return [-float(chances[i, label]) for i, label in enumerate(wanted) if label != IGNORED]
 
 
-def test_the_parts_of_a_row_are_the_fields_of_its_reply(
-    workshop: Path, made: tuple[list[dict[str, Any]], list[str]]
-) -> None:
-    tokenizer = load_tokenizer(workshop / "base/model")
-    of_row, parts = made
-    assert parts == [SYNTAX, "name", "charges", "articles", "penalty"]
-    for row in of_row:
-        reply = json.loads(
-            tokenizer.decode([i for i in row["labels"] if i != IGNORED], skip_special_tokens=True)
-        )
-        text = {
-            part: tokenizer.decode(
-                [i for i, p in zip(row["labels"], row["parts"], strict=True) if parts[p] == part]
-            )
-            for part in parts[1:]
-        }
-        for judgment in reply["judgments"]:
-            assert judgment["name"] in text["name"]
-            assert all(charge in text["charges"] for charge in judgment["charges"])
-            assert all(article in text["articles"] for article in judgment["articles"])
-            assert judgment["penalty"] in text["penalty"]
-
-
 def test_the_loss_of_a_batch_is_that_of_its_examples_alone(
-    workshop: Path, model: Any, made: tuple[list[dict[str, Any]], list[str]], tmp_path: Path
+    workshop: Path, model: Any, made: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    of_row, parts = made
-    trainer = trainer_on(workshop, model, parts, tmp_path)
+    trainer = trainer_on(workshop, model, tmp_path)
     model.eval()
-    alone = [loss for row in of_row for loss in plain_losses(model, row)]
+    alone = [loss for row in made for loss in plain_losses(model, row)]
     with torch.no_grad():
-        loss = trainer.compute_loss(model, collate(of_row))
+        loss = trainer.compute_loss(model, collate(made))
     assert float(loss) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
 
 
 def test_a_packed_example_has_the_logits_it_has_alone(
-    model: Any, made: tuple[list[dict[str, Any]], list[str]]
+    model: Any, made: list[dict[str, Any]]
 ) -> None:
-    packs = list(pack(Dataset.from_list(made[0]), SIZE))
+    packs = list(pack(Dataset.from_list(made), SIZE))
     assert max(len(one["seq_lengths"]) for one in packs) > 1, "nothing was packed"
     batch = collate(packs)
     model.eval()
@@ -120,73 +91,52 @@ def test_a_packed_example_has_the_logits_it_has_alone(
 
 
 def test_the_loss_of_a_pack_is_that_of_its_examples_alone(
-    workshop: Path, model: Any, made: tuple[list[dict[str, Any]], list[str]], tmp_path: Path
+    workshop: Path, model: Any, made: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    of_row, parts = made
-    trainer = trainer_on(workshop, model, parts, tmp_path)
+    trainer = trainer_on(workshop, model, tmp_path)
     model.config.use_cache = True  # transformers tells packed examples apart without a cache only
     model.eval()
     with torch.no_grad():
-        packed = trainer.compute_loss(model, collate(list(pack(Dataset.from_list(of_row), SIZE))))
-    alone = [loss for row in of_row for loss in plain_losses(model, row)]
+        packed = trainer.compute_loss(model, collate(list(pack(Dataset.from_list(made), SIZE))))
+    alone = [loss for row in made for loss in plain_losses(model, row)]
     assert float(packed) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
 
 
 def test_packs_hold_every_row_whole_and_once(
-    made: tuple[list[dict[str, Any]], list[str]],
+    made: list[dict[str, Any]],
 ) -> None:
     def cut(one: dict[str, Any]) -> list[tuple[Any, ...]]:
         ends = [sum(one["seq_lengths"][: i + 1]) for i in range(len(one["seq_lengths"]))]
         starts = [0, *ends]
-        columns = ("input_ids", "labels", "parts")
+        columns = ("input_ids", "labels")
         return [
             tuple(tuple(one[name][a:b]) for name in columns)
             for a, b in zip(starts, ends, strict=False)
         ]
 
-    packed = [piece for one in pack(Dataset.from_list(made[0]), SIZE) for piece in cut(one)]
-    whole = [tuple(tuple(row[n]) for n in ("input_ids", "labels", "parts")) for row in made[0]]
+    packed = [piece for one in pack(Dataset.from_list(made), SIZE) for piece in cut(one)]
+    whole = [tuple(tuple(row[n]) for n in ("input_ids", "labels")) for row in made]
     assert sorted(packed) == sorted(whole)
 
 
-def test_weights_are_of_the_training_loss_and_not_of_the_held_out_one(
-    workshop: Path, model: Any, made: tuple[list[dict[str, Any]], list[str]], tmp_path: Path
-) -> None:
-    of_row, parts = made
-    plain = trainer_on(workshop, model, parts, tmp_path)
-    heavy = trainer_on(workshop, model, parts, tmp_path, penalty=3.0)
-    losses: dict[str, list[float]] = {}
-    for mode in ("train", "eval"):
-        getattr(model, mode)()
-        with torch.no_grad():
-            losses[mode] = [float(t.compute_loss(model, collate(of_row))) for t in (plain, heavy)]
-    assert losses["eval"][0] == losses["eval"][1]
-    by_part = dict(zip(parts, plain._sums["eval"].T.tolist(), strict=True))
-    total, count = map(sum, zip(*by_part.values(), strict=True))
-    assert losses["train"][0] == pytest.approx(total / count, rel=1e-4)
-    assert losses["train"][1] == pytest.approx(
-        (total + 2 * by_part["penalty"][0]) / count, rel=1e-4
-    )
-
-
 def test_a_batch_is_padded_with_what_counts_for_nothing() -> None:
-    short = {"input_ids": [5, 6], "labels": [IGNORED, 6], "parts": [0, 1]}
-    long = {"input_ids": [7, 8, 9], "labels": [IGNORED, 8, 9], "parts": [0, 1, 0]}
+    short = {"input_ids": [5, 6], "labels": [IGNORED, 6]}
+    long = {"input_ids": [7, 8, 9], "labels": [IGNORED, 8, 9]}
     batch = collate([short, long])
     assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED], [IGNORED, 8, 9]]
-    assert batch["parts"].tolist() == [[0, 1, PADDING], [0, 1, 0]]
-    assert set(batch) == {"input_ids", "labels", "parts"}
+    assert batch["length"].tolist() == [2, 3]
+    assert set(batch) == {"input_ids", "labels", "length"}
 
 
 def entries(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_every_evaluation_has_the_tasks_metrics_and_the_losses_by_part(trained: Path) -> None:
+def test_every_evaluation_has_the_tasks_metrics_and_chooses_the_best(trained: Path) -> None:
     measured = [entry for entry in entries(trained) if "eval_loss" in entry]
     assert [entry["step"] for entry in measured] == [6, 12]
     for entry in measured:
-        for name in (*TASK.score.names, "loss", "loss_charges", "loss_articles", "loss_penalty"):
+        for name in (*TASK.score.names, "loss"):
             assert entry[f"eval_{name}"] >= 0
     state = json.loads((trained / "checkpoints/checkpoint-12/trainer_state.json").read_text())
     assert state["best_metric"] == max(entry["eval_final"] for entry in measured)
@@ -205,17 +155,13 @@ def test_training_stops_when_the_score_no_longer_rises(workshop: Path, tmp_path:
     assert (run / "adapter/adapter_model.safetensors").is_file()
 
 
-def test_an_unknown_part_is_named(workshop: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no part 'penalti'.*did you mean 'penalty'"):
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "token_weights.penalti=3"])
-
-
 def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     lengths = [n % 40 + 1 for n in range(200)]
-    order, later = length_sampler(lengths, 4, seed=0), length_sampler(lengths, 4, seed=0)
+    rows = Dataset.from_dict({"length": lengths})
+    order, later = length_sampler(rows, 4, seed=0), length_sampler(rows, 4, seed=0)
     later.set_epoch(1)
     torch.rand(7)  # whatever else has drawn meanwhile
-    assert list(order) == list(order) == list(length_sampler(lengths, 4, seed=0))
+    assert list(order) == list(order) == list(length_sampler(rows, 4, seed=0))
     assert sorted(order) == sorted(later) == list(range(200))
     assert list(order) != list(later)
     places = list(order)

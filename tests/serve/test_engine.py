@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from panjue.finetune.data import Report
-from panjue.finetune.data import rows as training_rows
+from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -78,9 +77,8 @@ def test_every_reply_is_valid_against_its_own_schema(
 def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
     llm: Engine, asker: Asker, examples: list[Example]
 ) -> None:
-    trained_on = training_rows(
-        TASK, iter(examples), asker.tokenizer, asker.labels, asker.max_tokens, Report()
-    )
+    maker = RowMaker(TASK, asker.tokenizer, asker.labels, asker.max_tokens)
+    trained_on = maker.rows(examples, RowReport())
     trained_prompts = {
         str(example.id): [
             i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label == -100

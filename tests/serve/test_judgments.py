@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from panjue.finetune.data import Report
-from panjue.finetune.data import rows as training_rows
+from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -74,10 +73,9 @@ def test_the_prompt_ids_of_training_and_chat_completions_are_equal(
     cases = [e for e in Reader(TASK).read(shared / "drdz/dev.jsonl") if len(e.text) < 400][:50]
     compared = 0
     for example in cases:
-        report = Report()
-        trained = list(
-            training_rows(TASK, iter([example]), asker.tokenizer, asker.labels, 4096, report)
-        )
+        report = RowReport()
+        maker = RowMaker(TASK, asker.tokenizer, asker.labels, 4096)
+        trained = list(maker.rows([example], report))
         prompt = asker.question(example)
         if prompt.dropped:
             continue
