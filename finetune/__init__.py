@@ -1,4 +1,6 @@
 """Train an adapter on examples.
 
-Read settings.py, examples.py, data.py, trainer.py and sft.py, in this order.
+Read sft.py first, from top to bottom. It uses, in this order: settings.py and libraries.py,
+processes.py, examples.py, data.py, model.py, trainer.py with checkpoints.py, scoring.py and
+stop.py, robust.py, classifier.py, journal.py, result.py. base.py makes the demo's base model.
 """

@@ -56,15 +56,7 @@ def fit(
     The scores are calibrated on a tenth of `train`, with weights that were fitted on all other
     examples (Platt scaling for label sets, a temperature for classes; Guo et al., ICML 2017). Then
     the weights are fitted on all. Of more than `MAX_EXAMPLES` those of the lowest text hashes are
-    taken.
-
-    Args:
-        task: A task whose answers are decided.
-        train: Examples like those to be answered.
-        mix: Further examples, which may be of another kind.
-        known: The label sets of the adapter's training; other labels, of mixed-in cases that it did
-            not take, are no answers.
-        seed: Of the order in which a regression sees the items.
+    taken. Labels that are not `known`, of mixed-in cases, are no answers.
     """
     decides = task.answer
     assert decides.fields, "only fields that are decided have a classifier"

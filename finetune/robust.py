@@ -41,14 +41,7 @@ class Objective:
         hidden: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Start with equal weights.
-
-        Args:
-            settings: The method and its parameters.
-            groups: Names of the groups, by index.
-            hidden: Size of the model's hidden states, for the adversary.
-            device: The model's device.
-        """
+        """Start with equal weights; `hidden` is the size of the model's hidden states."""
         self._settings, self._groups = settings, groups
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
         self._totals = torch.zeros(2, len(groups), dtype=torch.float64)
@@ -77,11 +70,9 @@ class Objective:
         return totals.index_add_(1, groups, torch.stack(rows).detach().double())
 
     def set_weights(self, sums: Sums, step: int) -> None:
-        """Compute the weights for one optimizer step.
+        """Compute the weights of a step from its totals over all batches and processes.
 
-        Args:
-            sums: Totals over all batches and processes of the step.
-            step: Number of optimizer steps before this one.
+        `step` is the number of optimizer steps before this one.
         """
         counts, losses, slopes = sums
         divisor = counts.clamp(min=1)
@@ -121,14 +112,9 @@ class Objective:
         """Return the loss of one batch, for the backward pass.
 
         The gradients of all batches of a step add up to the gradient of the objective. The value is
-        only a weighted loss and may differ from the objective.
-
-        Args:
-            losses: Loss per example, [batch].
-            groups: Group index per example, [batch].
-            slopes: Slope per example, [batch]; see `needs_slopes`.
-            states: Mean hidden state of each prompt, [batch, hidden]; for the adversary.
-            batches: Number of batches in the step, over all processes.
+        only a weighted loss and may differ from the objective. Shapes are [batch]; `states`, for
+        the adversary, are the prompts' mean hidden states, [batch, hidden]; `batches` counts those
+        of the step, over all processes.
         """
         loss: Tensor = (self._loss_weights.to(losses)[groups] * losses).sum()
         if slopes is not None:
@@ -151,9 +137,7 @@ class Objective:
         self._optimizer.zero_grad()
 
     def log(self) -> Iterator[tuple[str, float]]:
-        """Yield each group's mean loss, its weight, and the mean penalty.
-
-        Means are over the steps since the last call.
+        """Yield each group's mean loss, its weight, and the mean penalty since the last call.
 
         The penalty is, for vrex, the variance; for irm, the squared slope after the warm-up; for
         adversarial, the adversary's loss on this process's examples.
@@ -220,22 +204,16 @@ def reverse(states: Tensor, weight: float) -> Tensor:
 
 
 def slopes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the derivative of each token's loss with respect to a scale of its logits: [tokens].
+    """Return the derivative of each token's loss by a scale of its logits, at scale 1: [tokens].
 
-    The derivative is taken at scale 1. It is computed in closed form, so that the gradient of the
-    slope needs no second backward pass.
+    It is computed in closed form, so that its gradient needs no second backward pass.
     """
     expected = (logits.softmax(-1) * logits).sum(-1)
     return expected - logits.gather(-1, labels[:, None])[:, 0]
 
 
 class GroupTrainer(ReplyTrainer):
-    """Minimizes an objective over groups instead of the mean over tokens.
-
-    Args:
-        objective: What is minimized.
-        args, kwargs: As in `ReplyTrainer`.
-    """
+    """Minimizes an objective over groups instead of the mean over tokens."""
 
     def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
         """Prepare the trainer."""

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from rich.console import Console
-from torch import Tensor
-from transformers import StoppingCriteria
 
 from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.finetune.data import RowMaker
@@ -63,14 +61,15 @@ class HeldOut:
         rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
         refused = [question for question in self.questions if not question.prompt]
         scored = [self._values(question.example, "") for question in refused[rank::world]]
-        done = len(refused)
+        done, last_line = len(refused), time.monotonic()
         for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
             share = batch[rank::world]
             # Where weights are sharded, a process without a share has to gather them too.
             asked = share or (batch[:1] if trainer.is_fsdp_enabled else [])
-            text = f"scoring: {done} of {len(self.questions)} held-out cases answered, "
-            progress = Progress(self._console, f"{text}{len(batch)} at work")
-            replies = self._replies(trainer, asked, progress) if asked else []
+            if time.monotonic() - last_line >= LINE_EVERY_S:
+                last_line = time.monotonic()
+                self._console.print(f"scoring: {done} of {len(self.questions)} held-out cases done")
+            replies = self._replies(trainer, asked) if asked else []
             scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=False)]
             done += len(batch)
         values = MetricValues(self._task)
@@ -86,7 +85,7 @@ class HeldOut:
         return example, values
 
     @torch.no_grad()
-    def _replies(self, trainer: Any, batch: Sequence[Question], progress: "Progress") -> list[str]:
+    def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
         pad = self._tokenizer.eos_token_id  # any token: the attention mask hides it
         width = max(len(question.prompt) for question in batch)
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
@@ -101,29 +100,10 @@ class HeldOut:
                 pad_token_id=pad,
                 eos_token_id=pad,
                 use_cache=True,
-                stopping_criteria=[progress],
                 synced_gpus=trainer.is_fsdp_enabled,
             )
         texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
         return texts
-
-
-class Progress(StoppingCriteria):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Shows how far the replies of a batch are, with a line now and then; stops none."""
-
-    def __init__(self, console: Console, text: str) -> None:
-        """Begin a batch, whose lines begin with `text`."""
-        self._console, self._text = console, text
-        self._tokens, self._last_line = 0, time.monotonic()
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        """Count one token of every reply."""
-        self._tokens += 1
-        if time.monotonic() - self._last_line >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            line = f"{self._text}, {self._tokens} tokens each so far"
-            self._console.print(line, highlight=False)
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def kept_score(trainer: Any) -> str:

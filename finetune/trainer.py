@@ -35,7 +35,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         held_out: Gives the task's metrics on held-out examples; None scores nothing.
         keep: Number of newest checkpoints to keep besides the best one; None keeps all.
         stop: Stops the training at a signal.
-        args, kwargs: As in trl.
     """
 
     control: TrainerControl
@@ -216,25 +215,20 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass. `tokens` below are reply tokens only.
+    """One forward pass; `tokens` are reply tokens only.
 
     Attributes:
-        losses, labels: Per token, [tokens].
-        reply_mask: Whether the next token is a reply token, [batch, positions - 1].
-        groups: Group index per example, [batch].
-        logits: [tokens, vocabulary].
-        hidden: Hidden states, [batch, positions, hidden].
-        prompt_mask: Whether a position is in the prompt, [batch, positions].
-        outputs: The model's output object.
+        reply_mask: Whether the next token is a reply token.
+        prompt_mask: Whether a position is in the prompt.
     """
 
-    losses: Tensor
-    reply_mask: Tensor
-    groups: Tensor | None
-    logits: Tensor
-    labels: Tensor
-    hidden: Tensor
-    prompt_mask: Tensor
+    losses: Tensor  # [tokens]
+    reply_mask: Tensor  # [batch, positions - 1]
+    groups: Tensor | None  # [batch]
+    logits: Tensor  # [tokens, vocabulary]
+    labels: Tensor  # [tokens]
+    hidden: Tensor  # [batch, positions, hidden]
+    prompt_mask: Tensor  # [batch, positions]
     outputs: Any
 
     def per_example(self, values: Tensor) -> Tensor:
@@ -266,11 +260,9 @@ class AtBegin(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
     """Let `head` compute logits only where `reply_mask` is true: [tokens, vocabulary].
 
-    Yields a list; after the forward pass it holds the hidden states of all positions.
-
-    Most tokens are prompt tokens without a label, and on a CPU their logits are a third of a small
-    model's work. (trl omits them on GPUs only.) This is a hook inside the forward pass, so that DDP
-    and FSDP see one ordinary forward.
+    Yields a list that holds the hidden states of all positions after the forward pass. Most tokens
+    are prompt tokens, and on a CPU their logits are a third of a small model's work. (trl omits
+    them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.
     """
     states: list[Tensor] = []
 
