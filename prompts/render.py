@@ -9,7 +9,6 @@ from typing import Any
 from panjue.prompts import tasks
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.parts import SYNTAX, part_of_tokens
 from panjue.prompts.task import Messages, task_folders
 
 
@@ -138,10 +137,3 @@ def reply_ids(tokenizer: Any, reply: str) -> list[int]:
         neutralize_tokens(tokenizer, reply), add_special_tokens=False
     ).input_ids
     return [*ids, tokenizer.eos_token_id]
-
-
-def reply_parts(tokenizer: Any, reply: str) -> list[str]:
-    """Return, for every token of `reply_ids`, the field of the reply that it belongs to."""
-    reply = neutralize_tokens(tokenizer, reply)
-    encoded = tokenizer(reply, add_special_tokens=False, return_offsets_mapping=True)
-    return [*part_of_tokens(reply, encoded.offset_mapping), SYNTAX]

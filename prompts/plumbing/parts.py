@@ -1,10 +1,7 @@
-"""Map the characters of a JSON reply to values: for losses and probabilities by field."""
+"""Map the characters of a JSON reply to values: for probabilities by field."""
 
 import re
-from collections.abc import Iterator, Sequence
-
-SYNTAX = "syntax"
-"""The part name of everything but values: braces, keys, commas, the end token."""
+from collections.abc import Iterator
 
 TOKEN = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"(?P<key>\s*+:)?|\\?\Z)|[\[\]{},]|[^\s\[\]{},:"]+', re.DOTALL
@@ -40,23 +37,3 @@ def value_spans(reply: str) -> Iterator[tuple[int, int, Path]]:
                 path[-1] += 1
         else:
             yield token.start(), token.end(), tuple(path)
-
-
-def field_of(path: Path) -> str:
-    """Return the innermost object key on the path: `charges` for a label in `"charges": […]`."""
-    return next((key for key in reversed(path) if isinstance(key, str)), SYNTAX)
-
-
-def part_of_tokens(reply: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
-    """Return the field of every token, given each token's character span in `reply`.
-
-    A token with characters of a value and of the syntax around it counts for the value: BPE
-    joins a closing quotation mark with the bracket after it.
-    """
-    owner = [SYNTAX] * len(reply)
-    for start, end, path in value_spans(reply):
-        owner[start:end] = [field_of(path)] * (end - start)
-    return [
-        next((part for part in owner[start:end] if part != SYNTAX), SYNTAX)
-        for start, end in offsets
-    ]
