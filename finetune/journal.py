@@ -16,7 +16,7 @@ from trl import SFTTrainer
 from panjue.finetune.data import IGNORED, RowReport
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
-from panjue.prompts.plumbing.progress import LINE_EVERY_S, Meter, meter
+from panjue.prompts.plumbing.progress import Meter, meter
 
 HIDDEN_SUFFIXES = (
     *("_runtime", "_preparation_time", "_per_second"),
@@ -46,7 +46,6 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         """Write into `folder`, show on `console`."""
         self.evaluations = 0
         self._evaluations_s: list[float] = []
-        self._batches, self._last_line = 0, time.monotonic()
         self._step_ended = time.monotonic()
         self._folder, self._console = folder, console
         self._stack = ExitStack()
@@ -81,17 +80,8 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._meter.unmeasured = f" and {left} evaluation{plural}" if is_unknown else ""
         self._meter.to(state.global_step, self._status)
 
-    def on_prediction_step(self, *_: Any, eval_dataloader: Any = None, **__: Any) -> None:
-        """Show how far the held-out loss is, with a line now and then."""
-        self._batches += 1
-        if time.monotonic() - max(self._last_line, self._step_ended) >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            done = f"{self._batches} of {len(eval_dataloader)} batches"
-            self._console.print(f"held-out loss: {done}")
-
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         """Note how long the evaluation took."""
-        self._batches = 0
         self._evaluations_s.append(time.monotonic() - self._step_ended)
 
     def on_log(
@@ -192,10 +182,9 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "adapter", f"the best by {args.metric_for_best_model}"
     else:
         yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
-    weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-    memory = (weight_bytes + trained * ADAM_BYTES) / GIB / (args.world_size if shards else 1)
-    on_each = " on each device" if args.world_size > 1 else ""
-    yield "memory", f"{memory:.2f} GiB for weights and optimizer{on_each}, without activations"
+    stored = sum(weight.numel() * weight.element_size() for weight in weights)
+    memory = (stored + trained * ADAM_BYTES) / GIB / (args.world_size if shards else 1)
+    yield "memory", f"{memory:.2f} GiB a device for weights and optimizer, without activations"
 
 
 def evaluation_plan(trainer: ReplyTrainer) -> str:
