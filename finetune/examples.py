@@ -17,8 +17,7 @@ from panjue.prompts.reader import Reader, is_held_out, text_hash
 class Spool:
     """Examples in an unnamed file on disk, which can be iterated several times.
 
-    The labels need a pass over all examples before the first row can be made, and the classifier
-    another one. A million cases would not fit in memory.
+    The labels take a pass before the first row can be made, and a million cases fill the memory.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -66,13 +66,10 @@ def is_finished(run: Run, record: RunRecord) -> bool:
         UserError: It holds a run with other settings; the message names the difference.
     """
     has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
-    # Transformers creates `checkpoints/` before the first step: after a dry run or a kill it may be
-    # empty, and then no work can be lost.
     if not has_result and not any((run.folder / "checkpoints").glob("checkpoint-*")):
-        return False
-    is_recorded = (run.folder / MANIFEST).exists()
+        return False  # no work can be lost
     reason = "there is no record of how it was made"
-    if is_recorded:
+    if (run.folder / MANIFEST).exists():
         reason = RunRecord.read(run.folder).difference(record)
     if reason:
         raise UserError(

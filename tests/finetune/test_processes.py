@@ -135,7 +135,7 @@ def numbers(run: Path) -> list[dict[str, float]]:
 def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched) -> None:
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
     assert "processes    2, sharded weights (FSDP); each has 4 × 1 examples" in launched.said
-    assert launched.said.count("share of each weight: {0.5}") == 4, "of two trainings"
+    assert launched.said.count("share of each weight: {0.5}") == 6, "of three trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
     assert len(numbers(ddp)) == 6
     for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
