@@ -109,7 +109,10 @@ def run_training(
     classifier = fitted_classifier(config, examples, maker, record, console)
     result = trained_folder(config)
     print_stage(config, console, 3, f"training the {result.name}")
-    train_or_resume(trainer, config, console)
+    try:
+        train_or_resume(trainer, config, console)
+    except ImportError as error:  # some optimizers have a package of their own
+        raise UserError(f"trainer: {first_line(error)}") from None
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
