@@ -102,6 +102,11 @@ def has_bf16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
+BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""LoRA initializations that also change the base's weights, some of them in place. vLLM and `merge`
+use the original base; with it, the adapter would be a different model from the trained one."""
+
+
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     """Freeze `model` and add LoRA matrices to its linear layers.
 
@@ -111,6 +116,12 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     Raises:
         UserError: The settings do not match this model (for example, it lacks the target layers).
     """
+    init = str(settings.get("init_lora_weights", True)).lower()
+    if init.startswith(BASE_CHANGING_INITS):
+        raise UserError(
+            f"lora.init_lora_weights: {init!r} changes the base too, and the adapter does not fit "
+            "the original base; use true, gaussian or orthogonal"
+        )
     addresses = {weight: weight.data_ptr() for weight in model.parameters()}
     try:
         adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
