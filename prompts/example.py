@@ -23,48 +23,31 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """One question: the fields of the prompt template, and the gold answer.
+    """One question: the fields of the prompt template, and the gold answer."""
 
-    Attributes:
-        id: Unique within its file; joins examples, completions and scores.
-        text: The long part, which may be shortened; `{text}` in the template.
-        names: The persons that the answer is about, in order; the first sentence that
-            names each is kept.
-        inputs: Further fields of the template.
-        answer: The gold answer; None in a test file.
-        references: Sets of gold answers in the format of the submission, if several are correct.
-            The score is the mean over the sets of the best match in each set.
-        groups: Attributes to report by, e.g. `{"defendants": "2"}`; never shown to the model.
-        anchor: The question about the text: the sentences most similar to it are kept.
-        turns: The sentences of a dialogue that the answer is about.
-        notes: Warnings about a row that is valid.
-    """
-
-    id: int | str
-    text: str
+    id: int | str  # unique within its file; joins examples, completions and scores
+    text: str  # the long part, which may be shortened; `{text}` in the template
     names: tuple[str, ...] = ()
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    answer: Answer | None = None
+    """The persons that the answer is about, in order; the first sentence that names each stays."""
+    inputs: Mapping[str, str] = field(default_factory=dict)  # further fields of the template
+    answer: Answer | None = None  # gold; None in a test file
     references: tuple[tuple[str, ...], ...] = ()
+    """Sets of gold answers in the format of the submission, if several are correct; the score is
+    the mean over the sets of the best match in each set."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    anchor: str = ""
-    turns: tuple[Turn, ...] = ()
-    notes: tuple[str, ...] = ()
+    """Attributes to report by, e.g. `{"defendants": "2"}`; never shown to the model."""
+    anchor: str = ""  # the question about the text: the sentences most similar to it stay
+    turns: tuple[Turn, ...] = ()  # the sentences of a dialogue that the answer is about
+    notes: tuple[str, ...] = ()  # warnings about a row that is valid
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A reply after repair.
+    """A reply after repair."""
 
-    Attributes:
-        answer: Always complete: unreadable parts get the task's fallback.
-        repairs: One short text per repair; empty if the reply was valid.
-        readable: False if nothing could be read, so that the answer is a guess.
-    """
-
-    answer: Answer
-    repairs: tuple[str, ...] = ()
-    readable: bool = True
+    answer: Answer  # always complete: unreadable parts get the task's fallback
+    repairs: tuple[str, ...] = ()  # one short text each; empty if the reply was valid
+    readable: bool = True  # False: nothing could be read, so that the answer is a guess
 
 
 Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
@@ -102,29 +85,21 @@ class First:
     Code asks a mode for these attributes, and never for its class.
     """
 
-    items: str = ""
-    """The key of the list of items in the answer; empty if the answer is the only item."""
+    items: str = ""  # key of the list of items in the answer; "": the answer is the only item
     sets: tuple[str, ...] = ()
     """Decided fields of an item that are label sets: by expected F1. If there are two,
     `Labels.pairs` gives the labels that occur together."""
-    classes: tuple[str, ...] = ()
-    """Decided fields of an item with one label: by probability."""
+    classes: tuple[str, ...] = ()  # decided fields of an item with one label: by probability
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Field -> its labels in order. A number in the submission is an index into this list."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Field -> its kind in `Labels`, if that has another name."""
-    nothing: str = ""
-    """The name that `Labels` gives to an empty set, if it counts empty sets."""
-    ranked: str = ""
-    """The key of the list that is ranked by votes, and of the labels that fill it up."""
-    length: int = 0
-    """The length of that list."""
-    settings: Config | None = None
-    """The settings of `solve`; None if the task takes one call."""
-    several_calls: ClassVar[bool] = False
-    """Whether an answer takes several calls, each with a row of its own."""
-    uses_samples: ClassVar[bool] = False
-    """Whether replies after the first one change the answer."""
+    nothing: str = ""  # the name that `Labels` gives to an empty set, if it counts these
+    ranked: str = ""  # key of the list ranked by votes, and of the labels that fill it up
+    length: int = 0  # of that list
+    settings: Config | None = None  # of `solve`; None if the task takes one call
+    several_calls: ClassVar[bool] = False  # each call has a row of its own
+    uses_samples: ClassVar[bool] = False  # replies after the first one change the answer
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -150,13 +125,13 @@ class First:
         return {**answer, self.items: items} if self.items else items[0]
 
     def configured(self, given: Mapping[str, Any]) -> "First":
-        """Return the mode with these settings of `solve`; the others keep their defaults."""
+        """Return the mode with these settings of `solve`."""
         if given:
             raise UserError("solve: this task takes one call and has no settings")
         return self
 
     def provenance(self) -> dict[str, Any]:
-        """Return the settings that a run's manifest has of it."""
+        """Return what a run's record has of it."""
         return {"solve": self.settings.model_dump()} if self.settings else {}
 
     def solving(self, example: Example) -> Solving:
@@ -182,22 +157,16 @@ class Rank(First):
 
 @dataclass(frozen=True, kw_only=True)
 class Solve(First):
-    """The answer takes several calls.
+    """The answer takes several calls."""
 
-    Attributes:
-        steps: Example, settings -> the steps to its answer.
-        gold_oracle: Example with its gold answer -> a function that answers each question of
-            `steps` as a perfect model would: question -> question with its answer.
-        settings: The settings of `steps`.
-    """
-
-    steps: Callable[[Example, Any], Solving]
+    steps: Callable[[Example, Any], Solving]  # example, settings -> the steps to its answer
     gold_oracle: Callable[[Example], Callable[[Example], Example]]
+    """Example -> a function that gives each question of `steps` a perfect model's answer."""
     settings: Config
     several_calls = True
 
     def configured(self, given: Mapping[str, Any]) -> "Solve":
-        """Return the mode with these settings of `solve`; the others keep their defaults."""
+        """Return the mode with these settings; the others keep their defaults."""
         kind = type(self.settings)
         try:
             return replace(self, settings=kind.model_validate(dict(given)))
@@ -209,10 +178,7 @@ class Solve(First):
         return self.steps(example, self.settings)
 
     def training_examples(self, example: Example) -> Iterator[Example]:
-        """Yield the questions of a perfect run, with their answers.
-
-        The questions come from the same `steps` as in use, so that training and use match.
-        """
+        """Yield the questions of a perfect run: from the same `steps` as in use."""
         oracle, asked = self.gold_oracle(example), []
 
         def reply(_number: int, question: Example) -> Decoded:
@@ -238,7 +204,6 @@ UNKNOWN = "-"
 """The group of an example whose attribute is not known."""
 
 UNKNOWN_VALUES = (None, "", UNKNOWN, "n/a", "N/A")
-"""The values that data files use for an unknown attribute."""
 
 
 def groups_of(groups: Any) -> dict[str, str]:

@@ -43,21 +43,6 @@ def no_labels(_examples: Iterable[Example]) -> Labels:
     return Labels()
 
 
-def no_faults(_example: Example, _row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield nothing: of a submission row only the id is checked."""
-    return iter(())
-
-
-def no_baselines(_example: Example) -> Iterator[tuple[str, Row, Row]]:
-    """Yield nothing: the fallback is the only baseline."""
-    return iter(())
-
-
-def unit_weight(_example: Example) -> float:
-    """Give every example the same weight."""
-    return 1.0
-
-
 def answer_as_json(example: Example) -> str:
     """Return the gold answer as compact JSON."""
     assert example.answer is not None, "a test example has no target"
@@ -66,52 +51,36 @@ def answer_as_json(example: Example) -> str:
 
 @dataclass(frozen=True)
 class Data:
-    """The files of a task: cases in, a submission out.
+    """The files of a task: cases in, a submission out."""
 
-    Attributes:
-        read: One row of a cases file -> its example; raises a UserError for a bad row.
-        write: Example, answer -> one row of the official submission, with its `id`.
-        rows: A cases file -> its rows; by default one JSON object per line.
-        submission: The format of the submission file.
-        check: Example, submission row, labels or None -> the faults that the contest would reject.
-        by_hand: Typed text and names -> example; None if the task takes no typed input.
-        languages: ISO 639-1 codes of the texts' languages.
-        fields: The fields of a row of a cases file, for messages; the last one is the answer.
-        convertible: Formats of other contests that `panjue convert` reads.
-    """
-
-    read: Callable[[Mapping[str, Any]], Example]
-    write: Callable[[Example, Answer], dict[str, Any]]
+    read: Callable[[Mapping[str, Any]], Example]  # UserError: a bad row
+    write: Callable[[Example, Answer], dict[str, Any]]  # one row of the official submission
     rows: Callable[[Path], Iterator[Record]] = case_rows
     submission: SubmissionFormat = JSON_LINES
-    check: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
-    by_hand: Callable[[str, Sequence[str]], Example] | None = None
-    languages: tuple[str, ...] = ("zh",)
+    check: Callable[[Example, Row, Labels | None], Iterator[str]] = lambda *_: iter(())
+    """The faults of a submission row that the contest would reject."""
+    by_hand: Callable[[str, Sequence[str]], Example] | None = None  # typed text, names
+    languages: tuple[str, ...] = ("zh",)  # ISO 639-1 codes
     fields: tuple[str, ...] = ()
-    convertible: tuple[str, ...] = ()
+    """The fields of a row of a cases file, for messages; the last one is the answer."""
+    convertible: tuple[str, ...] = ()  # formats that `panjue convert` reads
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What the model is asked, and how its reply becomes an answer.
-
-    Attributes:
-        prompt: Example -> chat messages, from `tasks/<task>/prompt.md`.
-        schema: Example, labels -> JSON Schema of this example's reply.
-        decode: Reply, example, labels -> answer. Never raises. The think block is dropped before.
-            The answer to an empty reply is the task's fallback and its first baseline.
-        target: Example -> the gold reply, compact JSON, always valid under the schema.
-        labels: Training examples -> the label sets.
-        reserve: Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback; or a
-            function of the example that returns this number.
-    """
+    """What the model is asked, and how its reply becomes an answer."""
 
     prompt: Callable[[Example], Messages]
     schema: Callable[[Example, Labels], Schema]
+    """The JSON Schema of this example's reply."""
     decode: Callable[[str, Example, Labels], Decoded]
+    """Never raises; the think block is dropped before. The answer to an empty reply is the task's
+    fallback and its first baseline."""
     target: Callable[[Example], str] = answer_as_json
-    labels: Callable[[Iterable[Example]], Labels] = no_labels
+    """The gold reply, compact JSON, always valid under the schema."""
+    labels: Callable[[Iterable[Example]], Labels] = no_labels  # of the training examples
     reserve: int | Callable[[Example], int] = 64
+    """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
 
     def __post_init__(self) -> None:
         """Make `decode` drop the think block, so that no task has to."""
@@ -121,42 +90,31 @@ class Ask:
 
 @dataclass(frozen=True)
 class Score:
-    """How answers are scored and reported.
+    """How answers are scored and reported."""
 
-    Attributes:
-        metrics: See `tasks/metrics.py`. The last one is the headline metric.
-        weight: Example -> its weight in the mean over examples.
-        fallback: Name of the fallback in reports.
-        baselines: Example -> (name, gold row, row) of trivial or human answers.
-        reported: Further numbers of the scores file: name -> (attribute of groups or `baselines`;
-            its value; metric).
-        classes: A gold or submission row -> its classes, for reports by class.
-        order: Field -> the order of its values in reports, e.g. penalties by severity; the key
-            `class` is for the values of `classes`.
-        readable: Decided field -> how people read a label of it, if not as it is.
-        shown: Gold row, submission row -> the fields that a report shows; None: the decided fields
-            or the classes.
-        titles: Name of a metric, field or baseline -> what it is called on a report page, in
-            English and in Chinese.
-        parts: Metric -> its weight, if the headline metric is a weighted sum of other metrics.
-        compared_by: Name of the text comparison, for the tables; None if no texts are compared.
-        by_meaning: Names of the embeddings and of the judge -> `metrics`, `shown` and
-            `compared_by` that use these; None if no texts are compared.
-    """
-
-    metrics: tuple[Metric, ...]
-    weight: Callable[[Example], float] = unit_weight
-    fallback: str = "commonest labels"
-    baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_baselines
+    metrics: tuple[Metric, ...]  # the last one is the headline metric
+    weight: Callable[[Example], float] = lambda _: 1.0
+    fallback: str = "commonest labels"  # its name in reports
+    baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = lambda _: iter(())
+    """Name, gold row, row of trivial or human answers."""
     reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Further numbers of the scores file: name -> attribute of groups, or `baselines`; its value;
+    metric."""
     classes: Callable[[Row], Iterable[str]] | None = None
+    """The classes of a gold or submission row, for reports by class."""
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Field -> the order of its values in reports; the key `class` is for those of `classes`."""
     readable: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
+    """Decided field -> how people read a label of it, if not as it is."""
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
+    """The fields that a report shows; None: the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Metric, field or baseline -> what a report page calls it, in English and in Chinese."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    compared_by: str | None = None
+    """Metric -> its weight, if the headline metric is a weighted sum of other metrics."""
+    compared_by: str | None = None  # name of the text comparison
     by_meaning: Callable[[str, str], Mapping[str, Any]] | None = None
+    """Embeddings, judge -> the `metrics`, `shown` and `compared_by` that use these."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -171,10 +129,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Task:
-    """One question to the model. The name of its folder is the name of the task everywhere.
-
-    Six fields are required: `Data(read, write)`, `Ask(prompt, schema, decode)`, `Score(metrics)`.
-    """
+    """One question to the model. The name of its folder is the name of the task everywhere."""
 
     data: Data
     ask: Ask
@@ -197,17 +152,12 @@ class AfterThinking:
     read: Callable[[str, Example, Labels], Decoded]
 
     def __call__(self, reply: str, example: Example, labels: Labels) -> Decoded:
-        """Read the text after the think block; dropping the block counts as a repair.
-
-        A reply that is valid JSON has no think block: a `</think>` in it is part of a string.
-        """
+        """Read a reply; dropping the block counts as a repair."""
         rest = after_thinking(reply)
-        if rest == reply or load_json(reply) is not None:
+        if rest == reply or load_json(reply) is not None:  # in JSON it is part of a string
             return self.read(reply, example, labels)
         decoded = self.read(rest, example, labels)
-        if decoded.repairs:
-            return decoded
-        return replace(decoded, repairs=("think block dropped",))
+        return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
 
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:
@@ -232,10 +182,8 @@ def task_folders() -> dict[str, Path]:
 
 def load_task(name: str) -> Task:
     """Return `TASK` from `prompts/tasks/<name>/task.py`."""
-    names = list(task_folders())
-    if name not in names:
-        raise UserError(
-            f"no task {name!r} in prompts/tasks/ ({', '.join(names)}){did_you_mean(name, names)}"
-        )
+    if name not in (names := list(task_folders())):
+        known = ", ".join(names)
+        raise UserError(f"no task {name!r} in prompts/tasks/ ({known}){did_you_mean(name, names)}")
     task: Task = import_module(f"{tasks.__name__}.{name}.task").TASK
     return task

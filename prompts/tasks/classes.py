@@ -32,29 +32,19 @@ def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str,
 
 @dataclass(frozen=True)
 class Classes:
-    """A closed list of classes: words in a reply, numbers (or words) in the files.
+    """A closed list of classes: words in a reply, numbers (or words) in the files."""
 
-    Attributes:
-        name: The task.
-        words: The classes as the model writes them; the files have the index into this list.
-        several: Whether an answer is a set of classes, which may be empty.
-        named: Whether the files have the words instead of numbers.
-        text: The possible names of the field with the text.
-        groups: Fields to report by -> the names of their numbers; empty if they have names.
-        aliases: Another name of such a field in files -> its name here.
-        person: The field with the name of the person concerned; `{person}` in the template.
-        synonyms: Another word for a class in a reply -> the class.
-    """
-
-    name: str
-    words: Sequence[str]
-    several: bool = False
-    named: bool = False
-    text: Sequence[str] = ("text",)
+    name: str  # of the task
+    words: Sequence[str]  # the classes as the model writes them; files have the index
+    several: bool = False  # an answer is a set of classes, which may be empty
+    named: bool = False  # the files have the words instead of numbers
+    text: Sequence[str] = ("text",)  # the possible names of the field with the text
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fields to report by -> the names of their numbers; empty if they have names."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    person: str = ""
-    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Another name of such a field in files -> its name here."""
+    person: str = ""  # field with the name of the person concerned; `{person}` in the template
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # word in a reply -> class
 
     @property
     def key(self) -> str:

@@ -3,8 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from panjue.eval.check import check
 from panjue.prompts.labels import Labels, collect
@@ -13,7 +11,6 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from panjue.prompts.tasks.judgment.task import ROW_SCHEMA, _has_form
 
 TASK = load_task("judgment")
 Row = Callable[..., dict[str, Any]]
@@ -78,7 +75,7 @@ def test_cases_out_of_order(cases: Path, rows: list[dict[str, Any]], write: Writ
     rows[0]["judgments"][0]["penalty"] = 15
     assert faults(write("submission.jsonl", [rows[1], rows[0], *rows[2:]]), cases) == [
         "2: id 1 is out of order",
-        "2: id 1: $.judgments[0].penalty: 15 is greater than the maximum of 14",
+        "2: id 1: judgments[0].penalty must be a number from 0 to 14, found 15",
     ]
 
 
@@ -142,28 +139,31 @@ def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
         ),
         (
             [("甲", ["盗窃罪"], ["264"], 15), ALSO],
-            ["$.judgments[0].penalty: 15 is greater than the maximum of 14"],
+            ["judgments[0].penalty must be a number from 0 to 14, found 15"],
         ),
         (
             [("甲", ["盗窃罪"], ["264"], -1), ALSO],
-            ["$.judgments[0].penalty: -1 is less than the minimum of 0"],
+            ["judgments[0].penalty must be a number from 0 to 14, found -1"],
         ),
         (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
-            ["$.judgments[0].penalty: '8' is not of type 'integer'"],
+            ["judgments[0].penalty must be a number from 0 to 14, found '8'"],
         ),
-        ([("甲", [], ["264"], 8), ALSO], ["$.judgments[0].charges: [] should be non-empty"]),
+        (
+            [("甲", [], ["264"], 8), ALSO],
+            ["judgments[0].charges must list texts, one or more, each once"],
+        ),
         (
             [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
-            ["$.judgments[0].articles: ['264', '264'] has non-unique elements"],
+            ["judgments[0].articles must list texts, one or more, each once"],
         ),
         (
             [("甲", ["盗窃罪"], [264], 8), ALSO],
-            ["$.judgments[0].articles[0]: 264 is not of type 'string'"],
+            ["judgments[0].articles must list texts, one or more, each once"],
         ),
         (
             [("甲", "盗窃罪", ["264"], 8), ALSO],
-            ["$.judgments[0].charges: '盗窃罪' is not of type 'array'"],
+            ["judgments[0].charges must list texts, one or more, each once"],
         ),
     ],
 )
@@ -187,10 +187,10 @@ def test_keys_that_are_missing_or_foreign(
     del rows[2]["judgments"]
     rows[3]["note"] = "记"
     assert faults(write("submission.jsonl", rows), cases) == [
-        "1: id 1: $.judgments[1]: 'penalty' is a required property",
-        "2: id 2: $.judgments[0]: Additional properties are not allowed ('reason' was unexpected)",
-        "3: id 3: $: 'judgments' is a required property",
-        "4: id x: $: Additional properties are not allowed ('note' was unexpected)",
+        "1: id 1: judgments[1] must have the fields name, charges, articles, penalty and no others",
+        "2: id 2: judgments[0] must have the fields name, charges, articles, penalty and no others",
+        "3: id 3: the fields must be id and judgments, a list",
+        "4: id x: the fields must be id and judgments, a list",
     ]
 
 
@@ -213,22 +213,3 @@ def test_files_that_cannot_be_read(cases: Path, rows: list[dict[str, Any]], tmp_
     (tmp_path / "submission.jsonl").touch()
     with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
         faults(tmp_path / "submission.jsonl", tmp_path / "no.jsonl")
-
-
-VALUES = st.sampled_from([None, True, 3, 3.0, 15, -1, "盗窃罪", [], ["264"], ["264", "264"], [1]])
-
-
-@given(st.fixed_dictionaries(dict.fromkeys(("name", "charges", "articles", "penalty"), VALUES)))
-def test_the_quick_look_at_a_row_accepts_nothing_that_the_schema_refuses(
-    judgment: dict[str, Any],
-) -> None:
-    row = {"id": 1, "judgments": [judgment]}
-    assert not _has_form(row) or ROW_SCHEMA.is_valid(row)
-    assert _has_form(
-        {
-            "id": 1,
-            "judgments": [
-                {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 14}
-            ],
-        }
-    )

@@ -64,6 +64,17 @@ def final(gold: Row, predicted: Row | None) -> float:
     )
 
 
+METRICS = (
+    charge_precision,
+    charge_recall,
+    charge_f1,
+    article_precision,
+    article_recall,
+    article_f1,
+    penalty_accuracy,
+    final,
+)
+
 FINAL_PARTS = {"charge_f1": 0.3, "article_f1": 0.3, "penalty_accuracy": 0.4}
 """Metric -> its weight in `final`."""
 

@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jsonschema import Draft202012Validator
-
 from panjue.prompts.example import Answer, Decide, Decoded, Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import load_json
@@ -15,20 +13,12 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
-from panjue.prompts.tasks.judgment.metric import (
-    FINAL_PARTS,
-    TITLES,
-    article_f1,
-    article_precision,
-    article_recall,
-    charge_f1,
-    charge_precision,
-    charge_recall,
-    final,
-    penalty_accuracy,
-)
+from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
 from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
+
+KEYS = ("name", *FIELDS, "penalty")
+"""The fields of a judgment."""
 
 
 def prompt(example: Example) -> Messages:
@@ -69,14 +59,13 @@ def schema(example: Example, labels: Labels) -> Schema:
 
 
 def _judgment_schema(name: str) -> Schema:
-    fields = (*FIELDS, "penalty")
     return {
         "type": "object",
         "properties": {
             "name": {"const": neutralize(name)},
-            **{field: {"$ref": f"#/$defs/{field}"} for field in fields},
+            **{field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]},
         },
-        "required": ["name", *fields],
+        "required": list(KEYS),
         "additionalProperties": False,
     }
 
@@ -112,7 +101,7 @@ def _read_strictly(reply: str, example: Example, labels: Labels) -> Answer | Non
 def _is_valid(judgment: Any, name: str, labels: Labels) -> bool:
     return (
         isinstance(judgment, dict)
-        and list(judgment) == ["name", *FIELDS, "penalty"]
+        and list(judgment) == list(KEYS)
         and judgment["name"] == neutralize(name)
         and isinstance(judgment["penalty"], str)
         and judgment["penalty"] in PENALTIES
@@ -145,80 +134,56 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
     return {"id": example.id, "judgments": judgments}
 
 
-STRING_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True}
-ROW_SCHEMA = Draft202012Validator(
-    {
-        "type": "object",
-        "properties": {
-            "id": {"type": ["integer", "string"]},
-            "judgments": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string"},
-                        "charges": STRING_LIST,
-                        "articles": STRING_LIST,
-                        "penalty": {"type": "integer", "minimum": 0, "maximum": 14},
-                    },
-                    "required": ["name", "charges", "articles", "penalty"],
-                    "additionalProperties": False,
-                },
-            },
-        },
-        "required": ["id", "judgments"],
-        "additionalProperties": False,
-    }
-)
-
-
-def _has_form(row: Mapping[str, Any]) -> bool:
-    """Say whether a row has exactly the types that `write` gives."""
-    if row.keys() != {"id", "judgments"} or type(row["id"]) not in (int, str):
-        return False
-    judgments = row["judgments"]
-    return type(judgments) is list and all(map(_is_judgment, judgments))
-
-
-def _is_judgment(value: Any) -> bool:
-    return (
-        type(value) is dict
-        and value.keys() == {"name", "charges", "articles", "penalty"}
-        and type(value["name"]) is str
-        and type(value["penalty"]) is int
-        and 0 <= value["penalty"] <= 14
-        and all(_is_string_list(value[field]) for field in FIELDS)
-    )
+def _form_faults(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the types of a row."""
+    if row.keys() != {"id", "judgments"} or not isinstance(row["judgments"], list):
+        yield "the fields must be id and judgments, a list"
+        return
+    for i, judgment in enumerate(row["judgments"]):
+        if not isinstance(judgment, dict) or judgment.keys() != set(KEYS):
+            yield f"judgments[{i}] must have the fields {', '.join(KEYS)} and no others"
+            continue
+        penalty = judgment["penalty"]
+        if not isinstance(judgment["name"], str):
+            yield f"judgments[{i}].name must be a text"
+        if type(penalty) is not int or not 0 <= penalty <= 14:
+            yield f"judgments[{i}].penalty must be a number from 0 to 14, found {penalty!r:.40}"
+        for field in FIELDS:
+            if not _is_string_list(judgment[field]):
+                yield f"judgments[{i}].{field} must list texts, one or more, each once"
 
 
 def _is_string_list(value: Any) -> bool:
-    if type(value) is not list or not value:
+    if not isinstance(value, list) or not value:
         return False
-    return all(type(item) is str for item in value) and len(set(value)) == len(value)
+    return all(isinstance(item, str) for item in value) and len(set(value)) == len(value)
 
 
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
-    """Yield all faults of a submission row: its schema, defendants, labels."""
-    if not _has_form(row):  # the schema names the faults, but takes a millisecond
-        faults = [f"{error.json_path}: {error.message}" for error in ROW_SCHEMA.iter_errors(row)]
-        if faults:
-            yield from faults
-            return
+    """Yield all faults of a submission row: its form, defendants, labels."""
+    faults = list(_form_faults(row))
+    if faults:
+        yield from faults
+        return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
     names = [judgment["name"] for judgment in row["judgments"]]
     counts = Counter(names)
-    yield from (
-        f"defendant {name!r} is not answered" for name in example.names if name not in counts
-    )
-    yield from (
-        f"{name!r} is no defendant of this case" for name in counts if name not in example.names
-    )
-    yield from (f"defendant {name!r} is answered {n} times" for name, n in counts.items() if n > 1)
+    for name in example.names:
+        if name not in counts:
+            yield f"defendant {name!r} is not answered"
+    for name, n in counts.items():
+        if name not in example.names:
+            yield f"{name!r} is no defendant of this case"
+        if n > 1:
+            yield f"defendant {name!r} is answered {n} times"
     if names != list(example.names) and set(names) == set(example.names):
         yield "the defendants are not in the order of the case"
-    if labels is None:
-        return
+    if labels is not None:
+        yield from _label_faults(row, labels)
+
+
+def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
     for judgment in row["judgments"]:
         for field in FIELDS:
             known = labels.counts.get(field, {})
@@ -254,16 +219,7 @@ TASK = Task(
     ),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
     score=Score(
-        metrics=(
-            charge_precision,
-            charge_recall,
-            charge_f1,
-            article_precision,
-            article_recall,
-            article_f1,
-            penalty_accuracy,
-            final,
-        ),
+        metrics=METRICS,
         weight=weight,
         classes=classes,
         order={"penalty": BY_SEVERITY},
