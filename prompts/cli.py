@@ -162,7 +162,7 @@ def bundle(
 ) -> None:
     """Pack RUN with code, weights and a manual into OUT; or test such a ZIP with --verify."""
     if verify and cases and not run:
-        _load("serve.verify", "verify")(verify, cases, base)
+        _load("serve.bundle", "verify")(verify, cases, base)
     elif run and out and not (verify or cases):
         _load("serve.bundle", "bundle")(run, out, base)
     else:

@@ -11,17 +11,31 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.endpoint import key_of, parse_address
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.serve.settings import KEY
-from panjue.serve.tables import tables
 
 TIMEOUT = httpx.Timeout(600, connect=5)
 PROMPT = """\
 粘贴案件事实，然后按回车和 Ctrl-D。
 Paste the facts, then press Enter and Ctrl-D."""
+BAR_WIDTH = 10
+
+DEMO = (
+    "演示用的小模型在回答：它只用虚构案件从零训练，回答没有法律意义。\n"
+    "A tiny demo model answers. It was trained from scratch on invented cases: its answers have no "
+    "legal meaning."
+)
+CONFIDENCE = (
+    "百分比是模型对自己回答的估计，不是答对的概率。\n"
+    "Percentages are the model's own estimate, not the probability that it is right."
+)
+NOTICE = "这是统计推测，不是判决。/ A statistical guess, not a judgment."
 
 
 def main(
@@ -134,3 +148,44 @@ def checked(response: httpx.Response) -> Any:
     if message:
         raise UserError(f"{response.url}: {response.status_code}: {message}")
     return body
+
+
+def tables(result: Mapping[str, Any], *, demo: bool) -> Iterator[Any]:
+    """Yield one table per defendant, then the repairs, what confidences mean, and a disclaimer.
+
+    `demo` says that the demo's tiny model answered, which comes first.
+    """
+    if demo:
+        yield Text(DEMO, style="bold yellow")
+    confidences = result.get("confidence")
+    judgments = result["answer"]["judgments"]
+    for judgment, confidence in zip(judgments, confidences or [{}] * len(judgments), strict=True):
+        yield judgment_table(judgment, confidence)
+    if result["repairs"]:
+        yield Text("repaired: " + "; ".join(result["repairs"]), style="dim")
+    if confidences:
+        yield Text(CONFIDENCE, style="dim")
+    yield Text(NOTICE, style="dim")
+
+
+def judgment_table(judgment: Mapping[str, Any], confidence: Mapping[str, float]) -> Table:
+    """Return the table of one defendant; without `confidence` it has no such column."""
+    table = Table(title=Text(judgment["name"], style="bold"), title_justify="left")
+    for column in ("", "", "模型自估 confidence") if confidence else ("", ""):
+        table.add_column(column, overflow="fold")
+    cells = {
+        "罪名 charges": "、".join(judgment["charges"]),
+        "法条 articles": "\n".join(map(article_name, judgment["articles"])),
+        "刑罚 penalty": judgment["penalty"],
+    }
+    for title, value in cells.items():
+        bars = [Text(bar(confidence[title.split()[1]]))] if confidence else []
+        table.add_row(title, Text(value), *bars)
+    return table
+
+
+def bar(share: float) -> str:
+    """Return a share (0 to 1) as a bar of ten blocks and a percentage; a guess is never certain."""
+    full = round(share * BAR_WIDTH)
+    percentage = ">99%" if share > 0.99 else f"{share:4.0%}"
+    return f"{'█' * full}{'░' * (BAR_WIDTH - full)} {percentage}"

@@ -11,7 +11,7 @@ from panjue.prompts.plumbing.config import check_known
 from panjue.prompts.plumbing.endpoint import key_of, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
-from panjue.serve.source import OnText, Request, ignore_text
+from panjue.serve.ask import OnText, Request, ignore_text
 
 KEY = "PANJUE_ENDPOINT_KEY"
 """Environment variable with the endpoint's API key."""

@@ -17,10 +17,10 @@ from panjue.prompts.plumbing.debug import engine_stderr
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
-from panjue.serve.alternatives import UNFINISHED
+from panjue.serve.ask import OnText, Request, ignore_text
+from panjue.serve.merge import Served
+from panjue.serve.rows import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
-from panjue.serve.source import OnText, Request, ignore_text
-from panjue.serve.trained import Served
 
 # vLLM reads the environment when it is imported.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})

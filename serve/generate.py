@@ -14,11 +14,9 @@ from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.serve.job import Job, make_asker, make_job, start, with_model, with_quick_start
 from panjue.serve.loop import Answerer, Write, answer_all
-from panjue.serve.output import holding_refusals, output, starting
-from panjue.serve.record import check_held_out, claim, record_of
-from panjue.serve.rest import Rest, answered_ids, load_rows
+from panjue.serve.output import StopSignals, holding_refusals, output, starting
+from panjue.serve.record import Rest, answered_ids, check_held_out, claim, load_rows, record_of
 from panjue.serve.settings import GenerateConfig, generate_settings
-from panjue.serve.stop import StopSignals
 
 
 def main(run: Path, test: Path, words: Sequence[str] = ()) -> Path:

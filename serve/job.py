@@ -11,13 +11,12 @@ from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import ANSWERS, Run
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker, PlainAsker
+from panjue.serve.ask import Asker, PlainAsker, Sampling
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import Engine, check_engine, check_sampling, engine, on_cpu
+from panjue.serve.merge import Served, served_model
+from panjue.serve.rows import ALTERNATIVES
 from panjue.serve.settings import GenerateConfig, task_name
-from panjue.serve.source import Sampling
-from panjue.serve.trained import Served, served_model
 
 MIN_COMPILED_REPLIES = 300
 """On a CPU, compiling the model takes longer than it saves on fewer replies: 30 s for a model of

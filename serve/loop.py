@@ -6,10 +6,8 @@ from typing import TypeVar, cast
 
 from panjue.prompts.example import Decoded, Example, First, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker, PlainAsker
-from panjue.serve.rows import Row, row
-from panjue.serve.source import Refusal, Sampling, Source, requests
+from panjue.serve.ask import Asker, PlainAsker, Refusal, Sampling, Source, requests
+from panjue.serve.rows import ALTERNATIVES, Row, row
 
 T = TypeVar("T")
 

@@ -1,24 +1,118 @@
-"""Merge a LoRA adapter into its base: one plain model that any engine serves at full speed."""
+"""The model that an engine loads: an adapter merged into its base, or a base and an adapter."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from panjue.prompts.model import CLASSIFIER, load_tokenizer
+from panjue.prompts.model import (
+    CLASSIFIER,
+    VLLM_RANKS,
+    load_tokenizer,
+    lora_rank,
+    model_folder,
+    model_sha256,
+)
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import replace_folder
 from panjue.prompts.plumbing.lock import exclusive_lock
-from panjue.prompts.plumbing.run import MANIFEST
-from panjue.serve.modelfile import modelfile
-from panjue.serve.trained import check_base, is_merged, merged_record
+from panjue.prompts.plumbing.run import MANIFEST, RunRecord
+from panjue.prompts.render import TEMPLATE_ARGS
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
+
+GGUF = "model.gguf"
+"""The file that llama.cpp's converter makes of the merged model (serve/README.md, "Export")."""
+
+PROMPT = "{{ .Prompt }}"
+"""What Ollama replaces by the user's message."""
+
+MODELFILE = '''\
+# Make {gguf} (serve/README.md, "Export"), then `ollama create panjue -f Modelfile` here.
+FROM ./{gguf}
+TEMPLATE """{template}"""
+PARAMETER stop "{stop}"
+PARAMETER temperature 0
+PARAMETER repeat_penalty 1
+PARAMETER num_ctx {max_tokens}
+'''
+"""Some versions of Ollama penalize repetition by default; judgments repeat charges and keys."""
+
+
+class Served(NamedTuple):
+    """Folder of the model to load, and of the adapter to load on it, if any."""
+
+    model: Path
+    adapter: Path | None = None
+
+    @property
+    def lora_rank(self) -> int:
+        """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter."""
+        if self.adapter is None:
+            return 0
+        if rank := lora_rank(self.adapter):
+            return rank
+        largest = VLLM_RANKS[-1]
+        raise UserError(f"adapter: vLLM supports ranks up to {largest} only; use adapter=merge")
+
+
+def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
+    """Return the folders to load.
+
+    Args:
+        trained: Folder of a training result: an adapter or a full model.
+        adapter: `merge`, `lora` or `none`; see `EngineConfig.adapter`.
+        base: Folder or hub name of the base model, if it has moved.
+    """
+    record = RunRecord.read(trained)
+    if not (trained / "adapter_config.json").exists():
+        if adapter == "lora":
+            raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
+        return Served(check_base(trained, record, base) if adapter == "none" else trained)
+    if adapter == "merge":
+        merged = trained.with_name("merged")
+        if not is_merged(merged_record(trained), merged):
+            merge(trained, merged, base)
+        return Served(merged)
+    return Served(check_base(trained, record, base), trained if adapter == "lora" else None)
+
+
+def merged_record(adapter: Path) -> RunRecord:
+    """Return the record that a merge of an adapter has."""
+    digest = model_sha256(adapter)
+    return RunRecord.read(adapter).model_copy(update={"adapter_sha256": digest})
+
+
+def is_merged(record: RunRecord, out: Path) -> bool:
+    """Say whether `out` is the finished merge with this record.
+
+    While another process replaces `out`, it has no record; `merge` waits for that process.
+    """
+    with suppress(UserError):
+        return RunRecord.read(out) == record
+    return False
+
+
+def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Path:
+    """Return the folder of the base that `adapter` was trained on; `base` if it has moved."""
+    name = base or record.base
+    try:
+        folder = model_folder(name)
+    except UserError as error:
+        moved = "" if base else f" (the base of {adapter}; if it has moved, say base=FOLDER)"
+        raise UserError(f"{error}{moved}") from None
+    if model_sha256(folder) != record.base_sha256:
+        raise UserError(
+            f"{adapter}: was trained on another base than {name} is now; "
+            "set base=FOLDER to that base, or train again"
+        )
+    return folder
 
 
 def main(run: Path, base: str | None = None) -> None:
@@ -68,6 +162,8 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
     """Write `base` merged with `adapter` to the folder `out`, without the tokenizer."""
     if getattr(AutoConfig.from_pretrained(base), "quantization_config", None):
         raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
+    from peft import PeftModel  # takes seconds
+
     base_model = load(base)
     dtype = base_model.dtype
     # The adapter is in float32: each sum is computed in it, then rounded once to the base's type.
@@ -90,7 +186,7 @@ def load(folder: Path) -> PreTrainedModel:
     )
 
 
-def logits(model: PreTrainedModel | PeftModel) -> Tensor:
+def logits(model: Any) -> Tensor:
     """Return a model's logits for the first 32 token ids: [1, tokens, vocabulary]."""
     ids = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]
     with torch.no_grad():
@@ -106,3 +202,23 @@ def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path)
         raise UserError(
             f"{adapter}: merging it changes the outputs (by {difference:.1%}); use adapter=lora"
         )
+
+
+def modelfile(tokenizer: Any, max_tokens: int) -> str:
+    """Return a Modelfile whose template is the chat template of training, for one user message.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        max_tokens: Limit on prompt plus reply.
+    """
+    message = {"role": "user", "content": PROMPT}
+    text = tokenizer.apply_chat_template(
+        [message], add_generation_prompt=True, tokenize=False, **TEMPLATE_ARGS
+    )
+    if tokenizer.bos_token_id in tokenizer("").input_ids:
+        text = text.removeprefix(tokenizer.bos_token)  # llama.cpp adds it, as the tokenizer does
+    # What else looks like a field of the template would be taken for one.
+    escaped = PROMPT.join(part.replace("{{", '{{"{{"}}') for part in text.split(PROMPT))
+    return MODELFILE.format(
+        gguf=GGUF, template=escaped, stop=tokenizer.eos_token, max_tokens=max_tokens
+    )

@@ -27,15 +27,14 @@ from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
+from panjue.serve.ask import Sampling
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
 from panjue.serve.job import Job, make_asker, with_model
 from panjue.serve.loop import Answerer, Write, answer_all
-from panjue.serve.output import output, starting
-from panjue.serve.rest import Rest
+from panjue.serve.merge import Served
+from panjue.serve.output import StopSignals, output, starting
+from panjue.serve.record import Rest
 from panjue.serve.rows import Row
-from panjue.serve.source import Sampling
-from panjue.serve.stop import StopSignals
-from panjue.serve.trained import Served
 
 HOST = socket.gethostname()
 

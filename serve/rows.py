@@ -1,10 +1,20 @@
-"""The replies to one call -> its row of `completions.jsonl`."""
+"""The replies to one call -> its row of `completions.jsonl`, with what else was likely."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from math import exp
 from typing import Any
 
-from panjue.serve.alternatives import alternatives
-from panjue.serve.source import Request
+from panjue.serve.ask import Request
+
+ALTERNATIVES = 10
+"""Most likely tokens that are read at each position of a reply."""
+
+CERTAIN = 0.999
+"""A position whose token is likelier than this has no alternatives."""
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer decodes an incomplete character to."""
 
 NEAR_TIE = 1e-4
 """Two tokens whose log-probabilities differ by less count as equally likely (float32)."""
@@ -33,7 +43,7 @@ def row(
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
-        "alternatives": [_alternatives(reply, tokenizer) for reply in replies]
+        "alternatives": [alternatives(reply, tokenizer) for reply in replies]
         if with_alternatives
         else [],
         "prompt_tokens": sum(_prompt_tokens(*pair) for pair in passes),
@@ -49,11 +59,6 @@ def _prompt_tokens(request: Request, output: Any) -> int:
     return getattr(output, "prompt_tokens", len(request.question.prompt))
 
 
-def _alternatives(reply: Any, tokenizer: Any) -> list[Any]:
-    options = [{i: token.logprob for i, token in top.items()} for top in reply.logprobs or ()]
-    return alternatives(list(reply.token_ids), options, tokenizer)
-
-
 def near_ties(reply: Any) -> list[int]:
     """Return the positions of a greedy reply where the two best tokens differ by under `NEAR_TIE`.
 
@@ -62,3 +67,32 @@ def near_ties(reply: Any) -> list[int]:
     """
     best_two = (sorted(t.logprob for t in top.values())[-2:] for top in reply.logprobs or ())
     return [i for i, two in enumerate(best_two) if len(two) == 2 and two[1] - two[0] < NEAR_TIE]
+
+
+def alternatives(reply: Any, tokenizer: Any) -> list[tuple[int, list[tuple[str, float]]]]:
+    """Return where a reply could likely have continued differently: `eval.beliefs.Alternatives`.
+
+    Its log-probabilities obey the schema: vLLM masks forbidden tokens before it computes them.
+    """
+    positions = []
+    tokens = list(reply.token_ids)
+    for i, (chosen, top) in enumerate(zip(tokens, reply.logprobs or (), strict=False)):
+        probability = exp(top[chosen].logprob)
+        prefix = tokenizer.decode(tokens[:i]) if probability < CERTAIN else UNFINISHED
+        if prefix.endswith(UNFINISHED):  # certain, or inside a character of several tokens
+            continue
+        others = ((exp(top[token].logprob), token) for token in top if token != chosen)
+        rest = sorted(others, reverse=True)
+        likely = [(probability, chosen), *((p, token) for p, token in rest if p > 1 - CERTAIN)]
+        texts = [(_text(tokenizer, token), round(max(p, 1e-4), 4)) for p, token in likely]
+        readable = [option for option in texts[1:] if UNFINISHED not in option[0]]
+        if readable and UNFINISHED not in texts[0][0]:
+            positions.append((len(prefix), [texts[0], *readable]))
+    return positions
+
+
+@lru_cache(maxsize=4096)
+def _text(tokenizer: Any, token: int) -> str:
+    """Return a token's text; cached, since few tokens make up most positions."""
+    text: str = tokenizer.decode([token])
+    return text

@@ -15,14 +15,12 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker
+from panjue.serve.ask import Asker, Question, Refusal, ignore_text, requests
 from panjue.serve.engine import Engine
+from panjue.serve.merge import Served, served_model
 from panjue.serve.names import MAX_DEFENDANTS, find_defendants
-from panjue.serve.rows import row
+from panjue.serve.rows import ALTERNATIVES, row
 from panjue.serve.settings import NAME, ServeConfig
-from panjue.serve.source import Question, Refusal, ignore_text, requests
-from panjue.serve.trained import Served, served_model
 
 MAX_SAMPLES = 32
 

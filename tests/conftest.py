@@ -135,7 +135,7 @@ def small() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def merged(trained: Path) -> Path:
     """Return the folder of the tiny base with its adapter folded in."""
-    from panjue.serve.trained import served_model
+    from panjue.serve.merge import served_model
 
     return served_model(trained / "adapter", "merge").model
 
@@ -144,7 +144,7 @@ def merged(trained: Path) -> Path:
 def llm(merged: Path, small: dict[str, Any]) -> Iterator[Any]:
     """Return our engine on the tiny trained model, started once for all."""
     from panjue.serve.engine import engine
-    from panjue.serve.trained import Served
+    from panjue.serve.merge import Served
 
     # Room for a dialogue of a hundred turns; most who ask it keep to `small`.
     with engine(Served(merged), small["engine"], 16384, seed=0) as started:

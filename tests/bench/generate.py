@@ -30,12 +30,10 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Schema, load_task
-from panjue.serve.alternatives import ALTERNATIVES
-from panjue.serve.ask import Asker
+from panjue.serve.ask import Asker, Refusal, Request, requests
 from panjue.serve.engine import Engine, RequestOutput, engine
-from panjue.serve.rows import row
-from panjue.serve.source import Refusal, Request, requests
-from panjue.serve.trained import Served, served_model
+from panjue.serve.merge import Served, served_model
+from panjue.serve.rows import ALTERNATIVES, row
 
 HF_BATCH = 16
 ROUNDS = 3

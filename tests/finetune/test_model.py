@@ -11,8 +11,7 @@ from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.serve.engine import engine_settings
-from panjue.serve.merge import merge
-from panjue.serve.trained import Served, served_model
+from panjue.serve.merge import Served, merge, served_model
 
 ONE_STEP = [
     "trainer.max_steps=1",

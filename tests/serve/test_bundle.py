@@ -12,9 +12,8 @@ from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import AnswersRecord, Run
-from panjue.serve.bundle import bundle
+from panjue.serve.bundle import NO_NETWORK, bundle, verify
 from panjue.serve.settings import GenerateConfig
-from panjue.serve.verify import NO_NETWORK, verify
 
 
 @pytest.fixture(scope="module")

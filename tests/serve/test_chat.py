@@ -19,8 +19,7 @@ import pytest
 from rich.console import Console
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.chat import checked, connected, events, read_fact
-from panjue.serve.tables import bar, tables
+from panjue.serve.chat import bar, checked, connected, events, read_fact, tables
 from tests.serve.conftest import KEY
 
 PANJUE = Path(sys.executable).with_name("panjue")

@@ -16,12 +16,10 @@ from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from panjue.serve.alternatives import ALTERNATIVES, UNFINISHED
-from panjue.serve.ask import Asker
+from panjue.serve.ask import Asker, Refusal, Request, requests
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput, text_of
 from panjue.serve.loop import Answerer, answer_all
-from panjue.serve.rows import row
-from panjue.serve.source import Refusal, Request, requests
+from panjue.serve.rows import ALTERNATIVES, UNFINISHED, row
 
 TASK = load_task("judgment")
 

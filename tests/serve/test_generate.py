@@ -19,8 +19,8 @@ from panjue.serve import job as jobs
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import main
 from panjue.serve.job import MIN_COMPILED_REPLIES, Job, with_quick_start
+from panjue.serve.merge import served_model
 from panjue.serve.settings import RESOURCES, GenerateConfig
-from panjue.serve.trained import served_model
 
 Panjue = Callable[..., CompletedProcess[str]]
 

@@ -10,7 +10,7 @@ from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids, render
 from panjue.prompts.task import load_task
-from panjue.serve.modelfile import modelfile
+from panjue.serve.merge import modelfile
 
 
 def template_of(text: str) -> str:

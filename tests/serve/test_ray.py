@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
-from panjue.serve.rest import Rest
+from panjue.serve.record import Rest
 from panjue.serve.settings import GenerateConfig
 
 

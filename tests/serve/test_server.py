@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.serve.merge import Served
 from panjue.serve.middleware import Setup
 from panjue.serve.server import arguments, free_port, serve
 from panjue.serve.settings import ServeConfig, serve_settings
-from panjue.serve.trained import Served
 
 Start = Callable[..., Any]
 """`panjue_serve` of conftest.py."""

@@ -12,8 +12,7 @@ import pytest
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.serve.ask import Asker
-from panjue.serve.source import Refusal
+from panjue.serve.ask import Asker, Refusal
 
 TASK = load_task("judgment")
 
