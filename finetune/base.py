@@ -5,14 +5,14 @@ one or two defendants. It can do nothing else; it takes the place of a real Qwen
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from panjue.finetune.settings import BaseConfig, base_settings
+from panjue.finetune.settings import BaseConfig
 from panjue.finetune.sft import train
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.files import read_json, replace_folder, sha256, write_json
@@ -51,13 +51,8 @@ CHAT_TEMPLATE = (
 """The chat template of Qwen3's hybrid models, with the empty think block."""
 
 
-def main(path: Path, overrides: Sequence[str] = ()) -> None:
-    """Make the tiny base with the config at `path`."""
-    make_base(base_settings(path, overrides))
-
-
 def make_base(config: BaseConfig) -> None:
-    """Write an untrained model to `model`, then train all its weights and save RUN/model."""
+    """Write an untrained model to the folder `model`, then train it and save RUN/model."""
     managed = {"eos_token_id": "nothing", "pad_token_id": "nothing"}
     check_managed("shape", config.shape, managed)
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
@@ -75,14 +70,13 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
     reader = Reader(load_task(config.task), on_bad_row=config.on_bad_row)
     tokenizer = train_tokenizer(texts(reader, config.train), config.shape.get("vocab_size", 4096))
     torch.manual_seed(config.seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            **{**config.shape, "vocab_size": len(tokenizer)},
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    shape = Qwen3Config(
+        **{**config.shape, "vocab_size": len(tokenizer)},
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+    model = Qwen3ForCausalLM(shape)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     model.save_pretrained(temporary)
@@ -100,10 +94,8 @@ def texts(reader: Reader, cases: Path) -> Iterator[str]:
     yield from COMMON_CHARACTERS.strip() * 50
     task = reader.task
     for example in reader.read(cases):
-        for text in (
-            *(message["content"] for message in task.ask.prompt(example)),
-            task.ask.target(example),
-        ):
+        prompt = [message["content"] for message in task.ask.prompt(example)]
+        for text in (*prompt, task.ask.target(example)):
             for name in example.names:
                 text = text.replace(name, "\n" + "\n".join(name) + "\n")  # noqa: PLW2901
             yield text
@@ -112,12 +104,9 @@ def texts(reader: Reader, cases: Path) -> Iterator[str]:
 def train_tokenizer(lines: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer, which encodes any text; each digit is one token."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -42,30 +42,18 @@ Row = dict[str, Any]
 
 @dataclass
 class RowReport:
-    """What happened to the examples while they were made into rows.
+    """What happened to the examples while they were made into rows."""
 
-    Attributes:
-        tokens: Length of each row, prompt plus reply.
-        refused: `id: reason` of each refused example.
-        shortened: (id, tokens before, tokens after) of each prompt that was shortened.
-        groups: Names of groups; the rows' column `group` has indices into this list.
-        notes: `id: warning` about examples that are still used.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    shortened: list[tuple[str, int, int]] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of each row, prompt plus reply
+    refused: list[str] = field(default_factory=list)  # `id: reason`
+    shortened: list[tuple[str, int, int]] = field(default_factory=list)  # id, tokens before, after
+    groups: list[str] = field(default_factory=list)  # the column `group` has places in this list
+    notes: list[str] = field(default_factory=list)  # `id: warning` of examples that are used
 
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Makes token rows with loss on the reply only.
-
-    Attributes:
-        attribute: Its values are the groups; examples without it are in the group `UNKNOWN`.
-    """
+    """Makes token rows with loss on the reply only; the values of `attribute` are the groups."""
 
     task: Task
     tokenizer: Any
@@ -151,10 +139,7 @@ def cached(
 
 
 def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of whole rows, each of at most `size` tokens, by best-fit decreasing.
-
-    Column `seq_lengths` has the length of each example in the pack.
-    """
+    """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`."""
     return pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
 
 
@@ -184,15 +169,16 @@ def positions(lengths: Sequence[int], width: int) -> Tensor:
     return torch.cat([torch.arange(length) for length in (*lengths, width - sum(lengths))])
 
 
+Draw = Callable[[torch.Generator], Iterable[int]]
+
+
 class EpochSampler(Sampler[int]):
     """Samples again in each epoch, with a generator seeded by seed and epoch.
 
     The samplers of transformers use a random state that is lost when a run resumes.
     """
 
-    def __init__(
-        self, size: int, draw: Callable[[torch.Generator], Iterable[int]], seed: int
-    ) -> None:
+    def __init__(self, size: int, draw: Draw, seed: int) -> None:
         """Keep the number of examples and the function that samples their indices."""
         self._size, self._draw, self._seed, self._epoch = size, draw, seed, 0
 
@@ -222,13 +208,7 @@ def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
 
 
 def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:
-    """Return a sampler that puts rows or packs of similar length into the same step.
-
-    Args:
-        rows: Their tokens are in the column `length` or, of packs, `seq_lengths`.
-        step: Number of rows in one step.
-        seed: Seed of the run, the same for all epochs.
-    """
+    """Return a sampler that puts rows or packs of similar length into the same `step` rows."""
     is_packed = "seq_lengths" in rows.column_names
     lengths = [sum(pack) for pack in rows["seq_lengths"]] if is_packed else list(rows["length"])
 

@@ -43,20 +43,13 @@ class Spool:
 
 
 class Examples:
-    """The examples of a training, sorted.
+    """The examples of a training: `train`, `held_out` (`dev`, or a tenth of `train`), `mixable`.
 
-    Attributes:
-        train: Those of `train` that are not held out.
-        held_out: Those for loss and score: `dev` if it is given, else a tenth of `train`.
-        mixable: Those of `mix` whose text is not held out: several files may have the same facts.
+    No text of `mixable` is held out: several files may have the same facts.
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
-        """Read the files of the config.
-
-        Raises:
-            UserError: A row is bad or has no answer, or a group is ambiguous.
-        """
+        """Read the files of the config."""
         config.run.mkdir(parents=True, exist_ok=True)
         self.train, self.held_out, self.mixable = (Spool(config.run) for _ in range(3))
         self._reader = reader

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.text import Text
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, RowReport
@@ -24,7 +24,6 @@ HIDDEN_SUFFIXES = (
 )
 """Names of evaluation values that are logged but not printed."""
 
-
 GIB = 2**30
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
@@ -34,17 +33,11 @@ MAX_SHOWN_EXAMPLES = 5
 
 
 class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Shows progress with tokens/s and time left; appends each log entry to `log.jsonl`.
-
-    Only the main process writes.
-
-    Attributes:
-        evaluations: Their number in the whole training, for the time left.
-    """
+    """Shows progress with tokens/s and time left; appends each log entry to `log.jsonl`."""
 
     def __init__(self, folder: Path, console: Console) -> None:
-        """Write into `folder`, show on `console`."""
-        self.evaluations = 0
+        """Write into `folder`, show on `console`; only the main process writes."""
+        self.evaluations = 0  # their number in the whole training, for the time left
         self._evaluations_s: list[float] = []
         self._step_ended = time.monotonic()
         self._folder, self._console = folder, console
@@ -53,9 +46,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._status = ""
         self._tokens_before = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
         if state.is_world_process_zero:
             self._keep_entries(state)
@@ -64,9 +55,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
             self._step_ended = time.monotonic()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Update the meter, and the time left for evaluations."""
         self._step_ended = time.monotonic()
         if not self._meter:
@@ -85,15 +74,10 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._evaluations_s.append(time.monotonic() - self._step_ended)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,
+        self, _: Any, state: TrainerState, __: Any, logs: Mapping[str, Any], **___: Any
     ) -> None:
         """Append the entry to `log.jsonl`; show its loss and speed in the meter."""
-        if not state.is_world_process_zero or not logs:
+        if not state.is_world_process_zero:
             return
         seconds = round(self._meter.seconds, 1) if self._meter else 0.0
         entry = {"step": state.global_step, "seconds": seconds, **logs}

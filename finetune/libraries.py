@@ -33,8 +33,7 @@ MANAGED = {
     "num_tokens in log.jsonl": "include_num_input_tokens_seen",
     "the environment variable HF_TOKEN: settings are saved to disk": "hub_token",
     "nothing: a model's code is never run": "trust_remote_code",
-    "nothing: a GPU is used if there is one": "use_cpu",
-    "nothing: panjue shows its own progress": "disable_tqdm",
+    "nothing: panjue decides": "use_cpu disable_tqdm",
     "nothing: packs hold whole examples": "packing_strategy eval_packing",
     "nothing: the loss is the negative log-likelihood of the reply": "loss_type"
     " completion_only_loss assistant_only_loss label_smoothing_factor router_aux_loss_coef",
@@ -64,11 +63,7 @@ FLASH_ATTENTION = {
 
 
 def check_library_settings(config: SftConfig) -> None:
-    """Refuse settings that panjue sets itself, and those that would give a wrong result silently.
-
-    Raises:
-        UserError: A setting is refused; the message names it and what to use instead.
-    """
+    """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
     check_managed("trainer", config.trainer, MANAGED_SETTINGS)
     check_managed("lora", config.lora, MANAGED_LORA_SETTINGS)
     sampling = config.trainer.get("accelerator_config") or {}
@@ -92,11 +87,7 @@ def check_library_settings(config: SftConfig) -> None:
 
 
 def check_packs(config: SftConfig) -> None:
-    """Refuse packing where the examples of a pack would not be kept apart.
-
-    Raises:
-        UserError: Names what does not go with packing.
-    """
+    """Refuse packing where the examples of a pack would not be kept apart."""
     if not config.trainer.get("packing"):
         return
     batch_size = config.trainer.get("per_device_train_batch_size", 0)
@@ -111,11 +102,7 @@ def check_packs(config: SftConfig) -> None:
 
 
 def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
-    """Return trl's settings: the config's, defaults for this machine, and those panjue manages.
-
-    Raises:
-        UserError: trl refuses one.
-    """
+    """Return trl's settings: the config's, defaults for this machine, and those panjue manages."""
     has_accelerator = torch.accelerator.is_available()
     headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {

@@ -26,11 +26,7 @@ def load_base(
     quantization: Mapping[str, Any] | None = None,
     attention: str = "sdpa",
 ) -> PreTrainedModel:
-    """Load the base model from safetensors, quantized if `quantization` is given.
-
-    Raises:
-        UserError: The model does not support this attention implementation.
-    """
+    """Load the base model from safetensors, quantized if `quantization` is given."""
     bits = BitsAndBytesConfig(**quantization) if quantization else None
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -65,9 +61,6 @@ def check_packing(config: PretrainedConfig) -> None:
 
     The linear attention of Qwen3-Next and Qwen3.5 carries state: the logits of an example in a pack
     differ by 8e-2 from those of the same example alone. With Qwen3 they differ by 2e-7.
-
-    Raises:
-        UserError: The model has such layers.
     """
     types = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if unsupported := sorted(types - PACKABLE_LAYERS):
@@ -78,16 +71,10 @@ def check_packing(config: PretrainedConfig) -> None:
 
 
 def resolve_dtype(name: str, *, bf16: bool) -> torch.dtype:
-    """Return the torch type for the setting `dtype`; `auto` is bfloat16 if `bf16`, else float32.
-
-    Raises:
-        UserError: There is no such type.
-    """
+    """Return the torch type for the setting `dtype`; `auto` is bfloat16 if `bf16`, else float32."""
     if name == "auto":
         return torch.bfloat16 if bf16 else torch.float32
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise UserError(f"dtype: {name!r} is not a type; write auto, float32, bfloat16 or float16")
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
@@ -112,9 +99,6 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
 
     A four-bit base needs no `prepare_model_for_kbit_training`. That function would convert
     embeddings and norms to float32, which takes 2.5 GB more for an 8B model.
-
-    Raises:
-        UserError: The settings do not match this model (for example, it lacks the target layers).
     """
     init = str(settings.get("init_lora_weights", True)).lower()
     if init.startswith(BASE_CHANGING_INITS):

@@ -20,11 +20,7 @@ POLL_S = 0.2
 
 
 def join_processes(config: SftConfig) -> PartialState:
-    """Join the processes of this training, with the config's timeout for all communication.
-
-    Raises:
-        UserError: torch cannot use the GPU, or the weights cannot be sharded in this way.
-    """
+    """Join the processes of this training, with the config's timeout for all communication."""
     check_driver()
     check_sharding(os.environ, config)
     if "LOCAL_RANK" in os.environ:
@@ -40,11 +36,7 @@ def join_processes(config: SftConfig) -> PartialState:
 
 
 def check_driver() -> None:
-    """Refuse a GPU that torch cannot use; the training would run on the CPU without a word.
-
-    Raises:
-        UserError: Says why torch cannot use it.
-    """
+    """Refuse a GPU that torch cannot use; the training would run on the CPU without a word."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     if is_hidden or torch.version.cuda is None or torch.accelerator.is_available():
         return
@@ -63,16 +55,10 @@ def check_driver() -> None:
 
 
 def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
-    """Refuse settings, given to accelerate, that do not go with the config or do something else.
-
-    Raises:
-        UserError: FSDP without an accelerator, where accelerate would use DDP; FSDP with a sharded
-            state dict, with which the best checkpoint cannot be loaded and no adapter is saved;
-            4-bit weights that FSDP cannot shard.
-    """
+    """Refuse settings, given to accelerate, that do not go with the config."""
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return
-    if not torch.accelerator.is_available():
+    if not torch.accelerator.is_available():  # accelerate would use DDP
         raise UserError("FSDP: shards on accelerators, and there is none; launch without FSDP")
     default = "SHARDED_STATE_DICT" if environment.get("FSDP_VERSION", "1") == "2" else ""
     if environment.get("FSDP_STATE_DICT_TYPE", default) == "SHARDED_STATE_DICT":
@@ -92,9 +78,6 @@ def check_number(checkpoint: Path, processes: int) -> None:
     """Refuse to resume with another number of processes.
 
     Each process has saved its own random state and trains on its own share of each step.
-
-    Raises:
-        UserError: Names both numbers.
     """
     before = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
     if before != processes:

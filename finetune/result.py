@@ -60,11 +60,7 @@ def trained_folder(config: SftConfig) -> Path:
 
 
 def is_finished(run: Run, record: RunRecord) -> bool:
-    """Say whether a run folder holds the finished result of the training with this record.
-
-    Raises:
-        UserError: It holds a run with other settings; the message names the difference.
-    """
+    """Say whether a run folder holds the finished result of the training with this record."""
     has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
     if not has_result and not any((run.folder / "checkpoints").glob("checkpoint-*")):
         return False  # no work can be lost

@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import TrainerCallback
 
 from panjue.finetune.data import balanced_sampler
 from panjue.finetune.settings import RobustConfig
@@ -25,7 +24,6 @@ Sums = Tensor
 """[3, groups]: each group's number of examples, sum of losses, and sum of `slopes`, in one step."""
 
 STATE_FILE = "robust.safetensors"
-"""File in a checkpoint with the objective's state."""
 
 ADVERSARY_RATE = 1e-3
 """Learning rate of the adversary, one linear layer trained with Adam."""
@@ -43,6 +41,8 @@ class Objective:
     ) -> None:
         """Start with equal weights; `hidden` is the size of the model's hidden states."""
         self._settings, self._groups = settings, groups
+        self.is_balanced = settings.method != "erm"  # groups are sampled equally often
+        self.needs_slopes = settings.method == "irm"
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
         self._totals = torch.zeros(2, len(groups), dtype=torch.float64)
         self._penalties: list[float] = []
@@ -50,16 +50,6 @@ class Objective:
         if settings.method == "adversarial":
             self.adversary = torch.nn.Linear(hidden, len(groups)).to(device)
             self._optimizer = torch.optim.Adam(self.adversary.parameters(), lr=ADVERSARY_RATE)
-
-    @property
-    def is_balanced(self) -> bool:
-        """Return whether groups are sampled equally often."""
-        return self._settings.method != "erm"
-
-    @property
-    def needs_slopes(self) -> bool:
-        """Return whether the objective needs the `slopes` of the losses."""
-        return self._settings.method == "irm"
 
     def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor | None = None) -> Sums:
         """Return the sums of one batch for each group."""
@@ -109,12 +99,10 @@ class Objective:
         states: Tensor | None = None,
         batches: int = 1,
     ) -> Tensor:
-        """Return the loss of one batch, for the backward pass.
+        """Return a loss of one batch, [batch] -> []; over a step its gradients add up to ours.
 
-        The gradients of all batches of a step add up to the gradient of the objective. The value is
-        only a weighted loss and may differ from the objective. Shapes are [batch]; `states`, for
-        the adversary, are the prompts' mean hidden states, [batch, hidden]; `batches` counts those
-        of the step, over all processes.
+        `states`, for the adversary, are the prompts' mean hidden states, [batch, hidden]; `batches`
+        counts those of the step, over all processes.
         """
         loss: Tensor = (self._loss_weights.to(losses)[groups] * losses).sum()
         if slopes is not None:
@@ -139,8 +127,7 @@ class Objective:
     def log(self) -> Iterator[tuple[str, float]]:
         """Yield each group's mean loss, its weight, and the mean penalty since the last call.
 
-        The penalty is, for vrex, the variance; for irm, the squared slope after the warm-up; for
-        adversarial, the adversary's loss on this process's examples.
+        That is the variance, the squared slope, or the adversary's loss in this process.
         """
         for name, count, total in zip(self._groups, *self._totals.tolist(), strict=True):
             if count:
@@ -182,31 +169,21 @@ def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-class Reverse(torch.autograd.Function):
-    """The gradient reversal layer of Ganin and Lempitsky (ICML 2015); see `reverse`."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: float) -> Tensor:
-        """Return `states` unchanged."""
-        ctx.weight = weight
-        return states.view_as(states)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient multiplied by `-weight`."""
-        return -ctx.weight * gradients[0], None
-
-
 def reverse(states: Tensor, weight: float) -> Tensor:
-    """Return `states`; the backward pass multiplies their gradient by `-weight`."""
-    reversed_states: Tensor = Reverse.apply(states, weight)  # type: ignore[no-untyped-call]
-    return reversed_states
+    """Return `states`; the backward pass multiplies their gradient by `-weight`.
+
+    The gradient reversal layer of Ganin and Lempitsky (ICML 2015).
+    """
+    turned = states.view_as(states)
+    if turned.requires_grad:
+        turned.register_hook(lambda gradient: -weight * gradient)  # type: ignore[no-untyped-call]
+    return turned
 
 
 def slopes(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the derivative of each token's loss by a scale of its logits, at scale 1: [tokens].
 
-    It is computed in closed form, so that its gradient needs no second backward pass.
+    In closed form, so that its gradient needs no second backward pass.
     """
     expected = (logits.softmax(-1) * logits).sum(-1)
     return expected - logits.gather(-1, labels[:, None])[:, 0]
@@ -219,7 +196,6 @@ class GroupTrainer(ReplyTrainer):
         """Prepare the trainer."""
         self._objective, self._batches = objective, 1
         super().__init__(*args, **kwargs)
-        self.add_callback(AfterStep(self))
 
     def training_loss(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the batch's share of its step's objective."""
@@ -291,17 +267,9 @@ class GroupTrainer(ReplyTrainer):
         self._objective.load(checkpoint)
         super().resume_from(checkpoint)
 
-
-class AfterStep(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Updates the objective after each optimizer step."""
-
-    def __init__(self, trainer: GroupTrainer) -> None:
-        """Keep the trainer that has the objective."""
-        self._trainer = trainer
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Update the objective."""
-        self._trainer._objective.after_step(self._trainer.accelerator)
+    def after_step(self) -> None:
+        """Update the adversary."""
+        self._objective.after_step(self.accelerator)
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:

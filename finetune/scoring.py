@@ -10,9 +10,9 @@ import torch
 from accelerate.utils import gather_object
 from rich.console import Console
 
-from panjue.eval.values import MetricValues, metric_values, summarize
+from panjue.eval.values import score_answers
 from panjue.finetune.data import RowMaker
-from panjue.prompts.example import Example
+from panjue.prompts.example import Answer, Example
 from panjue.prompts.plumbing.progress import LINE_EVERY_S
 from panjue.prompts.reader import text_hash
 from panjue.prompts.shorten import shortened_prompt
@@ -23,11 +23,9 @@ MAX_BATCH_TOKENS = 2**15
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out example with its prompt.
+    """A held-out example with the token ids of its prompt and the room for a reply, in tokens.
 
-    Attributes:
-        prompt: Token ids; empty if the example is too long, which serving refuses too.
-        room: Maximum number of reply tokens.
+    The prompt is empty if the example is too long, which serving refuses too.
     """
 
     example: Example
@@ -40,11 +38,7 @@ class HeldOut:
 
     Decoding is not constrained by the schema, as it is in serving: a model that knows the format
     does not need the schema, and the score should show if it does not. The task's fallback answers
-    unreadable replies, as everywhere.
-
-    Attributes:
-        questions: The sample.
-        headline: Name of the metric that chooses the best adapter.
+    unreadable replies, as everywhere. The metric `headline` chooses the best adapter.
     """
 
     def __init__(
@@ -60,7 +54,7 @@ class HeldOut:
         """Return the task's metrics; the processes divide each batch among them."""
         rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
         refused = [question for question in self.questions if not question.prompt]
-        scored = [self._values(question.example, "") for question in refused[rank::world]]
+        answers = [self._answer(question, "") for question in refused[rank::world]]
         done, last_line = len(refused), time.monotonic()
         for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
             share = batch[rank::world]
@@ -70,19 +64,13 @@ class HeldOut:
                 last_line = time.monotonic()
                 self._console.print(f"scoring: {done} of {len(self.questions)} held-out cases done")
             replies = self._replies(trainer, asked) if asked else []
-            scored += [self._values(q.example, r) for q, r in zip(share, replies, strict=False)]
+            answers += [self._answer(q, reply) for q, reply in zip(share, replies, strict=False)]
             done += len(batch)
-        values = MetricValues(self._task)
-        for example, numbers in gather_object(scored):
-            values.add(example, numbers)
-        return summarize(values, resamples=0).mean
+        return score_answers(self._task, gather_object(answers))
 
-    def _values(self, example: Example, reply: str) -> tuple[Example, Any]:
-        """Return the example and the metrics of its reply."""
-        task = self._task
-        row = task.data.write(example, task.ask.decode(reply, example, self._labels).answer)
-        values = metric_values(task, task.gold(example), row, f"held out: id {example.id}")
-        return example, values
+    def _answer(self, question: Question, reply: str) -> tuple[Example, Answer]:
+        example = question.example
+        return example, self._task.ask.decode(reply, example, self._labels).answer
 
     @torch.no_grad()
     def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
@@ -107,10 +95,7 @@ class HeldOut:
 
 
 def kept_score(trainer: Any) -> str:
-    """Return the held-out score of the kept weights and how it came about; empty if unknown.
-
-    `trainer` is a `ReplyTrainer` whose training is over.
-    """
+    """Return the held-out score of the kept weights and how it came about; empty if unknown."""
     state, held_out = trainer.state, trainer.held_out
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
     entries = [row for row in state.log_history if row["step"] == kept and "eval_loss" in row]

@@ -63,7 +63,7 @@ class SftConfig(Config):
     """LoRA, LoRA on a four-bit base, or all weights."""
     max_tokens: int = Field(4096, ge=64)
     """Prompt plus reply. Longer prompts are shortened and counted; replies are never cut."""
-    dtype: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the base weights. auto: bfloat16 if they are frozen and `trainer.bf16` is on."""
     score_examples: int = Field(64, ge=0)
     """Held-out examples answered and scored at each evaluation; the best adapter is kept. Tasks
@@ -95,10 +95,8 @@ class SftConfig(Config):
     @classmethod
     def _no_is_a_strategy(cls, trainer: dict[str, Any]) -> dict[str, Any]:
         # YAML reads an unquoted `no` as false.
-        return {
-            key: "no" if value is False and key in STRATEGIES else value
-            for key, value in trainer.items()
-        }
+        wrong = {key: "no" for key in STRATEGIES if trainer.get(key) is False}
+        return {**trainer, **wrong}
 
 
 class BaseConfig(SftConfig):
@@ -112,11 +110,7 @@ C = TypeVar("C", bound=SftConfig)
 
 
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
-    """Read the section `sft` of the config at `path` and check it before torch is imported.
-
-    Raises:
-        UserError: A key or value is wrong, or the task, a file or the base model is missing.
-    """
+    """Read the section `sft` of the config at `path` and check it before torch is imported."""
     config = _settings(SftConfig, path, overrides)
     if not is_hub_name(config.model):
         model_folder(config.model)
@@ -150,9 +144,6 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
     """Replace this process by accelerate, which starts `gpus` processes with the same command.
 
     Returns in those processes, and if one process is enough.
-
-    Raises:
-        UserError: `accelerate` is set, and there is only one process.
     """
     if config.accelerate and config.gpus == 1:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")

@@ -53,11 +53,7 @@ def main(path: Path, overrides: Sequence[str] = ()) -> None:
 
 
 def train(config: SftConfig) -> None:
-    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
-
-    Raises:
-        UserError: A file or setting is wrong, or the run folder belongs to another run.
-    """
+    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels."""
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     if task.answer.several_calls:
@@ -137,11 +133,7 @@ class Rows:
 
 
 def make_rows(config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples) -> Rows:
-    """Return the rows to train on and the held-out rows.
-
-    Raises:
-        UserError: No example is left to train on.
-    """
+    """Return the rows to train on and the held-out rows."""
     train_rows, report = token_rows(config, record, maker, examples)
     if not report.tokens:
         reason = report.refused[0] if report.refused else "all skipped or held out; set dev=FILE"
@@ -190,11 +182,7 @@ def make_trainer(
     held_out: HeldOut | None,
     console: Console,
 ) -> ReplyTrainer:
-    """Return the trainer, ready to start.
-
-    Raises:
-        UserError: trl refuses a setting or misses a package.
-    """
+    """Return the trainer, ready to start."""
     journal = Journal(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
@@ -221,11 +209,7 @@ def make_trainer(
 
 
 def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:
-    """Return the objective over groups; None to minimize the mean over tokens.
-
-    Raises:
-        UserError: No example has a group by the attribute.
-    """
+    """Return the objective over groups; None to minimize the mean over tokens."""
     if config.robust is None:
         return None
     if set(groups) <= {UNKNOWN}:

@@ -72,29 +72,19 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             saves_epochs = "epoch" in (args.save_strategy, args.eval_strategy)
             control.should_save = not (saves_epochs and _is_whole(state))
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_epoch_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
         """Prevent the scoring and saving of an epoch's end if the epoch is not complete."""
         if self.agreed and not _is_whole(state):
             control.should_save = control.should_evaluate = control.should_log = False
         elif self.agreed and self._saved_step != state.global_step:
             control.should_save = True
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Record the step."""
         self._saved_step = state.global_step
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Restore the signal handlers.
-
-        Raises:
-            Stopped: A signal came before the training was over.
-        """
+    def on_train_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
+        """Restore the signal handlers; raise `Stopped` if a signal came before the end."""
         self._release()
         if self.agreed and (state.global_step < state.max_steps or control.should_evaluate):
             raise Stopped(

@@ -29,13 +29,7 @@ SCORED_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
 class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
-    """Trains on the replies; computes no logits of prompts.
-
-    Args:
-        held_out: Gives the task's metrics on held-out examples; None scores nothing.
-        keep: Number of newest checkpoints to keep besides the best one; None keeps all.
-        stop: Stops the training at a signal.
-    """
+    """Trains on the replies; computes no logits of prompts."""
 
     control: TrainerControl
 
@@ -47,14 +41,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare trl's trainer, which must not process the rows again."""
+        """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one."""
         self.held_out, self._keep, self._stop = held_out, keep, stop
         self._sampler: EpochSampler | None = None
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         if stop:
             self.add_callback(stop)
-        self.add_callback(AtBegin(self))
+        self.add_callback(Moments(self))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "group", "length", "seq_lengths"]
@@ -201,6 +195,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write state that transformers does not save: none here; subclasses may have some."""
 
+    def after_step(self) -> None:
+        """Update what is trained beside the model: nothing here."""
+
     def resume_from(self, checkpoint: Path) -> None:
         """Resume training from a checkpoint."""
         self.train(resume_from_checkpoint=str(checkpoint))
@@ -239,12 +236,16 @@ class Batch:
         return sums[0] / sums[1].clamp(min=1e-9)
 
 
-class AtBegin(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """What a resumed training needs at its begin and at that of each epoch."""
+class Moments(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Tells the trainer of moments for which it has no method to override."""
 
     def __init__(self, trainer: ReplyTrainer) -> None:
         """Keep the trainer."""
         self._trainer = trainer
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """An optimizer step is done."""
+        self._trainer.after_step()
 
     def on_train_begin(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
         """Evaluate a step that was killed or stopped after it was saved."""

@@ -105,14 +105,15 @@ def work_unit(nodeid: str) -> str:
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with invented cases, a tiny base and the config files of this session."""
-    from panjue.finetune.base import main as make_base
+    from panjue.finetune.base import make_base
+    from panjue.finetune.settings import base_settings
     from panjue.prompts.tasks.judgment.demo import write_demo
 
     folder = tmp_path_factory.mktemp("workshop")
     write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})
     (folder / "base.yaml").write_text(BASE_YAML.format(folder=folder), "utf-8")
     (folder / "sft.yaml").write_text(SFT_YAML.format(folder=folder), "utf-8")
-    make_base(folder / "base.yaml")
+    make_base(base_settings(folder / "base.yaml"))
     return folder
 
 

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,18 +83,6 @@ def test_any_text_is_answered(cases: Any, full: bool, record_property: Record) -
 
     answers()
     record_property("tries", tries)
-
-
-def test_coverage_guided_replies_are_answered(
-    workshop: Path, tmp_path: Path, full: bool, record_property: Record
-) -> None:
-    pytest.importorskip("atheris", reason="atheris is not installed: pip install atheris")
-    runs = 60_000 if full else 500
-    words = [sys.executable, str(Path(__file__).with_name("fuzz.py"))]
-    words += [str(workshop / "demo/train.jsonl"), f"-atheris_runs={runs}", "-max_len=4096"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    record_property("tries", runs)
 
 
 def test_time_grows_with_the_length_and_not_with_its_square(
