@@ -74,9 +74,18 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.init_lora_weights=foo", "^lora: Unknown initialization init_lora_weights='foo'"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
+        ("max_token=5", "did you mean 'max_tokens'"),
+        ("train=nowhere.jsonl", "no file nowhere.jsonl"),
+        ("groups=nowhere.jsonl", "groups: no file"),
+        ("model=./nowhere", "no such folder"),
+        ("model=Qwen/NoSuchModel", "the hub cannot provide it"),
+        ("task=judgement", "did you mean 'judgment'"),
+        ("dtype=float17", "float17"),
+        ("robust.by=court robust.method=dro", "robust.method"),
+        ("robust.by=judge", "no example to train on has a group by 'judge'"),
     ],
 )
-def test_what_the_libraries_refuse_is_one_line(
+def test_a_wrong_setting_ends_in_one_line(
     word: str, complaint: str, workshop: Path, tmp_path: Path
 ) -> None:
     words = [f"run={tmp_path}/run", "trainer.max_steps=1", *word.split(" ")]
