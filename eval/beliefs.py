@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.decode import value_spans
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.parts import value_spans
 from panjue.prompts.task import Task
 
 TokenChoices = list[tuple[str, float]]

@@ -33,8 +33,7 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.files import dump, exclusive_lock
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES

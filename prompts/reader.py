@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of
-from panjue.prompts.plumbing.documents import format_hint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump, lines, located, parse_case
+from panjue.prompts.plumbing.rows import format_hint
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]

@@ -10,9 +10,9 @@ from panjue.prompts import tasks
 from panjue.prompts.example import Answer, Decoded, Example, First
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import after_thinking, load_json
-from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import Record, dump
+from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.plumbing.submissions import JSON_LINES, SubmissionFormat
 from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
 

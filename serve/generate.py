@@ -9,7 +9,7 @@ from rich.console import Console
 
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.serve.job import Job, make_asker, make_job, start, with_model, with_quick_start

@@ -19,8 +19,7 @@ from panjue.prompts.model import (
     model_sha256,
 )
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import replace_folder
-from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
 from panjue.prompts.render import TEMPLATE_ARGS
 

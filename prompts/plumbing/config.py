@@ -32,20 +32,6 @@ class Config(BaseModel):
         return self._path
 
 
-def load_config(cls: type[C], path: Path, overrides: Sequence[str] = ()) -> C:
-    """Build `cls` from the YAML file `path`, overridden by words such as `trainer.max_steps=10`."""
-    return _validated(cls, path, load_values(path, overrides))
-
-
-def _validated(cls: type[C], path: Path, values: Mapping[str, Any]) -> C:
-    try:
-        config = cls.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
-    config._path = path
-    return config
-
-
 SECTIONS = ("sft", "generate", "serve")
 """The sections of a config file, one for each command that takes settings."""
 
@@ -60,32 +46,38 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
         if section not in SECTIONS:
             known = ", ".join(SECTIONS)
             raise UserError(f"{path}: no section {section!r} (there are {known})")
-    values = _overridden(path, OmegaConf.create(sections.get(name) or {}), overrides)
-    return _validated(cls, path, values)
+    try:
+        config = cls.model_validate(_overridden(sections.get(name) or {}, overrides))
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
+    config._path = path
+    return config
 
 
-def load_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the values of the YAML file `path`, overridden by words; no names are checked."""
-    return _overridden(path, _load_yaml(path), overrides)
+def load_values(path: Path) -> dict[str, Any]:
+    """Return the values of a YAML file; no names are checked."""
+    loaded = _load_yaml(path)
+    try:
+        return _plain(loaded)
+    except OmegaConfBaseException as error:  # the target of a `${…}` is missing
+        raise UserError(f"{path}: {error.full_key}: {_problem(error)[1]}") from None
 
 
-def _overridden(path: Path, loaded: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    merged: Any = loaded
+def _plain(config: Any) -> dict[str, Any]:
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(values)
+
+
+def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    merged: Any = OmegaConf.create(dict(values))
     for word in overrides:
         override = _override(word)
         try:
             merged = OmegaConf.merge(merged, override)
         except TypeError:
-            raise UserError(
-                f"{word!r}: a list cannot replace a section, nor a section a list"
-            ) from None
-    try:
-        values: Any = OmegaConf.to_container(merged, resolve=True)
-    except OmegaConfBaseException as error:  # the target of a `${…}` is missing
-        causes = (repr(word) for word in reversed(overrides) if _sets(word, str(error.full_key)))
-        place = next(causes, f"{path}: {error.full_key}")
-        raise UserError(f"{place}: {_problem(error)[1]}") from None
-    return dict(values)
+            reason = "a list cannot replace a section, nor a section a list"
+            raise UserError(f"{word!r}: {reason}") from None
+    return _plain(merged)
 
 
 def _load_yaml(path: Path) -> DictConfig:
@@ -96,9 +88,8 @@ def _load_yaml(path: Path) -> DictConfig:
         hint = f"; did you mean {there}?" if there else ""
         raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8"
-        ) from None
+        problem = f"not UTF-8 at byte {error.start}; save the file as UTF-8"
+        raise UserError(f"{path}: {problem}") from None
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         line, problem = _problem(error)
         raise UserError(f"{path}{line}: {problem}") from None
@@ -112,41 +103,21 @@ def key_of(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _sets(word: str, key: str) -> bool:
-    return f"{key}.".replace("[", ".").startswith(f"{key_of(word)}.")
-
-
-def _override(word: str) -> DictConfig:
+def _override(word: str) -> dict[str, Any]:
     if "=" not in word:
         raise UserError(f"{word!r}: an override is written key=value")
-    quote = f"""put text in quotes: {key_of(word)}='"…"'"""
     try:
-        if _has_comment(word.partition("=")[2]):
-            raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
-        return OmegaConf.from_dotlist([word])
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        return _plain(OmegaConf.from_dotlist([word]))
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeError) as error:
+        quote = f"""put text in quotes: {key_of(word)}='"…"'"""
         raise UserError(f"{word!r}: {_problem(error)[1]}; the value is YAML, {quote}") from None
-
-
-def _has_comment(value: str) -> bool:
-    """Say whether a # stands between two YAML tokens, where it starts a comment."""
-    end = 0
-    for token in yaml.scan(value):
-        if "#" in value[end : token.start_mark.index]:
-            return True
-        end = token.end_mark.index
-    return False
 
 
 def _problem(error: Exception) -> tuple[str, str]:
     """Return `:line` of a YAML error, empty if it has no line, and the message."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return "", str(error).splitlines()[0]
-    line, start = error.problem_mark.line, error.context_mark
-    context = (
-        f" ({error.context} from line {start.line + 1})" if start and start.line < line else ""
-    )
-    return f":{line + 1}", f"{error.problem}{context}"
+    return f":{error.problem_mark.line + 1}", str(error.problem)
 
 
 def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str]) -> None:

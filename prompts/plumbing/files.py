@@ -1,4 +1,4 @@
-"""Robust files: JSON lines, atomic writes, and append-only streams that resume."""
+"""Robust files: JSON lines, atomic writes, append-only streams that resume, and locks."""
 
 import hashlib
 import itertools
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+from filelock import FileLock, Timeout
 
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 
@@ -94,14 +96,19 @@ def parse_line(raw: bytes) -> dict[str, Json]:
     return row
 
 
-def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
-    """Read bytes as a JSON object or a JSON list."""
+def load(raw: bytes) -> Json:
+    """Read bytes as JSON."""
     try:
-        row = json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON: {error}") from None
+
+
+def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
+    """Read bytes as a JSON object or a JSON list."""
+    row = load(raw)
     if not isinstance(row, kind):
         expected = "object" if kind is dict else "list"
         raise UserError(f"expected a JSON {expected}, found {type(row).__name__}")
@@ -193,12 +200,8 @@ def write_json(path: Path, value: Json) -> None:
 
 def read_json(path: Path) -> Json:
     """Read one JSON file."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
+    with open_bytes(path) as file, located(str(path)):
+        return load(file.read())
 
 
 @contextmanager
@@ -248,3 +251,32 @@ def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str
 def _short(value: Json) -> str:
     text = value if isinstance(value, str) else dump(value)
     return text if len(text) <= 40 else f"{text[:12]}…{text[-12:]}"
+
+
+LOCK_TIMEOUT_S = 1.0
+"""A killed process, or a worker that it has just forked, may hold the lock for about this time."""
+
+
+@contextmanager
+def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes of panjue from writing into a folder while the block runs.
+
+    The kernel releases the lock when the process ends, in whatever way. With `wait` it waits for
+    its turn. A lock for a part of the folder has another `name`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{folder}: another process is at work there; wait for it, stop it, "
+            "or choose another run=FOLDER"
+        ) from None
+    except OSError as error:  # a network file system without locks: then there is none
+        if error.filename:
+            raise
+    try:
+        yield
+    finally:
+        lock.release()

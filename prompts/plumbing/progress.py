@@ -21,19 +21,13 @@ SETTLED_S, SETTLED_ITEMS = 20.0, 5
 
 
 class Meter:
-    """Counts up to `total`; created by `meter`.
-
-    `pauses_s` went into no item; `pauses_left_s` and `unmeasured` (a text) are still to come.
-    """
+    """Counts up to `total`; `pauses_s` went into no item, `pauses_left_s` are still to come."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         """Start at `start`."""
         self.total, self.done, self._start = total, start, start
-        self._console, self._start_time, self._last_line = (
-            console,
-            time.monotonic(),
-            time.monotonic(),
-        )
+        self._console = console
+        self._start_time = self._last_line = time.monotonic()
         self.bar: Progress | None = None
         self.pauses_s, self.pauses_left_s, self.unmeasured = 0.0, 0.0, ""
 
@@ -72,10 +66,7 @@ class Meter:
 
 @contextmanager
 def waiting(console: Console, text: str, more: Callable[[], str] = str) -> Iterator[None]:
-    """Print `text`, what `more` says then, and the seconds so far, every ten seconds of the block.
-
-    `more` is called in a thread and must not wait long.
-    """
+    """Print `text`, what `more` says (in a thread), and the seconds so far, every ten seconds."""
     began, over = time.monotonic(), Event()
 
     def tell() -> None:
@@ -100,11 +91,7 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
     if not console.is_terminal or console.quiet:
         yield progress
         return
-    columns = (
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.description}"),
-    )
+    columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=console) as bar:
         bar.add_task("", total=total, completed=start)
         progress.bar = bar

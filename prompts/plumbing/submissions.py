@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.documents import list_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
@@ -22,7 +21,7 @@ from panjue.prompts.plumbing.files import (
     open_bytes,
     parse_line,
 )
-from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.plumbing.rows import Rows, list_rows
 
 Write = Callable[[Mapping[str, Any]], None]
 

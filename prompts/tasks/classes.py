@@ -12,9 +12,9 @@ import numpy as np
 from panjue.prompts.example import Answer, Decide, Decoded, Example, groups_of
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, normal, snap, strings_in
-from panjue.prompts.plumbing.documents import case_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Record
+from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row

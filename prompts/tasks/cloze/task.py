@@ -1,6 +1,10 @@
-"""Fill in [MASK]: a probe of a model's knowledge (CCKS2021, 预训练模型知识量度量)."""
+"""Fill in [MASK]: a probe of a model's knowledge (CCKS2021, 预训练模型知识量度量).
+
+Ranked answers are scored as the contest does, after SQuAD.
+"""
 
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -12,10 +16,12 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.submissions import csv_table
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
-from panjue.prompts.tasks.cloze.metric import MAX_ANSWERS, f1, shown
-from panjue.prompts.tasks.metrics import Row
+from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 
 MASK = "[MASK]"
+
+MAX_ANSWERS = 5
+"""Number of answers that count; K of the contest."""
 
 MAX_ANSWER_LENGTH = 100
 """In characters."""
@@ -33,6 +39,8 @@ UNITS = (  # noqa: SIM905
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
 ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLE = re.compile(r"\b(a|an|the)\b")
 BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
 
 
@@ -56,10 +64,10 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _gold(answers: Any) -> tuple[str, ...]:
-    texts = answers if isinstance(answers, list) else []
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+    gold = answers if isinstance(answers, list) else []
+    if not gold or not all(isinstance(text, str) and text.strip() for text in gold):
         raise UserError("'answer' must list one text or more")
-    return tuple(texts)
+    return tuple(gold)
 
 
 def prompt(example: Example) -> Messages:
@@ -81,10 +89,10 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     """Read any reply as one to five different answers."""
-    texts = _read_strictly(load_json(reply))
-    repairs = [] if texts else ["not the JSON that was asked for"]
+    strict = _read_strictly(load_json(reply))
+    repairs = [] if strict else ["not the JSON that was asked for"]
     answers: dict[str, None] = {}
-    for text in texts or _read_loosely(reply):
+    for text in strict or _read_loosely(reply):
         answer = contest_form(text[:MAX_ANSWER_LENGTH])
         if answer != text:
             repairs.append("an answer converted to the contest's format")
@@ -193,6 +201,35 @@ def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
         yield f"'ret' has {len(ret)} answers instead of 1 to {MAX_ANSWERS}"
     elif len(set(ret)) < len(ret):
         yield "'ret' has an answer twice"
+
+
+def f1(gold: Row, predicted: Row | None) -> float:
+    """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
+
+    TypeError: the answers are no list of at most five texts.
+    """
+    answers = [] if predicted is None else predicted["ret"]
+    if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
+        raise TypeError
+    scores = (token_f1(text, a) for group in gold["references"] for text in group for a in answers)
+    return max(scores, default=0.0)
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield the ranked answers and the gold ones, right if one of the answers is."""
+    references = dict.fromkeys(text for group in gold["references"] for text in group)
+    predicted = texts(row["ret"]) if row else []
+    yield "", [Field("answers", list(references), predicted, f1(gold, row) == 1)]
+
+
+def token_f1(reference: str, answer: str) -> float:
+    """F1 of the tokens as a multiset; if one text has no tokens, 1 if both have none, else 0."""
+    return overlap_f1(tokens(reference), tokens(answer))
+
+
+def tokens(text: str) -> list[str]:
+    """Return the words of a text: lower case, without ASCII punctuation and articles."""
+    return ARTICLE.sub(" ", text.lower().translate(PUNCTUATION)).split()
 
 
 TASK = Task(

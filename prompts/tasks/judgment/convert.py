@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.documents import case_rows, format_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, check_text, dump
+from panjue.prompts.plumbing.rows import case_rows, format_of
 from panjue.prompts.tasks.judgment.read import read, sentence
 
 Noted = tuple[dict[str, Any], list[str]]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from panjue.prompts.example import Answer, Decoded, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
-from panjue.prompts.plumbing.documents import list_items
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Record, check_text, dump
+from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of

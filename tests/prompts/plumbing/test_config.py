@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from panjue.prompts.plumbing.config import Config, check_managed, load_config, scrubbed
+from panjue.prompts.plumbing.config import (
+    Config,
+    check_managed,
+    load_section,
+    load_values,
+    scrubbed,
+)
 from panjue.prompts.plumbing.errors import UserError
 
 
@@ -25,47 +31,48 @@ class Settings(Config):
 def path(tmp_path: Path) -> Path:
     """Return a config file that sets every kind of value."""
     path = tmp_path / "run.yaml"
-    path.write_text("name: 甲\nmax_tokens: 10\ntrainer:\n  lr: 0.1\n  steps: 5\n", "utf-8")
+    path.write_text("sft: {name: 甲, max_tokens: 10, trainer: {lr: 0.1, steps: 5}}\n", "utf-8")
     return path
 
 
 def complaint(path: Path, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
-        load_config(Settings, path, overrides)
+        load_section(Settings, path, "sft", overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_file_then_overrides_then_defaults(path: Path) -> None:
-    plain = load_config(Settings, path)
+    plain = load_section(Settings, path, "sft")
     same = Settings(name="甲", max_tokens=10, trainer={"lr": 0.1, "steps": 5})
     assert plain.model_dump() == same.model_dump()
     assert plain.path == path
-    config = load_config(Settings, path, ["max_tokens=20", "trainer.lr=2.0e-3", "trainer.new=a=b"])
+    words = ["max_tokens=20", "trainer.lr=2.0e-3", "trainer.new=a=b"]
+    config = load_section(Settings, path, "sft", words)
     assert config.name == "甲"
     assert config.max_tokens == 20
     assert config.trainer == {"lr": 0.002, "steps": 5, "new": "a=b"}
-    path.write_text("name: 甲\n", "utf-8")
-    assert load_config(Settings, path).max_tokens == 4096
+    path.write_text("sft: {name: 甲}\n", "utf-8")
+    assert load_section(Settings, path, "sft").max_tokens == 4096
 
 
 def test_an_unknown_key_is_named_with_the_nearest(path: Path) -> None:
     assert complaint(path, "max_token=3") == (
         f"{path}: no setting 'max_token'; did you mean 'max_tokens'?"
     )
-    path.write_text("name: a\nmax_tokns: 3\n", "utf-8")
+    path.write_text("sft: {name: a, max_tokns: 3}\n", "utf-8")
     assert "'max_tokns'; did you mean 'max_tokens'?" in complaint(path)
 
 
 def test_a_missing_key_is_named_with_its_help(path: Path) -> None:
-    path.write_text("max_tokens: 3\n", "utf-8")
+    path.write_text("sft: {max_tokens: 3}\n", "utf-8")
     assert complaint(path) == f"{path}: set 'name': Folder that the run is written to."
     path.write_text("", "utf-8")
     assert "set 'name'" in complaint(path)
 
 
 def test_keys_inside_a_section_are_named_too(path: Path) -> None:
-    path.write_text("name: a\nsection: {}\n", "utf-8")
+    path.write_text("sft: {name: a, section: {}}\n", "utf-8")
     assert "set 'section.depth'" in complaint(path)
     assert "no setting 'section.depht'" in complaint(path, "section.depth=1", "section.depht=1")
 
@@ -81,7 +88,7 @@ def test_a_wrong_type_is_named_with_the_value(path: Path) -> None:
     [
         ("name: a\ntrainer:\n\tlr: 1\n", 3, "found character that cannot start any token"),
         ("name: a\nmax_tokens: 1: 2\n", 2, "mapping values are not allowed in this context"),
-        ("a: 1\nname: [a", 3, "expected ',' or ']' (while parsing a flow sequence from line 2)"),
+        ("a: 1\nname: [a", 3, "expected ',' or ']'"),
         ("name: a\nmax_tokens: 1\nname: b\n", 3, "found duplicate key name"),
     ],
 )
@@ -99,10 +106,10 @@ def test_a_broken_file_is_named_with_line_and_problem(
     [
         ("solve={way: window", "expected ',' or '}'"),
         ("test=[x].jsonl", "expected <document start>"),
-        ("run=@x", "found character '@' that cannot start any token"),
+        ("run=@x", "found character that cannot start any token"),
         ("trainer={a: 1, a: 2}", "found duplicate key a"),
         ("name=\x07", "unacceptable character"),
-        ("name=\udce9.jsonl", "unacceptable character"),
+        ("name=\udce9.jsonl", "surrogates not allowed"),
         ("name={null: 1}", "Incompatible key type"),
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("trainer.lr={a: '${'}", "no viable alternative"),
@@ -117,20 +124,10 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
     assert f"{path}:" not in told
 
 
-@pytest.mark.parametrize(
-    "word", ["name=a #c", "name=#c", "trainer={lr: 1} # c", "name=[a, #c\n b]"]
-)
-def test_what_yaml_takes_for_a_comment_is_not_silently_dropped(path: Path, word: str) -> None:
-    told = complaint(path, word)
-    assert told.startswith(f"{word!r}: ")
-    assert "comment" in told
-
-
 def test_the_bare_name_of_a_config_is_told_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
-    assert complaint(Path("demo")) == (
-        "demo: No such file or directory; did you mean finetune/configs/demo.yaml?"
-    )
+    with pytest.raises(UserError, match=r"did you mean finetune/configs/demo\.yaml\?$"):
+        load_values(Path("demo"))
 
 
 def test_settings_that_panjue_makes_itself_are_refused_with_the_one_to_use() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts.plumbing.documents import list_items
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import list_items
 
 
 @pytest.mark.parametrize("key", [None, "data"])
@@ -16,7 +16,7 @@ from panjue.prompts.plumbing.errors import UserError
         (b"[1, 2", "not JSON: Expecting"),
         (b"[1]]", "not JSON: Extra data"),
         (b'[{"a": "b]', "not JSON: Unterminated string"),
-        (b"[" * 100_000, "it is nested too deeply"),
+        (b"[" * 100_000, "not JSON: maximum recursion"),
         ('["中文"]'.encode("gb18030"), "not UTF-8"),
         (b"7", "no .*list"),
         (b'{"data": 3}', "no .*list"),

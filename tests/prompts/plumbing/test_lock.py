@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.files import exclusive_lock
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.files import exclusive_lock
 with exclusive_lock(Path(sys.argv[1])):
     print("there", flush=True)
     time.sleep(60)
@@ -41,7 +41,7 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from panjue.prompts.plumbing.lock import exclusive_lock
+from panjue.prompts.plumbing.files import exclusive_lock
 with exclusive_lock(Path(sys.argv[1])):
     if os.fork() == 0:  # it says so itself: only then has it let go of its copy
         print("there", flush=True)

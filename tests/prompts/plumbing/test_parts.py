@@ -4,8 +4,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.prompts.plumbing.decode import value_spans
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.parts import value_spans
 
 REPLY = (
     '{"judgments":[{"name":"甲","charges":["盗窃罪","抢劫罪"],"articles":["264"],'

@@ -15,8 +15,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.cloze.metric import f1
-from panjue.prompts.tasks.cloze.task import contest_form
+from panjue.prompts.tasks.cloze.task import contest_form, f1
 
 TASK = load_task("cloze")
 
