@@ -38,8 +38,7 @@ sft:
   method: full
   max_tokens: 1024
   shape: {{vocab_size: 1024, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
-    num_attention_heads: 4,
-    num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 16384,
+    num_attention_heads: 4, num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 16384,
     tie_word_embeddings: true, initializer_range: 0.2}}  # a head_dim of 16 is too narrow for vLLM
   trainer: {{max_steps: 60, per_device_train_batch_size: 16, learning_rate: 3.0e-3,
     save_strategy: "no", eval_strategy: "no"}}

@@ -89,14 +89,9 @@ def test_an_environment_is_of_one_kind(
     for name in (".ci/uv", ".venv/bin/python", *(["bin/nvidia-smi"] if has_gpu else [])):
         (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        [".ci/install", sys.executable],
-        cwd=tmp_path,
-        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **({"KIND": wanted} if wanted else {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **({"KIND": wanted} if wanted else {})}
+    words = [".ci/install", sys.executable]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     if expected in LOCKS:
         assert done.returncode == 0, done.stderr
         assert f"--constraint .ci/{expected}.lock -e .[{expected}]" in done.stdout

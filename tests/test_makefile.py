@@ -83,10 +83,8 @@ def test_what_is_finished_is_not_made_again(result: str) -> None:
     trained("runs/mine", result)
     run = "RUN=runs/mine"
     assert planned("serve", f"{run}/") == ["serve runs/mine"]
-    assert [line.split()[0] for line in planned("score", run, "TEST=b.jsonl")] == [
-        "generate",
-        "score",
-    ]
+    commands = [line.split()[0] for line in planned("score", run, "TEST=b.jsonl")]
+    assert commands == ["generate", "score"]
     assert planned("tune", run, "DEV=d.jsonl")[0].startswith("generate runs/mine d.jsonl samples=8")
     again = "sft finetune/configs/demo.yaml run=runs/mine"
     assert planned("sft", run, "TRAIN=a.jsonl")[-1] == f"{again} train=a.jsonl"

@@ -36,10 +36,10 @@ def check_task(name: str, sample: Path) -> None:
 
 
 def check_prompt(task: Task, example: Example) -> None:
+    assert task.ask.prompt(example) == task.ask.prompt(example)
     for message in task.ask.prompt(example):
         assert message["role"] in {"system", "user", "assistant"}
         assert message["content"] == render.neutralize(message["content"])
-        assert task.ask.prompt(example) == task.ask.prompt(example)
 
 
 OTHERS = (
@@ -101,16 +101,12 @@ def replies(target: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", task_folders())
-def test_task(name: str) -> None:
+def test_every_task_keeps_to_the_rules(name: str) -> None:
     folder = task_folders()[name]
     samples = sorted(folder.glob("sample.*"))
     assert samples, f"put a few invented examples into {folder}/sample.jsonl"
     for sample in samples:
         check_task(name, sample)
-
-
-def test_there_are_tasks() -> None:
-    assert "judgment" in task_folders()
 
 
 TOY = '''
@@ -177,8 +173,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     yield folder
-    sys.modules.pop("panjue.prompts.tasks.toy.task", None)
-    sys.modules.pop("panjue.prompts.tasks.toy", None)
+    for name in ("toy.task", "toy"):
+        sys.modules.pop(f"panjue.prompts.tasks.{name}", None)
     vars(tasks).pop("toy", None)
 
 
@@ -186,27 +182,3 @@ def test_a_new_task_is_one_folder(toy: Path) -> None:
     assert len(TOY.splitlines()) < 55
     assert "toy" in task_folders()
     check_task("toy", toy / "sample.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ('"enum": KINDS', '"enum": "no"'),  # no schema
-        ('"enum": KINDS', '"enum": ["no"]'),  # the gold reply breaks it
-        ('{"kind": found["kind"]}', '{"kind": "no"}'),  # the answer is lost on the way
-        ('return Decoded({"kind": "no"}', 'raise ValueError({"kind": "no"}'),
-        ('"id": example.id', '"id": 0'),
-        ("(exact_match,)", "(no_such_metric,)"),
-    ],
-)
-def test_the_check_finds_a_broken_task(toy: Path, right: str, wrong: str) -> None:
-    assert right in TOY
-    (toy / "task.py").write_text(TOY.replace(right, wrong), "utf-8")
-    with pytest.raises(Exception):  # noqa: B017, PT011  # of many kinds; that it fails is the point
-        check_task("toy", toy / "sample.jsonl")
-
-
-def test_the_check_wants_a_prompt(toy: Path) -> None:
-    (toy / "prompt.md").unlink()
-    with pytest.raises(AssertionError):
-        check_task("toy", toy / "sample.jsonl")
