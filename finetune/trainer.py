@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
@@ -119,6 +120,16 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         prefix = "" if self.model.training else "eval_"
         logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
         super().log(logs, start_time)
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint.
+
+        After an evaluation FSDP2 keeps the outermost weights whole, and cannot load them so.
+        """
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        super()._load_best_model()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Compute the held-out loss, then the task's metrics on greedily decoded answers.

@@ -59,7 +59,9 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
     try:
         return CaseRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        errors = error.errors(include_url=False, include_input=False)
+    # A misspelt field is missing too; its own name says more.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         raise BadCase(f"{place!r} is unknown; allowed are: {', '.join(CaseRequest.model_fields)}")

@@ -134,7 +134,7 @@ def test_other_versions_are_printed_and_those_of_the_old_rows_stay(
     write_json(path, record)
     main(run, cases)
     assert "resuming with other versions: transformers: 5.0 -> " in capsys.readouterr().out
-    assert read_json(path) == record
+    assert read_json(path)["versions"] == record["versions"]
 
 
 def test_files_made_from_completions_are_deleted_with_them(

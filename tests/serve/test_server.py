@@ -1,9 +1,11 @@
 """The server from start to stop, the death of its engine, and what it refuses to start with."""
 
+import gc
 import shutil
 import signal
 import socket
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,6 +69,10 @@ def test_wrong_settings_end_in_one_line(
     with pytest.raises(UserError, match=message) as error:
         start(trained, word)
     assert "\n" not in str(error.value)
+    # vLLM leaves its socket open when the engine does not start; here the process lives on.
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        error.value.__traceback__ = None
+        gc.collect()
 
 
 def test_where_nothing_is_trained_nothing_is_served(tmp_path: Path) -> None:
@@ -150,7 +156,8 @@ def test_two_trainings_of_one_base_answer_as_each_does_alone(
 ) -> None:
     other = copied(trained, tmp_path / "other")
     weights = load_file(other / "adapter/adapter_model.safetensors")
-    save_file({k: -v for k, v in weights.items()}, other / "adapter/adapter_model.safetensors")
+    changed = {k: -v if "lora_B" in k else v for k, v in weights.items()}
+    save_file(changed, other / "adapter/adapter_model.safetensors")
     url = panjue_serve(f"other={other}").ready()
     cards = httpx.get(f"{url}/v1/models").json()["data"]
     names = [(card["id"], card["root"], card["parent"]) for card in cards]
