@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.debug import engine_stderr
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
@@ -164,17 +163,17 @@ async def running_engine(
         seed: Seed of the engine. A seed per request kills the CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
-    arguments = {"disable_log_stats": True, **settings, **engine_settings(served, seed, max_tokens)}
-    with engine_stderr() as filtered:
-        with startup_errors(), filtered(), starting_engine():
-            args = AsyncEngineArgs(model=str(served.model), **arguments)
-            # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
-            llm = AsyncLLM.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
-        try:
-            await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
-            yield Engine(llm, lora)
-        finally:
-            llm.shutdown()
+    quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
+    arguments = {**quiet, **settings, **engine_settings(served, seed, max_tokens)}
+    with startup_errors(), starting_engine():
+        args = AsyncEngineArgs(model=str(served.model), **arguments)
+        # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
+        llm = AsyncLLM.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
+    try:
+        await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
+        yield Engine(llm, lora)
+    finally:
+        llm.shutdown()
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.debug import engine_stderr
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.prompts.plumbing.run import Run
@@ -57,7 +56,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     with startup_errors():
         args = arguments(setup)
     print("starting the engine, which takes a minute or more", flush=True)
-    with startup_errors(), starting_engine(), engine_stderr() as filtered, filtered():
+    with startup_errors(), starting_engine():
         run(args)
     print("stopped", flush=True)
 
@@ -128,6 +127,7 @@ def arguments(setup: Setup) -> Namespace:
     ]
     settings = {
         "api_server_count": 1,
+        "use_tqdm_on_load": False,
         "default_chat_template_kwargs": TEMPLATE_ARGS,
         "shutdown_timeout": 30,  # seconds for running requests to finish
         **config.engine,

@@ -12,17 +12,26 @@ from contextlib import contextmanager
 STARTER_VARIABLE = "PANJUE_ENGINE_OF"
 """Environment variable of an engine's processes: the id of the process that started the engine."""
 
+QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
+"""Environment variables with which an engine's processes print errors alone."""
+
 POLL_S = 0.2
 
 
 @contextmanager
 def starting_engine() -> Iterator[None]:
-    """Mark the processes that the block starts as those of an engine."""
-    os.environ[STARTER_VARIABLE] = str(os.getpid())
+    """Mark the processes that the block starts as those of an engine, which prints errors alone.
+
+    Environment variables that the user has set keep their values.
+    """
+    added = {STARTER_VARIABLE: str(os.getpid()), **QUIET}
+    added = {key: value for key, value in added.items() if key not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[STARTER_VARIABLE]
+        for key in added:
+            del os.environ[key]
 
 
 def watch_parent() -> None:
