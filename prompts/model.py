@@ -41,20 +41,12 @@ def model_folder(name: str) -> Path:
         folder = _from_hub(name)
     if (folder / "adapter_config.json").exists():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        raise UserError(
-            f"{folder}: is an adapter; give the base model that is to be trained ({base})"
-        )
+        raise UserError(f"{folder}: is an adapter; give the base model to be trained ({base})")
     if not (folder / "config.json").exists():
         raise UserError(f"{folder}: has no config.json; give the folder of the base model")
-    tokenizer = folder / "tokenizer_config.json"
-    configs = [
-        read_json(folder / "config.json"),
-        read_json(tokenizer) if tokenizer.exists() else {},
-    ]
-    if any("auto_map" in config for config in configs):
-        raise UserError(
-            f"{folder}: needs its own code (auto_map); panjue never runs a model's code"
-        )
+    configs = [folder / "config.json", folder / "tokenizer_config.json"]
+    if any("auto_map" in read_json(path) for path in configs if path.exists()):
+        raise UserError(f"{folder}: needs its own code (auto_map), which panjue never runs")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: has no .safetensors weights; convert the model first")
     return folder

@@ -29,22 +29,15 @@ GAP = "……"
 
 @dataclass(frozen=True)
 class Shortened:
-    """An example shortened to its budget, with counts.
-
-    Attributes:
-        example: The example, with its text shortened if necessary.
-        tokens: Tokens of its prompt.
-        full_tokens: Tokens of the prompt of the whole text.
-        dropped: Number of dropped sentences.
-        fits: False if even the sentences that introduce the names exceed the budget; `example`
-            is then as short as the rule allows, and the caller must refuse it by id.
-    """
+    """An example shortened to its budget, with counts."""
 
     example: Example
-    tokens: int
-    full_tokens: int
-    dropped: int
+    tokens: int  # of its prompt
+    full_tokens: int  # of the prompt of the whole text
+    dropped: int  # sentences
     fits: bool
+    """False if even the sentences that introduce the names exceed the budget; `example` is then as
+    short as the rule allows, and the caller must refuse it by id."""
 
 
 def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> Shortened:

@@ -1,7 +1,7 @@
 """The calls that answer a dialogue, in one of three ways."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,76 +40,48 @@ def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range
         end = until
 
 
-@dataclass
-class Entry:
-    """One event, with an account that grows sentence by sentence.
+class Bucket:
+    """The events of one dialogue: each sentence is in exactly one, whose account grows by it."""
 
-    Attributes:
-        event: The name of the event.
-        account: (sentence, its target) in the order of the dialogue.
-    """
+    def __init__(self, similar: Similarity, same_event: float) -> None:
+        """Start empty; names with a similarity of at least `same_event` are one event."""
+        self.accounts: dict[str, list[tuple[Turn, str]]] = {}  # event -> (sentence, its target)
+        self.event_of: dict[int, str] = {}
+        self._similar, self._same_event = similar, same_event
 
-    event: str
-    account: list[tuple[Turn, str]] = field(default_factory=list)
+    def add(self, turn: Turn, target: str, event: str) -> None:
+        """Add a sentence to the event with the same or the most similar name, or to a new event."""
+        assert turn.number not in self.event_of, f"sentence {turn.number} is already added"
+        event = self._known(" ".join(event.split()) or OTHER)
+        self.accounts.setdefault(event, []).append((turn, target))
+        self.event_of[turn.number] = event
 
-    def holders(self, until: int) -> list[str]:
-        """Return the speakers of the event up to a sentence, in order."""
-        holders = (turn.holder for turn, _ in self.account if turn.number <= until)
-        return list(dict.fromkeys(holders))
+    def _known(self, event: str) -> str:
+        names = list(self.accounts)
+        if event in names or not names:
+            return event
+        cosines = self._similar([event], names)[0]
+        best = int(cosines.argmax())
+        return names[best] if cosines[best] >= self._same_event else event
 
-    def description(self, until: int) -> str:
-        """Return the account up to a sentence, one line per sentence.
+    def account(self, turn: Turn) -> tuple[list[str], str]:
+        """Return the speakers and the account, a line a sentence, of a sentence's event up to it.
 
-        The account only grows at its end, so this prefix equals the account at the time of that
-        sentence: no snapshots are needed.
+        The account only grows at its end, so this equals the account at the time of the sentence.
         """
-        return "".join(
-            f"[{turn.number}] {turn.holder}谈{target or OTHER}：{_short(turn.sentence)}\n"
-            for turn, target in self.account
-            if turn.number <= until
-        )
+        account = self.accounts[self.event_of[turn.number]]
+        account = [(seen, target) for seen, target in account if seen.number <= turn.number]
+        lines = [
+            f"[{seen.number}] {seen.holder}谈{target or OTHER}：{_short(seen.sentence)}\n"
+            for seen, target in account
+        ]
+        return list(dict.fromkeys(seen.holder for seen, _ in account)), "".join(lines)
 
 
 def _short(sentence: str) -> str:
     sentence = " ".join(sentence.split())
     too_long = len(sentence) > MAX_SENTENCE_LENGTH
     return sentence[:MAX_SENTENCE_LENGTH] + GAP if too_long else sentence
-
-
-class Bucket:
-    """The events of one dialogue, each sentence in exactly one of them."""
-
-    def __init__(self, similar: Similarity, same_event: float) -> None:
-        """Start empty; names with a similarity of at least `same_event` are one event."""
-        self.entries: list[Entry] = []
-        self._similar, self._same_event = similar, same_event
-        self._entry_of: dict[int, Entry] = {}
-
-    def add(self, turn: Turn, target: str, event: str) -> Entry:
-        """Add a sentence to the event with the same or the most similar name, or to a new event."""
-        assert turn.number not in self._entry_of, f"sentence {turn.number} is already added"
-        event = " ".join(event.split()) or OTHER
-        entry = self._find(event)
-        if entry is None:
-            entry = Entry(event)
-            self.entries.append(entry)
-        entry.account.append((turn, target))
-        self._entry_of[turn.number] = entry
-        return entry
-
-    def of(self, number: int) -> Entry:
-        """Return the event of a sentence."""
-        return self._entry_of[number]
-
-    def _find(self, event: str) -> Entry | None:
-        names = [entry.event for entry in self.entries]
-        if event in names:
-            return self.entries[names.index(event)]
-        if not names:
-            return None
-        cosines = self._similar([event], names)[0]
-        best = int(cosines.argmax())
-        return self.entries[best] if cosines[best] >= self._same_event else None
 
 
 class Settings(Config):
@@ -171,7 +143,7 @@ def solve(dialogue: Example, settings: Settings) -> Solving:
     turns, bucket = dialogue.turns, None
     if settings.way == "window":
         bucket = yield from first_pass(dialogue, settings)
-        turns = tuple(turn._replace(event=bucket.of(turn.number).event) for turn in turns)
+        turns = tuple(turn._replace(event=bucket.event_of[turn.number]) for turn in turns)
     sextuples = yield list(sextuple_questions(dialogue, turns, bucket, settings))
     sentences = [
         {"id": turn.number, "event": turn.event, **sextuple.answer}
@@ -188,13 +160,12 @@ def first_pass(dialogue: Example, settings: Settings) -> Generator[Any, Any, Buc
     positions = windows(len(turns), settings.window or len(turns), settings.step)
     for number, (seen, new) in enumerate(positions):
         asked = turns[new.start : new.stop]
-        events = "；".join(entry.event for entry in bucket.entries)
         question = _question(
             dialogue,
             f"window {number}",
             turns[seen.start : seen.stop] + asked,
             asked,
-            events=events or "（无）",
+            events="；".join(bucket.accounts) or "（无）",
         )
         [decoded] = yield [question]
         for turn, sentence in zip(asked, decoded.answer["sentences"], strict=True):
@@ -228,11 +199,9 @@ def sextuple_questions(
         shown: Sequence[Turn] = turns[max(0, i - (settings.window or i)) : i]
         context, text = "此前的对话：", ""
         if bucket and settings.bucket:
-            entry, shown = bucket.of(turn.number), ()
-            context = (
-                f"事件：{entry.event}\n参与者：{'、'.join(entry.holders(turn.number))}\n经过："
-            )
-            text = entry.description(turn.number)
+            holders, text = bucket.account(turn)
+            context = f"事件：{turn.event}\n参与者：{'、'.join(holders)}\n经过："
+            shown = ()
         elif cosines is not None:
             nearest = np.argsort(-cosines[i, :i], kind="stable")[: settings.nearest]
             shown, context = [turns[j] for j in sorted(nearest.tolist())], "此前相似的句子："

@@ -114,15 +114,11 @@ def test_an_event_that_is_much_alike_is_the_same() -> None:
     ):
         bucket.add(Turn(number, "甲乙"[number % 2], f"第{number}句"), "它", event)
     # 口服液之争 and 口服液的争论 share 口 服 液 争 口服 服液: 6 / sqrt(9 * 11) = 0.603.
-    assert [
-        (entry.event, [turn.number for turn, _ in entry.account]) for entry in bucket.entries
-    ] == [
-        ("口服液之争", [1, 2, 4]),
-        ("孩子上大学", [3]),
-        (OTHER, [5]),
-    ]
-    assert bucket.of(2).description(3) == "[1] 乙谈它：第1句\n[2] 甲谈它：第2句\n"
-    assert bucket.of(2).holders(1) == ["乙"]
+    assert {
+        event: [turn.number for turn, _ in account] for event, account in bucket.accounts.items()
+    } == {"口服液之争": [1, 2, 4], "孩子上大学": [3], OTHER: [5]}
+    lines = "[1] 乙谈它：第1句\n[2] 甲谈它：第2句\n"
+    assert bucket.account(Turn(2, "甲", "第2句")) == (["乙", "甲"], lines)
     with pytest.raises(AssertionError):
         bucket.add(Turn(1, "甲", "第1句"), "它", "口服液之争")
 
