@@ -51,11 +51,7 @@ class Record(BaseModel):
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
     def difference(self, new: Self, *, versions: bool = False) -> str:
-        """Return what `new` has otherwise, in one line; empty if nothing.
-
-        The versions of libraries count only with `versions`. A path with a hash of its file in the
-        next entry does not count: files may be moved.
-        """
+        """Return what `new` has otherwise, in one line; versions count only with `versions`."""
         exclude = set() if versions else {"versions"}
         return difference(self.model_dump(exclude=exclude), new.model_dump(exclude=exclude))
 
@@ -173,10 +169,7 @@ class Answers:
 
     @property
     def trained(self) -> Path | None:
-        """Return the adapter or model that answered; None for an endpoint alone.
-
-        If it is no longer at its recorded path, the one of the run in which the answers lie counts.
-        """
+        """Return the adapter or model that answered, recorded or of the run around the answers."""
         recorded = self.record.trained
         if not recorded:
             return None
@@ -191,11 +184,9 @@ class Answers:
 
 
 def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
-    """Return the answers that a user means by `path`; None if it is neither run nor answers.
+    """Return the answers of a run folder, a folder of answers, or a submission in it; else None.
 
-    Args:
-        path: A run folder, the folder of one test file's answers in it, or a submission in it.
-        gold: The gold file of the answers, which decides if the run has answers to several files.
+    `gold`, their gold file, decides if the run has answers to several files.
     """
     folder = path if path.is_dir() else path.parent
     if _has_answers(folder):

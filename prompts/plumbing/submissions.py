@@ -49,7 +49,7 @@ class SubmissionFormat:
 
 
 def _read_lines(path: Path) -> Iterator[Record]:
-    check_bom(path)
+    _check_bom(path)
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             yield number, partial(_line, line)
@@ -80,15 +80,14 @@ def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
         return Rows(Path(lines.name), name=path)
 
 
-def check_bom(path: Path) -> None:
-    """Refuse a byte order mark."""
+def _check_bom(path: Path) -> None:
     with open_bytes(path) as file:
         if file.read(len(BOM)) == BOM:
             raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")
 
 
 def _read_list(path: Path) -> Iterator[Record]:
-    check_bom(path)
+    _check_bom(path)
     return list_rows(path)
 
 
@@ -113,7 +112,7 @@ def csv_table(*columns: str) -> SubmissionFormat:
     """
 
     def read(path: Path) -> Iterator[Record]:
-        check_bom(path)
+        _check_bom(path)
         with open_bytes(path) as file:
             table = csv.reader((line.decode("utf-8") for line in file), strict=True)
             try:
@@ -155,7 +154,7 @@ def _value(column: str, cell: str) -> Any:
 
 
 def _indexed_lines(path: Path) -> Rows:
-    check_bom(path)
+    _check_bom(path)
     return Rows(path)
 
 

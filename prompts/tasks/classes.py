@@ -248,11 +248,7 @@ def accuracy(gold: Row, predicted: Row | None) -> float:
 
 
 def classes_of(row: Row) -> set[int | str]:
-    """Return the classes of a row: its `label`, or its `labels`.
-
-    Raises:
-        TypeError: They are neither numbers nor names.
-    """
+    """Return the `label` or the `labels` of a row; TypeError: neither numbers nor names."""
     labels = row["labels"] if "labels" in row else [row["label"]]
     if not isinstance(labels, list) or not all(type(label) in (int, str) for label in labels):
         raise TypeError

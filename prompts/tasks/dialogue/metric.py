@@ -118,11 +118,7 @@ def chains(events: Sequence[Row]) -> list[str]:
 
 
 def _sentences(row: Row) -> Sequence[Row]:
-    """Return the sentences of a submission row.
-
-    Raises:
-        TypeError: A sentence has no list of sextuples, or a sextuple is no object of texts.
-    """
+    """Return the sentences of a row; TypeError: one has no list of sextuples, objects of texts."""
     for sentence in row["chat"]:
         sextuples = sentence["final_model_response"]
         if not isinstance(sextuples, list) or not all(is_texts(s, FIELDS) for s in sextuples):

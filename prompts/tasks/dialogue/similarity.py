@@ -23,7 +23,8 @@ Similarity = Callable[[Sequence[str], Sequence[str]], Numbers]
 
 BUILT_IN = "ngrams"
 KEY = "PANJUE_EMBEDDINGS_KEY"
-"""Environment variable with the key of an embeddings endpoint."""
+JUDGE_KEY = "PANJUE_JUDGE_KEY"
+"""Environment variables with the keys of an embeddings endpoint and of a judge's."""
 
 BATCH_SIZE = 64
 """Texts per request."""
@@ -128,9 +129,6 @@ Judge = Callable[[str, str], bool]
 AGREE = "agree"
 """Name of the built-in judge, which answers yes to every pair."""
 
-JUDGE_KEY = "PANJUE_JUDGE_KEY"
-"""Environment variable that has the API key of a judge's endpoint."""
-
 MAX_REPLY_TOKENS = 1024
 """Maximum number of tokens in a judge's reply, including its think block."""
 
@@ -183,9 +181,8 @@ def _endpoint_judge(name: str) -> Judge:
             choice = reply.choices[0]
             text, finish_reason = choice.message.content or "", choice.finish_reason
         if finish_reason == "length":
-            raise UserError(
-                f"judge {model}: reply cut off at {MAX_REPLY_TOKENS} tokens; set another judge"
-            )
+            reason = f"reply cut off at {MAX_REPLY_TOKENS} tokens; set another judge"
+            raise UserError(f"judge {model}: {reason}")
         return says_yes(text, f"judge {model}")
 
     return judge

@@ -115,9 +115,8 @@ def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
         _check_is_invented(folder / f"{name}.jsonl", next(_stream(name, seed)))
     seen: set[str] = set()
     for name, size in sizes.items():
-        fresh = _unseen(_stream(name, seed), seen)
         with atomic_write(folder / f"{name}.jsonl") as out:
-            for number, case in enumerate(islice(fresh, size)):
+            for number, case in enumerate(islice(_unseen(_stream(name, seed), seen), size)):
                 out.write(dump({"id": number, **case}) + "\n")
 
 
