@@ -24,7 +24,6 @@ HIDDEN_SUFFIXES = (
 )
 """Names of evaluation values that are logged but not printed."""
 
-GIB = 2**30
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
 
@@ -133,8 +132,8 @@ def data_plan(report: RowReport, held_out: RowReport, mixed: int) -> Iterator[tu
     if mixed:
         yield "", f"{mixed} of the training examples come from the mix file"
     if held_out.refused or held_out.shortened:
-        changed = f"{len(held_out.refused)} more refused, {len(held_out.shortened)} shortened"
-        yield "", f"held out: {changed} (label not in the training set, or too long)"
+        more = f"{len(held_out.refused)} refused, {len(held_out.shortened)} shortened"
+        yield "", f"held out: {more} (label not in the training set, or too long)"
     yield "refused", str(len(report.refused))
     yield from (("", f"id {line}") for line in report.refused[:MAX_SHOWN_EXAMPLES])
     if max(len(report.refused), len(report.notes)) > MAX_SHOWN_EXAMPLES:
@@ -167,7 +166,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     else:
         yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
-    memory = (stored + trained * ADAM_BYTES) / GIB / (args.world_size if shards else 1)
+    memory = (stored + trained * ADAM_BYTES) / 2**30 / (args.world_size if shards else 1)
     yield "memory", f"{memory:.2f} GiB a device for weights and optimizer, without activations"
 
 

@@ -30,15 +30,13 @@ MANAGED = {
     "gpus and accelerate=finetune/configs/fsdp2.yaml": "fsdp fsdp_config ddp_backend",
     "trainer.per_device_train_batch_size: it would restart midway": "auto_find_batch_size",
     "trainer.train_sampling_strategy": "shuffle_dataset",
-    "num_tokens in log.jsonl": "include_num_input_tokens_seen",
     "the environment variable HF_TOKEN: settings are saved to disk": "hub_token",
     "nothing: a model's code is never run": "trust_remote_code",
-    "nothing: panjue decides": "use_cpu disable_tqdm",
-    "nothing: packs hold whole examples": "packing_strategy eval_packing",
+    "nothing: panjue decides": "use_cpu disable_tqdm packing_strategy eval_packing"
+    " include_num_input_tokens_seen dataset_kwargs dataset_num_proc pad_token eos_token"
+    " pad_to_multiple_of",
     "nothing: the loss is the negative log-likelihood of the reply": "loss_type"
     " completion_only_loss assistant_only_loss label_smoothing_factor router_aux_loss_coef",
-    "nothing: rows are made by panjue": "dataset_kwargs dataset_num_proc pad_token eos_token"
-    " pad_to_multiple_of",
     "nothing: the same command resumes": "resume_from_checkpoint",
     "nothing: a training could not resume": "save_only_model ignore_data_skip dataloader_in_order"
     " restore_callback_states_from_checkpoint eval_on_start enable_jit_checkpoint"

@@ -150,8 +150,8 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
     if config.gpus == 1 or "LOCAL_RANK" in os.environ:
         return
     file = config.accelerate
-    how = ["--config_file", str(file)] if file else ["--multi_gpu", "--mixed_precision", "no"]
-    how += [] if file else ["--dynamo_backend", "no"]
+    plain = ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    how = ["--config_file", str(file)] if file else plain
     count = ["--num_processes", str(config.gpus), "--num_machines", "1"]
     command = [sys.executable, "-m", "accelerate.commands.launch", *how, *count]
     command += ["--main_process_port", "0", "-m", "panjue.prompts.cli", "sft", str(path), *words]

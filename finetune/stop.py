@@ -21,15 +21,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     """Saves a checkpoint and ends the training at the first signal; a second one ends it at once.
 
     An evaluation that has begun is finished.
-
-    Attributes:
-        agreed: The signal that all processes stop for at the end of this step; 0 if none.
     """
 
     def __init__(self, console: Console) -> None:
         """Prepare; `console` shows the training."""
         self._console, self._quiet = console, console.quiet
-        self.agreed = 0
+        self.agreed = 0  # the signal that all processes stop for at the end of this step
         self._received, self._received_at, self._saved_step, self._process = 0, 0.0, -1, 0
         self._old_handlers: dict[int, Any] = {}
 

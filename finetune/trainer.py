@@ -185,10 +185,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save a checkpoint, mark it as complete, and only then drop old ones.
-
-        Transformers would drop old ones before the new one is marked.
-        """
+        """Save a checkpoint, mark it as complete, and only then drop old ones."""
         checkpoint = self._checkpoint()
         if self.is_world_process_zero() and checkpoint.exists():
             drop(checkpoint)  # incomplete: a run was killed here
@@ -223,15 +220,10 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass; `tokens` are reply tokens only.
-
-    Attributes:
-        reply_mask: Whether the next token is a reply token.
-        prompt_mask: Whether a position is in the prompt.
-    """
+    """One forward pass; `tokens` are reply tokens only."""
 
     losses: Tensor  # [tokens]
-    reply_mask: Tensor  # [batch, positions - 1]
+    reply_mask: Tensor  # [batch, positions - 1], whether the next token is a reply token
     groups: Tensor | None  # [batch]
     logits: Tensor  # [tokens, vocabulary]
     labels: Tensor  # [tokens]
