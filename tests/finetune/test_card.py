@@ -73,16 +73,11 @@ def test_every_prompt_and_every_data_file_is_named(trained: Path, tmp_path: Path
         assert word in text
 
 
-@pytest.mark.parametrize(("kind", "library"), [("adapter", "peft"), ("merged", "transformers")])
+@pytest.mark.parametrize("library", ["peft", "transformers"])
 def test_the_model_loads_by_the_cards_own_snippet(
-    kind: str,
-    library: str,
-    trained: Path,
-    merged: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    library: str, trained: Path, merged: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    folder = trained / "adapter" if kind == "adapter" else merged
+    folder = trained / "adapter" if library == "peft" else merged
     write_card(folder)
     monkeypatch.chdir(folder)
     exec(compile(snippets(folder)[library], f"{library} snippet", "exec"), {})

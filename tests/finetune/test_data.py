@@ -42,14 +42,7 @@ def test_loss_is_on_the_reply_and_its_end_and_nothing_else(
         assert row["labels"][len(prompt) :] == row["input_ids"][len(prompt) :]
         reply = tokenizer.decode(row["labels"][len(prompt) :])
         assert reply == TASK.ask.target(example) + tokenizer.eos_token
-
-
-def test_the_prompt_ends_where_generation_begins(
-    tokenizer: Any, examples: list[Example], labels: Labels
-) -> None:
-    [row] = RowMaker(TASK, tokenizer, labels, 1024).rows(examples[:1], RowReport())
-    text = tokenizer.decode(row["input_ids"])
-    assert "<|im_start|>assistant\n<think>\n\n</think>\n\n" + TASK.ask.target(examples[0]) in text
+        assert tokenizer.decode(prompt).endswith("assistant\n<think>\n\n</think>\n\n")
 
 
 def test_a_forged_marker_in_the_facts_is_no_token(tokenizer: Any, examples: list[Example]) -> None:
@@ -67,18 +60,11 @@ def test_what_does_not_fit_is_shortened_then_refused_by_id(
 ) -> None:
     filler = "案发当日天气晴朗。" * 200
     long = replace(examples[0], id=7, text=filler + examples[0].text)
-    hopeless = replace(
-        examples[1], id=8, text="、".join(examples[1].names) + "一同" + "出行" * 2000
-    )
-    empty = replace(
-        examples[2],
-        id=9,
-        answer={
-            "judgments": [
-                {**judgment, "charges": []} for judgment in (examples[2].answer or {})["judgments"]
-            ]
-        },
-    )
+    everybody = "、".join(examples[1].names)
+    hopeless = replace(examples[1], id=8, text=f"{everybody}一同{'出行' * 2000}")
+    judgments = (examples[2].answer or {})["judgments"]
+    without = {"judgments": [{**judgment, "charges": []} for judgment in judgments]}
+    empty = replace(examples[2], id=9, answer=without)
     report = RowReport()
     [row] = RowMaker(TASK, tokenizer, labels, 512).rows([long, hopeless, empty], report)
     assert len(row["input_ids"]) <= 512

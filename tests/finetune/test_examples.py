@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,22 +76,6 @@ def test_what_is_held_out_is_never_mixed_in(
     assert not held & {e.text for e in chosen}
     # A file of one's own choice to hold out.
     assert not sorted_by(Reader(TASK), train=train, dev=mix, mix=mix, mix_ratio=99).mixed_size
-
-
-def test_each_file_is_read_once(
-    files: tuple[Path, Path], sorted_by: Callable[..., Examples], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Path] = []
-    read = Reader.read
-
-    def noted(self: Reader, path: Path) -> Iterator[Example]:
-        opened.append(path)
-        return read(self, path)
-
-    monkeypatch.setattr(Reader, "read", noted)
-    chosen = sorted_by(Reader(TASK), train=files[0], mix=files[1])
-    assert len(list(chosen)) == len(list(chosen))
-    assert opened == list(files)
 
 
 def test_a_side_file_that_may_mean_two_examples_is_refused(

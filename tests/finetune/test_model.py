@@ -13,11 +13,7 @@ from panjue.prompts.plumbing.files import read_json
 from panjue.serve.engine import engine_settings
 from panjue.serve.merge import Served, merge, served_model
 
-ONE_STEP = [
-    "trainer.max_steps=1",
-    "trainer.eval_strategy='no'",
-    "trainer.save_strategy='no'",
-]
+ONE_STEP = ["trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
 
 
 @pytest.mark.parametrize(

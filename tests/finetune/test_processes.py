@@ -7,8 +7,8 @@ themselves for two GPUs.
 import json
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,23 +221,14 @@ def test_another_number_of_processes_does_not_resume(tmp_path: Path) -> None:
         check_number(tmp_path, 2)
 
 
-def test_another_process_s_rows_are_waited_for(tmp_path: Path) -> None:
-    row = {"input_ids": [1], "labels": [1], "group": 0, "length": 1}
-    found = list[int]()
-
-    def wait() -> None:
-        rows, _ = cached(tmp_path, {}, lambda _: iter(()), waits=True)
-        found.append(len(rows))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.5)
-    assert not found
-
-    def make(report: RowReport) -> list[dict[str, object]]:
+def test_the_rows_of_another_process_are_waited_for(tmp_path: Path) -> None:
+    def make(report: RowReport) -> Iterator[dict[str, object]]:
         report.tokens.append(1)
-        return [row] * 3
+        yield {"input_ids": [1], "labels": [1], "group": 0, "length": 1}
 
-    cached(tmp_path, {}, lambda report: iter(make(report)))
-    waiting.join(timeout=30)
-    assert found == [3]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()), waits=True)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        cached(tmp_path, {}, make)
+        assert len(waiting.result(timeout=30)[0]) == 1

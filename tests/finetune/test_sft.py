@@ -421,7 +421,7 @@ def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
 
-def test_packing_is_padding_free_and_trains(workshop: Path, tmp_path: Path) -> None:
+def test_packs_are_trained_on(workshop: Path, tmp_path: Path) -> None:
     words = [f"run={tmp_path}/run", "trainer.packing=true", "trainer.per_device_train_batch_size=1"]
     main(workshop / "sft.yaml", [*words, "trainer.max_steps=3", "trainer.save_strategy='no'"])
     assert len(losses(tmp_path / "run")) == 3
@@ -446,10 +446,7 @@ def test_a_signal_to_one_process_stops_both_before_the_scoring_and_the_weights_a
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert scores(stopped) == scores(once)
     assert [step for step, *_ in scores(once)] == [2, 4]
-
-
-def test_processes_wait_for_one_another_as_long_as_is_said(two_processes: Trained) -> None:
-    assert two_processes.said.count("waited at most 4321.0 seconds") == 2
+    assert two_processes.said.count("waited at most 4321.0 seconds") == 2, "as long as is said"
 
 
 def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) -> None:
