@@ -11,11 +11,8 @@ import pytest
 from panjue.eval.classifier import Classifier
 from panjue.finetune.classifier import CALIBRATION_TENTH, MIN_ITEMS, _calibration
 from panjue.finetune.classifier import fit as fit_known
-from panjue.finetune.examples import Examples
-from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task, load_task
 
 SEVERITY = load_task("severity")
@@ -177,28 +174,3 @@ def test_sets_that_are_all_empty_are_fitted() -> None:
     cases = [Example(id=i, text=f"Text {i}", answer={"labels": []}) for i in range(3)]
     [item] = fit(load_task("ecthr"), cases, (), 0).opinions(cases[0])
     assert item == {"labels": {}}
-
-
-def test_nothing_held_out_is_seen_and_everything_else_is(tmp_path: Path) -> None:
-    def written(name: str, cases: list[Example]) -> Path:
-        rows = ({"id": e.id, "fact": e.text, **(e.answer or {})} for e in cases)
-        (tmp_path / name).write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
-        return tmp_path / name
-
-    def fitted(train: list[Example], mix: list[Example]) -> bytes:
-        files = {"train": written("train.jsonl", train), "mix": written("mix.jsonl", mix)}
-        reader = Reader(SEVERITY)
-        config = SftConfig.model_validate(
-            {"task": "severity", "run": tmp_path, "model": "x", "mix_ratio": 0.1, **files}
-        )
-        labels = SEVERITY.ask.labels([*train, *mix])
-        chosen = Examples(config, reader)
-        classifier = fit_known(SEVERITY, chosen.train, chosen.mixable, labels, config.seed)
-        return saved(classifier, tmp_path / "classifier.npz")
-
-    train, mix = list(examples(100)), list(examples(100, seed=1))
-    held = [e for e in [*train, *mix] if is_held_out(e)]
-    assert held
-    kept = [[e for e in part if e not in held] for part in (train, mix)]
-    assert fitted(train, mix) == fitted(*kept)
-    assert fitted(kept[0], kept[1][1:]) != fitted(*kept)  # whatever mix_ratio is
