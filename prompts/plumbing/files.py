@@ -102,7 +102,9 @@ def load(raw: bytes) -> Json:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UserError("not JSON: it is nested too deeply") from None
+    except ValueError as error:
         raise UserError(f"not JSON: {error}") from None
 
 

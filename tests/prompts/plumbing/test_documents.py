@@ -16,7 +16,7 @@ from panjue.prompts.plumbing.rows import list_items
         (b"[1, 2", "not JSON: Expecting"),
         (b"[1]]", "not JSON: Extra data"),
         (b'[{"a": "b]', "not JSON: Unterminated string"),
-        (b"[" * 100_000, "not JSON: maximum recursion"),
+        (b"[" * 100_000, "it is nested too deeply"),
         ('["中文"]'.encode("gb18030"), "not UTF-8"),
         (b"7", "no .*list"),
         (b'{"data": 3}', "no .*list"),
