@@ -138,10 +138,9 @@ def chat(
         list[str] | None, typer.Option(help="repeatable; default: all found")
     ] = None,
     samples: Annotated[int, typer.Option(help="sampled replies, besides the first one")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Ask a running server about a case and show the judgments as tables."""
-    _load("serve.chat", "main")(url, file, defendant or (), samples, as_json=json)
+    _load("serve.chat", "main")(url, file, defendant or (), samples)
 
 
 @app.command()

@@ -17,8 +17,7 @@ from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
 
 Sampling = Mapping[str, Any]
-"""Sampling settings with the names of vLLM's SamplingParams and of OpenAI: `temperature` (0 by
-default), `n`, `max_tokens`, …"""
+"""Arguments of vLLM's SamplingParams, or of OpenAI; `temperature` is 0 by default."""
 
 OnText = Callable[[str], None]
 """Callback that receives each new piece of a reply."""
@@ -33,38 +32,23 @@ class Refusal(Exception):
 
 
 class Question(NamedTuple):
-    """The prompt of one call, and the form of its reply.
+    """The prompt of one call, and the form of its reply."""
 
-    Attributes:
-        prompt: Token ids up to where the reply begins; empty for an endpoint's own tokenizer.
-        schema: JSON Schema of the reply; None for free text.
-        room: Tokens left for the reply; 0 leaves the limit to the endpoint.
-        dropped: Number of sentences that were left out of the prompt.
-        messages: The prompt as chat messages, for an endpoint.
-    """
-
-    prompt: list[int]
-    schema: Schema | None
-    room: int
-    dropped: int
-    messages: Messages = []  # noqa: RUF012  # never mutated
+    prompt: list[int]  # token ids; empty for an endpoint with another tokenizer
+    schema: Schema | None  # of the reply; None for free text
+    room: int  # tokens left for the reply; 0 leaves the limit to the endpoint
+    dropped: int  # sentences that were left out of the prompt
+    messages: Messages = []  # noqa: RUF012  # the prompt for an endpoint; never mutated
 
 
 @dataclass(frozen=True)
 class Request:
-    """One question and how to sample its reply.
-
-    Attributes:
-        id: The example's id.
-        question: The prompt and the schema.
-        sampling: How the reply is sampled.
-        sampling_pass: Number of this request, from 0, among those that make up one row.
-    """
+    """One question and how to sample its reply."""
 
     id: int | str
     question: Question
     sampling: Sampling
-    sampling_pass: int = 0
+    sampling_pass: int = 0  # number of this request among those that make up one row
 
     @property
     def is_greedy(self) -> bool:
@@ -78,21 +62,15 @@ def requests(key: int | str, question: Question, passes: Sequence[Sampling]) -> 
 
 
 class Source(Protocol):
-    """What answers requests: an engine or an endpoint.
-
-    Attributes:
-        runner: The runner of its event loop; None if that loop is running already.
-    """
+    """What answers requests: an engine or an endpoint."""
 
     runner: asyncio.Runner | None
+    """The runner of its event loop; None if that loop is running already."""
 
     async def ask(self, request: Request, on_text: OnText = ignore_text) -> Any:
         """Return a RequestOutput of vLLM, or an object with its fields; when cancelled, abort it.
 
         An engine calls `on_text` with each new piece of the first reply.
-
-        Raises:
-            UserError: It can no longer answer.
         """
         ...
 
@@ -110,12 +88,7 @@ class Asker:
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
     def question(self, example: Example) -> Question:
-        """Return the question for one example.
-
-        Raises:
-            Refusal: The prompt cannot be shortened enough, or the grammar library refuses the
-                schema.
-        """
+        """Return the question for one example; raise Refusal if it cannot be asked."""
         shortened, messages, prompt, room = shortened_prompt(
             self.task, example, self.labels, self.tokenizer, self.max_tokens
         )

@@ -47,11 +47,7 @@ NO_NETWORK += ['ip link set lo up 2>/dev/null; exec "$@"', "sh"]
 def bundle(run: Path, out: Path, base: Path | None = None) -> None:
     """Pack a finished run: code, settings, prompts, labels, weights, versions, manual, hashes.
 
-    Args:
-        run: A run folder, or the folder of one test file's answers in it; of the answers and the
-            test file only hashes are packed.
-        out: The ZIP; it appears when it is complete.
-        base: Folder of the base model, to pack it too.
+    `run` may also be one folder of answers; of these and the test file only hashes are packed.
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
@@ -167,10 +163,7 @@ def _zip(folder: Path, out: Path) -> None:
 def verify(packed: Path, cases: Path, base: Path | None = None) -> None:
     """Unpack into an empty folder, answer `cases` there without a network, compare the submission.
 
-    Args:
-        packed: The ZIP.
-        cases: The test file of the run that was packed.
-        base: Folder of the base model, if the ZIP has none.
+    `base` is the folder of the base model, if the ZIP has none.
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -233,16 +226,10 @@ def _answer(packed: Path, folder: Path, cases: Path) -> bool:
     """Run the bundle's command, without the network if possible; return whether it was."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HF_"))}
     env |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
-    is_offline = (
-        subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0
-    )
-    command = [
-        *(NO_NETWORK if is_offline else ()),
-        sys.executable,
-        "-P",
-        "answer.py",
-        cases.resolve(),
-    ]
+    tried = subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False)
+    is_offline = tried.returncode == 0
+    command = [sys.executable, "-P", "answer.py", str(cases.resolve())]
+    command = [*NO_NETWORK, *command] if is_offline else command
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]

@@ -1,11 +1,9 @@
 """`panjue chat`: send a case to a running server and print its judgments as tables."""
 
-import json
 import readline  # noqa: F401  # with it `input` takes lines of more than 4,095 bytes
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ PROMPT = """\
 粘贴案件事实，然后按回车和 Ctrl-D。
 Paste the facts, then press Enter and Ctrl-D."""
 BAR_WIDTH = 10
-
 DEMO = (
     "演示用的小模型在回答：它只用虚构案件从零训练，回答没有法律意义。\n"
     "A tiny demo model answers. It was trained from scratch on invented cases: its answers have no "
@@ -38,24 +35,14 @@ CONFIDENCE = (
 NOTICE = "这是统计推测，不是判决。/ A statistical guess, not a judgment."
 
 
-def main(
-    url: str, file: Path | None, defendants: Sequence[str], samples: int, *, as_json: bool
-) -> None:
+def main(url: str, file: Path | None, defendants: Sequence[str], samples: int) -> None:
     """Send the case in `file`, or from a pipe or the keyboard, and print the answer."""
-    err = Console(stderr=True, highlight=False)
-    shows_reply = err.is_terminal and not as_json
-    on_text: Callable[[str], object] = partial(err.out, end="") if shows_reply else len
     with connected(url) as http:
         served = checked(http.get("labels"))
-        body = {"fact": read_fact(file, err), "samples": samples, "stream": True}
-        body |= {"defendants": defendants} if defendants else {}
-        result = ask(http, body, on_text)
-    if shows_reply:
-        err.print()
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
-    else:
-        Console().print(*tables(result, demo=served["demo"]))
+        fact = read_fact(file, Console(stderr=True, highlight=False))
+        body = {"fact": fact, "samples": samples, "defendants": defendants or None}
+        result = checked(http.post("judgments", json=body))
+    Console().print(*tables(result, demo=served["demo"]))
 
 
 def read_fact(file: Path | None, err: Console) -> str:
@@ -105,35 +92,6 @@ def connected(url: str) -> Iterator[httpx.Client]:
     except httpx.HTTPError as error:
         hint = "start one with `make serve`, or give --url"
         raise UserError(f"{url}: no server answers there ({error}); {hint}") from None
-
-
-def ask(http: httpx.Client, body: Mapping[str, Any], on_text: Callable[[str], object]) -> Any:
-    """Return the server's result; `on_text` gets the pieces of the reply."""
-    with http.stream("POST", "judgments", json=body) as response:
-        if response.is_error:
-            response.read()
-            checked(response)
-        for event, data in events(response.iter_bytes()):
-            if event == "delta":
-                on_text(data["text"])
-            elif event == "error":
-                raise UserError(f"{response.url}: {data['error']['message']}")
-            elif event == "result":
-                return data
-    raise UserError(f"{http.base_url}: the reply broke off; is the server still running?")
-
-
-def events(chunks: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and data of each server-sent event."""
-    event, rest = "", b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")  # only at newlines: data may contain U+2028
-        for line in lines:
-            name, _, value = line.decode("utf-8").partition(":")
-            if name == "event":
-                event = value.strip()
-            elif name == "data":
-                yield event, json.loads(value)
 
 
 def checked(response: httpx.Response) -> Any:

@@ -43,19 +43,14 @@ from zmq import ZMQError
 __all__ = ["VLLM_VERSION", "AsyncEngineArgs", "CompletionOutput", "RequestOutput", "VLLMError"]
 
 TEXT_SETTINGS = {
-    "detokenize",  # only tests set it; `check_sampling` refuses it
-    "stop",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
+    *("stop", "include_stop_str_in_output", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "detokenize"),  # the last one only in tests
 }
 """Settings of `sampling` with which vLLM itself must decode the text of a reply."""
 
 CALL_TIMEOUT_S = 60.0
-"""Longest time for a call of the engine that is no request."""
-
 POLL_S = 0.5
-"""How often such a call looks whether the engine has died."""
+"""Limit on a call of the engine that is no request; how often it looks for the engine's death."""
 
 ENGINE_ENDED = (
     "engine: its process has ended or hangs, see what it printed; if memory was short, "
@@ -82,13 +77,12 @@ class Engine:
     async def ask(self, request: Request, on_text: OnText = ignore_text) -> RequestOutput:
         """Return the finished output of one request; when cancelled, the engine aborts it."""
         question, kind = request.question, RequestOutputKind
+        schema = question.schema or None
         decodes_here = self._is_fast and not TEXT_SETTINGS & request.sampling.keys()
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
             **({"detokenize": False} if decodes_here else {}),
-            structured_outputs=StructuredOutputsParams(json=question.schema)
-            if question.schema
-            else None,
+            structured_outputs=schema and StructuredOutputsParams(json=schema),
             output_kind=kind.FINAL_ONLY if on_text is ignore_text else kind.CUMULATIVE,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
@@ -121,9 +115,8 @@ def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
     """Return the complete characters of a reply, which may be unfinished.
 
     vLLM decodes each token and all its alternatives one by one, which takes longer than everything
-    else that this process does for a request (tests/bench/serve.py). Its texts differ in two cases:
-    it drops a last token that ends inside a character, and it keeps the space that tokenizers with
-    `▁` write before the first word.
+    else in this process (tests/bench/serve.py). It also drops a last token that ends inside a
+    character, and keeps the space that tokenizers with `▁` write before the first word.
     """
     tokens = list(reply.token_ids)
     if reply.finish_reason == "stop":
@@ -156,11 +149,8 @@ async def running_engine(
 ) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
-    Args:
-        served: The model, and its adapter, if any.
-        settings: Further engine arguments of vLLM.
-        max_tokens: Limit on prompt plus reply.
-        seed: Seed of the engine. A seed per request kills the CPU engine when a prefill is chunked.
+    `settings` are further engine arguments; `max_tokens` limits prompt plus reply. The seed is that
+    of the engine: a seed per request kills the CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}

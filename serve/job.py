@@ -28,27 +28,17 @@ COMPILATION_SETTINGS = {"compilation_config", "optimization_level", "enforce_eag
 
 @dataclass(frozen=True)
 class Job:
-    """What any process needs to answer cases of a run.
-
-    Attributes:
-        config: The settings.
-        folder: The folder of the answers.
-        task_name: The task of the run.
-        trained: The training result; None for an endpoint without one.
-        max_tokens: Limit on prompt plus reply; 0 for an endpoint without a training.
-        labels: The label sets of the training.
-        solve: Settings of examples with several calls: those of training, then those of `config`.
-        served: The model to load; None for an endpoint without a training.
-    """
+    """What any process needs to answer cases of a run."""
 
     config: GenerateConfig
-    folder: Path
+    folder: Path  # of the answers
     task_name: str
+    # Of the training; an endpoint may have none.
     trained: Path | None = None
     max_tokens: int = 0
     labels: Labels = field(default_factory=Labels)
-    solve: dict[str, Any] = field(default_factory=dict)
-    served: Served | None = None
+    solve: dict[str, Any] = field(default_factory=dict)  # of training, then of `config`
+    served: Served | None = None  # the model to load
 
     @property
     def task(self) -> Task:

@@ -31,9 +31,6 @@ class Judge:
         """Return the judgments of one case, as `POST /v1/judgments` does.
 
         The arguments are fields of `CaseRequest`.
-
-        Raises:
-            UserError: The case cannot be asked, the engine has failed, or the `with` block is over.
         """
         names = None if defendants is None else list(defendants)
         return self._submit({"fact": fact, "defendants": names, "samples": samples}).result()
@@ -41,10 +38,8 @@ class Judge:
     def many(self, cases: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the judgments of cases in their order, with many in the engine at once.
 
-        A case is a mapping with `fact`, and `defendants` and `samples` as for one case.
-
-        Raises:
-            UserError: As for one case; the cases after it are not answered.
+        A case is a mapping with `fact`, and `defendants` and `samples` as for one case. After an
+        error no case is answered.
         """
         waiting: deque[Future[dict[str, Any]]] = deque()
         try:
@@ -74,16 +69,13 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     """Start the engine of a run, and stop it at the end of the block.
 
     `settings` are settings of `ServeConfig`, in place of those in `run`/config.yaml.
-
-    Raises:
-        UserError: A setting is wrong, nothing trained is there, or the engine does not start.
     """
     words = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     config, runs = serve_settings(Path(run), words)
     check_engine(config.engine)
     started: Future[Judge] = Future()
     end: Future[None] = Future()
-    work = answer_cases(ServedRun(runs[NAME], config), config, started, end)
+    work = run_engine(ServedRun(runs[NAME], config), config, started, end)
     # In a thread of its own: in a notebook, this one runs an event loop already.
     thread = Thread(target=asyncio.run, args=[work], name="panjue engine")
     thread.start()
@@ -94,7 +86,7 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
         thread.join()
 
 
-async def answer_cases(
+async def run_engine(
     run: ServedRun, config: ServeConfig, started: "Future[Judge]", end: "Future[None]"
 ) -> None:
     """Run an engine until `end` is done; `started` receives its judge, or why there is none."""

@@ -1,8 +1,8 @@
 """The loop that asks: a coroutine per example, each finished row written at once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 from panjue.prompts.example import Decoded, Example, First, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
@@ -30,10 +30,7 @@ class Answerer:
         slots: asyncio.Semaphore,
         passes: Sequence[Sampling] = ({"logprobs": 2},),
     ) -> None:
-        """Take what answers and what makes questions.
-
-        Each call holds one of the `slots` and sends one request per item of `passes`.
-        """
+        """Take what answers and what makes questions; a call has one request for each pass."""
         self._source, self._asker, self._slots, self._passes = source, asker, slots, passes
         self._with_alternatives = len(passes) > 1 or passes[0].get("logprobs") == ALTERNATIVES
 
@@ -46,11 +43,10 @@ class Answerer:
                 questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
             except StopIteration:
                 return
-            numbers = range(number, number + len(questions))
-            keys = [
-                key_fields(answer, example, *call) for call in zip(numbers, questions, strict=True)
+            calls = [
+                (key_fields(answer, example, call, question), question)
+                for call, question in enumerate(questions, start=number)
             ]
-            calls = zip(keys, questions, strict=True)
             replies = await all_of(self._reply(*call, write, find_row) for call in calls)
             number += len(questions)
 
@@ -98,7 +94,7 @@ async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
 
 async def answer_all(
     examples: Iterable[Example],
-    answer: Callable[[Example], Awaitable[None]],
+    answer: Callable[[Example], Coroutine[Any, Any, None]],
     slots: asyncio.Semaphore,
 ) -> None:
     """Answer examples, each in a coroutine; one is drawn when all questions so far have a slot.
@@ -114,16 +110,13 @@ async def answer_all(
         if not task.cancelled() and (error := task.exception()):
             errors.append(error)
 
-    async def one(example: Example) -> None:
-        await answer(example)
-
     try:
         for example in examples:
             async with slots:
                 pass  # questions wait in line, and so does the next example
             if errors:
                 break
-            task = asyncio.create_task(one(example))
+            task = asyncio.create_task(answer(example))
             running.add(task)
             task.add_done_callback(finished)
             await asyncio.sleep(0)  # it gets in line

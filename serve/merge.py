@@ -29,8 +29,7 @@ MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2
 GGUF = "model.gguf"
 """The file that llama.cpp's converter makes of the merged model (serve/README.md, "Export")."""
 
-PROMPT = "{{ .Prompt }}"
-"""What Ollama replaces by the user's message."""
+PROMPT = "{{ .Prompt }}"  # Ollama replaces it by the user's message
 
 MODELFILE = '''\
 # Make {gguf} (serve/README.md, "Export"), then `ollama create panjue -f Modelfile` here.
@@ -62,13 +61,7 @@ class Served(NamedTuple):
 
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
-    """Return the folders to load.
-
-    Args:
-        trained: Folder of a training result: an adapter or a full model.
-        adapter: `merge`, `lora` or `none`; see `EngineConfig.adapter`.
-        base: Folder or hub name of the base model, if it has moved.
-    """
+    """Return the folders to load for a training result; see `EngineConfig` for the others."""
     record = RunRecord.read(trained)
     if not (trained / "adapter_config.json").exists():
         if adapter == "lora":
@@ -89,10 +82,7 @@ def merged_record(adapter: Path) -> RunRecord:
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
-    """Say whether `out` is the finished merge with this record.
-
-    While another process replaces `out`, it has no record; `merge` waits for that process.
-    """
+    """Say whether `out` is the finished merge with this record."""
     with suppress(UserError):
         return RunRecord.read(out) == record
     return False
@@ -120,10 +110,9 @@ def main(run: Path, base: str | None = None) -> None:
 
 
 def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
-    """Merge `adapter` into the base that its record names and write the model to `out`.
+    """Merge `adapter` into its base, or reuse an earlier merge, and return the folder `out`.
 
-    `out` appears only when it is complete, with the adapter's labels and record. An existing merge
-    of the same adapter is reused. `base` is the folder or hub name of the base, if it has moved.
+    `out` appears only when it is complete, with the adapter's labels and record.
     """
     if not (adapter / MANIFEST).exists():
         raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
@@ -204,12 +193,7 @@ def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path)
 
 
 def modelfile(tokenizer: Any, max_tokens: int) -> str:
-    """Return a Modelfile whose template is the chat template of training, for one user message.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        max_tokens: Limit on prompt plus reply.
-    """
+    """Return a Modelfile for Ollama: the chat template of training, for one user message."""
     message = {"role": "user", "content": PROMPT}
     text = tokenizer.apply_chat_template(
         [message], add_generation_prompt=True, tokenize=False, **TEMPLATE_ARGS

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +19,8 @@ from panjue.serve.checks import Problem, check_key, for_vllm, no_model, read_jso
 from panjue.serve.engine import Engine, VLLMError, on_cpu
 from panjue.serve.served import BadCase, CaseRequest, ServedRun, case_request
 from panjue.serve.settings import ServeConfig
+
+T = TypeVar("T")
 
 PAGE = Path(__file__).parent / "page"
 PAGE_PATHS = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
@@ -73,11 +75,7 @@ class Setup:
 
 
 class Panjue:
-    """The middleware.
-
-    vLLM imports it by name and makes it with the app alone. Its setup is `args.panjue`: vLLM hands
-    its arguments to every API server process, and an app has them in its state.
-    """
+    """The middleware; vLLM makes it with the app alone, whose state has our setup in its `args`."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Take the app inside."""
@@ -159,10 +157,9 @@ class Panjue:
             engine = Engine(state.engine_client, lora)
             with self._slots(1 + case.samples, setup.config.in_flight):
                 if case.stream:
-                    sending = send_events(run, engine, case, send)
-                else:
-                    sending = send_answer(run.answer(engine, case), scope, receive, send)
-                await while_connected(receive, sending)
+                    await while_connected(receive, send_events(run, engine, case, send))
+                elif answer := await while_connected(receive, run.answer(engine, case)):
+                    await JSONResponse(answer)(scope, receive, send)
         except BadCase as error:
             raise Problem(400, str(error)) from None
         except (UserError, VLLMError):
@@ -193,13 +190,6 @@ async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
 
 OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 """Path -> function that returns the body of the response."""
-
-
-async def send_answer(
-    answer: Coroutine[Any, Any, dict[str, Any]], scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Send the answer to a case as JSON."""
-    await JSONResponse(await answer)(scope, receive, send)
 
 
 async def send_events(run: ServedRun, engine: Engine, case: CaseRequest, send: Send) -> None:
@@ -233,14 +223,13 @@ def event(name: str, data: Mapping[str, Any]) -> Message:
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Await `work`; cancel it, and so its requests in the engine, when the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
+        return working.result() if working.done() else None
     finally:
         for task in (working, leaving):
             task.cancel()

@@ -24,7 +24,7 @@ LATE_S = 1.0
 
 
 class Output:
-    """Appends rows, and counts calls, tokens and answered examples."""
+    """Appends rows, and shows how many examples are answered and how fast."""
 
     def __init__(self, file: IO[str], progress: Meter) -> None:
         """Take the open file and the progress display."""
@@ -82,10 +82,8 @@ def holding_refusals(write: Callable[[Row], None], name: str) -> Iterator[Callab
         nonlocal has_replied
         has_replied = has_replied or "refused" not in row
         held.append(row)
-        if has_replied:
-            for each in held:
-                write(each)
-            held.clear()
+        while has_replied and held:
+            write(held.pop(0))
         check(MAX_FIRST_REFUSALS)
 
     yield write_or_hold
@@ -129,10 +127,9 @@ class StopSignals:
             self._check()
 
     async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`, which a signal cancels: a running vLLM does not survive an exception.
+        """Await `work`; a signal cancels it, then Stopped is raised.
 
-        Raises:
-            Stopped: There was a signal.
+        A signal handler may not raise here: a running vLLM does not survive an exception.
         """
         task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)

@@ -39,7 +39,7 @@ from panjue.serve.rows import Row
 HOST = socket.gethostname()
 
 RESTARTS = 3
-"""How often Ray starts the process of a replica again, on any machine of the cluster."""
+"""How often Ray starts a replica's process again, on any machine."""
 
 WAYS_OUT = {
     "Could not find any running Ray instance": "`.venv/bin/ray start --head` starts a cluster "
@@ -107,21 +107,17 @@ def cluster(address: str) -> Iterator[None]:
 
 
 def make_token() -> None:
-    """Make the token of this user's clusters if there is none; Ray's own would be readable by all.
-
-    `ray.init` must not do it: its processes would keep the file mode mask for all their files.
-    """
+    """Make the token of this user's clusters if there is none; all could read one of Ray's."""
     if not (Path.home() / ".ray/auth_token").exists():
         words = [str(Path(sys.executable).with_name("ray")), "get-auth-token", "--generate"]
         subprocess.run(words, umask=0o077, check=False, capture_output=True)
 
 
 def reason_of(error: Exception) -> str:
-    """Return Ray's message in one line, with the way out where it is known."""
+    """Return Ray's message in one line; if a way out is known, its first sentence and that."""
     message = " ".join(str(error).split())
     for words, way_out in WAYS_OUT.items():
         if words in message:
-            # What follows the first sentence names options of Ray's own.
             return f"{message.split('. ')[0].rstrip('.')}; {way_out}"
     return message
 
@@ -168,17 +164,11 @@ def everywhere(job: Job) -> Job:
     return replace(job, folder=job.folder.absolute(), served=served)
 
 
-ALL_ENDED = (
-    "ray: all replicas have ended for good: {}; see debug.log in the run folder, or Ray's logs; "
-    "finished rows are kept, run the same command to resume"
-)
-
-
 class Replica:
     """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
 
     def __init__(self, job: Job, passes: list[Sampling], wanted: dict[str, str]) -> None:
-        """Take the job, its sampling passes, and the versions of the driver."""
+        """Take the job, its sampling passes, and the driver's versions."""
         self._job, self._passes, self._wanted = job, passes, wanted
         self._running = AsyncExitStack()
         self._answerer: Answerer | None = None
@@ -221,23 +211,19 @@ class Replica:
 
 @dataclass(eq=False)
 class Running:
-    """A replica whose engine is running, and how many examples it answers."""
+    """A replica whose engine is running."""
 
     actor: Any
-    examples: int = 0
+    examples: int = 0  # that it answers now
 
 
 class Fleet:
-    """The replicas, and what each is doing.
-
-    Attributes:
-        slots: One for each example that may be under way.
-        repeats: How often an example was given out again, since its replica had ended.
-    """
+    """The replicas, and how many examples each is answering."""
 
     def __init__(self, actors: list[Any], slots: int) -> None:
         """Start the engines of all replicas; call it in the event loop."""
-        self.slots, self.repeats = asyncio.Semaphore(slots), 0
+        self.slots = asyncio.Semaphore(slots)  # one for each example under way
+        self.repeats = 0  # examples given out again, since their replica had ended
         self._count, self._error, self._changed = len(actors), "", asyncio.Event()
         self._running: list[Running] = []
         self._starting: set[asyncio.Task[None]] = set()
@@ -257,7 +243,9 @@ class Fleet:
             if self._failure:
                 raise self._failure
             if not self._starting:
-                raise UserError(ALL_ENDED.format(self._error))
+                ended = f"ray: all replicas have ended for good: {self._error}; see debug.log"
+                kept = "finished rows are kept, run the same command to resume"
+                raise UserError(f"{ended} in the run folder, or Ray's logs; {kept}")
             self._changed.clear()
             await self._changed.wait()
         return min(self._running, key=lambda replica: replica.examples)

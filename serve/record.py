@@ -110,18 +110,11 @@ def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRe
 
 @dataclass
 class Rest:
-    """The examples of a run that have no answer yet.
-
-    Attributes:
-        examples: These examples, drawn one by one.
-        rows: The rows of an earlier run, if any; an example of several calls may have some.
-        done: Number of examples that have their answer.
-        total: Number of all examples.
-    """
+    """The examples of a run that have no answer yet."""
 
     examples: Iterator[Example]
-    rows: Rows | None
-    done: int
+    rows: Rows | None  # of an earlier run; some calls of an example may have rows already
+    done: int  # examples that have their answer
     total: int
 
     def find_row(self, key: str) -> Row | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,7 +22,6 @@ from panjue.serve.rows import ALTERNATIVES, row
 from panjue.serve.settings import NAME, ServeConfig
 
 MAX_SAMPLES = 32
-
 NUMBERS = count()
 """A number for each case: vLLM wants every request under a name of its own."""
 
@@ -69,19 +67,10 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
 
 
 class ServedRun:
-    """The prompts, labels and decision rule of a training; the engine is not part of it.
-
-    Attributes:
-        folders: The model that the engine loads, and the adapter on it, if that is not merged.
-        demo: Whether the demo's tiny model answers.
-    """
+    """The prompts, labels and decision rule of a training; the engine is not part of it."""
 
     def __init__(self, run: Run, config: ServeConfig) -> None:
-        """Load all parts, and merge the adapter if needed.
-
-        Raises:
-            UserError: Nothing trained is there, its base is missing, or its task cannot be served.
-        """
+        """Load all parts, and merge the adapter if needed."""
         trained, record = run.trained, run.record
         self.task, self.task_name = load_task(record.task), record.task
         if self.task.data.by_hand is None:
@@ -123,21 +112,22 @@ class ServedRun:
         """Return the body of `POST /v1/judgments`.
 
         `on_event` receives `start` when the engine is asked, and `delta` with each new piece of the
-        greedy reply.
-
-        Raises:
-            BadCase: The case cannot be asked.
-            UserError: The engine has failed.
+        greedy reply. A case that cannot be asked raises BadCase, an engine that failed UserError.
         """
         example, question = await asyncio.to_thread(self._prepare, case)
         sampling: dict[str, Any] = {"logprobs": ALTERNATIVES}
         more = {**sampling, "n": case.samples, "temperature": 1.0}
         passes = [sampling, more] if case.samples else [sampling]
         first, *further = requests(next(NUMBERS), question, passes)
-        on_text = partial(send_delta, on_event) if on_event else ignore_text
+
+        def on_text(text: str) -> None:
+            if on_event:
+                on_event("delta", {"text": text})
+
         if on_event:
             on_event("start", {"defendants": list(example.names)})
-        outputs = await asyncio.gather(engine.ask(first, on_text), *map(engine.ask, further))
+        first_output = engine.ask(first, on_text if on_event else ignore_text)
+        outputs = await asyncio.gather(first_output, *map(engine.ask, further))
         pairs = list(zip((first, *further), outputs, strict=True))
         completion = row(pairs, self.asker.tokenizer, with_alternatives=True)
         if "refused" in completion:
@@ -151,11 +141,6 @@ class ServedRun:
             "dropped_sentences": question.dropped,
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
-
-
-def send_delta(on_event: OnEvent, text: str) -> None:
-    """Send a piece of a reply as an event."""
-    on_event("delta", {"text": text})
 
 
 def decide(

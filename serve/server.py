@@ -7,7 +7,6 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TypeVarTuple
 
 import uvloop
 
@@ -37,8 +36,6 @@ from panjue.serve.settings import (
     ServeConfig,
     server_key,
 )
-
-Ts = TypeVarTuple("Ts")
 
 
 def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
@@ -79,14 +76,11 @@ def run(args: Namespace) -> None:
 
 
 class Loop(uvloop.Loop):
-    """An event loop that knows whether a signal stops the server.
-
-    vLLM's `run_server` returns in the same way after a signal and after the death of its engine.
-    """
+    """An event loop that knows whether a signal stops the server, and not its engine's death."""
 
     has_stopped = False
 
-    def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: object) -> None:
         """Set the handler of a signal."""
 
         def stop() -> None:
@@ -97,10 +91,7 @@ class Loop(uvloop.Loop):
 
 
 def free_port(host: str, port: int) -> int:
-    """Return a free port; `port` unless that is 0.
-
-    vLLM binds it later; here a port in use is an error before the slow start.
-    """
+    """Return `port`, or any free one if it is 0; one in use is an error before the slow start."""
     try:
         family = socket.getaddrinfo(host, port)[0][0]
         with socket.create_server((host, port), family=family) as listener:
@@ -112,11 +103,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def arguments(setup: Setup) -> Namespace:
-    """Return the arguments of vLLM's server.
-
-    Raises:
-        TypeError: The arguments do not fit together.
-    """
+    """Return the arguments of vLLM's server; TypeError if they do not fit together."""
     config, runs = setup.config, setup.runs
     max_tokens = max(run.asker.max_tokens for run in runs.values())
     needed = [engine_settings(run.folders, config.seed, max_tokens) for run in runs.values()]

@@ -72,14 +72,13 @@ SERVER_MANAGED_SETTINGS = {
     **MANAGED_SETTINGS,
     "host": "host",
     "port": "port",
-    "uds": "nothing: set host and port",
     "api_key": f"the environment variable {KEY}",
     "served_model_name": "nothing: the name is panjue",
     "generation_config": "nothing: each request sets its sampling",
     "lora_modules": "name=RUN for each further adapter",
     "middleware": "nothing: it is panjue's",
 }
-"""The same for the arguments of vLLM's server."""
+"""The same for vLLM's server; it has further arguments that `SERVER_ARGUMENTS` leaves out."""
 
 SERVER_ARGUMENTS = (
     *("api_server_count", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
@@ -89,7 +88,7 @@ SERVER_ARGUMENTS = (
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
 
 REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
-"""Variables of vLLM's server that are unset: they would change its checks of key and model name."""
+"""Variables that would change the server's checks of key and model name."""
 
 
 class EngineConfig(Config):

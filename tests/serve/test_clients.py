@@ -32,8 +32,6 @@ FORMAT: dict[str, Any] = {
     "type": "json_schema",
     "json_schema": {"name": "v", "schema": VERDICT, "strict": True},
 }
-TEXTS = [{"type": "text", "text": "你"}, {"type": "text", "text": "好"}]
-PARTS = [{"role": "user", "content": TEXTS}]
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "你好", "name": "zhang"},
@@ -46,48 +44,23 @@ TOOL = {
 }
 
 CHATS: dict[str, dict[str, Any]] = {
-    "max_tokens": {"max_tokens": 8},
-    "max_completion_tokens": {"max_completion_tokens": 8},
     "n": {"n": 3, "temperature": 1, "structured_outputs": {"choice": ["有罪"]}},
-    "logprobs": {"logprobs": True},
     "top_logprobs": {"logprobs": True, "top_logprobs": 5},
     "response_format": {"response_format": FORMAT, "max_tokens": 64},
-    "json_object": {"response_format": {"type": "json_object"}},
-    "content parts": {"messages": PARTS},
     "a talk with names": {"messages": TALK},
-    "frequency_penalty": {"frequency_penalty": 1.5},
-    "presence_penalty": {"presence_penalty": 1.5},
-    "user": {"user": "somebody"},
-    "stop": {"stop": ["。", "a"]},
-    "top_p": {"top_p": 0.5},
-    "logit_bias": {"logit_bias": {"5": 100}},
     "tools that are not called": {"tools": [TOOL], "tool_choice": "none"},
-    "stream": {"stream": True},
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
-    "streamed n": {
-        "stream": True,
-        "n": 2,
-        "temperature": 1,
-        "structured_outputs": {"choice": ["有罪"]},
-    },
-    "streamed logprobs": {"stream": True, "logprobs": True, "top_logprobs": 2},
     "streamed schema": {"stream": True, "response_format": FORMAT},
-    "vLLM's own": {"structured_outputs": {"choice": ["有罪", "无罪"]}},
     "return_token_ids": {"return_token_ids": True},
-    "store and metadata": {"store": False, "metadata": {"a": "b"}},
     "no such model": {"model": "another"},
     "too many tokens": {"max_tokens": 10**9},
-    "no messages": {"messages": []},
 }
 COMPLETIONS: dict[str, dict[str, Any]] = {
-    "a prompt": {"prompt": "你好"},
     "several prompts": {"prompt": ["你好", "再见"]},
-    "echo and logprobs": {"prompt": "你好", "echo": True, "logprobs": 2},
     "token ids": {"prompt": [5, 6, 7]},
     "streamed": {"prompt": "你好", "stream": True, "stream_options": {"include_usage": True}},
 }
 RESPONSES: dict[str, dict[str, Any]] = {
-    "a text": {"input": "你好"},
     "items": {"input": TALK[1:2], "instructions": "Be brief."},
     "a schema": {
         "input": "你好",
@@ -149,7 +122,7 @@ def test_openai_routes_answer_as_vllm_alone(
         ours, plain = http.post(path, json=body), around.post(path, json=body)
     assert ours.status_code == plain.status_code
     assert ours.headers["content-type"] == plain.headers["content-type"]
-    refused = what in ("no such model", "too many tokens", "no messages")
+    refused = what in ("no such model", "too many tokens")
     assert ours.is_error == refused, ours.text
     if body.get("stream"):
         for one, other in zip(joined(ours.text), joined(plain.text), strict=True):

@@ -15,7 +15,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
 from panjue.prompts.tasks.dialogue.similarity import JUDGE_KEY, make_matching
-from panjue.serve.ask import Asker, PlainAsker
+from panjue.serve.ask import Asker
 from panjue.serve.endpoint import KEY, Endpoint
 from panjue.serve.engine import Engine
 
@@ -131,18 +131,6 @@ def test_any_openai_endpoint_does_as_well(
     for example in examples:
         run_steps(TASK.answer.solving(example), reply)
     assert len(valid) > len(made) / 2  # the others were cut by length
-
-
-def test_our_own_server_answers_without_a_schema(
-    server: Any, monkeypatch: pytest.MonkeyPatch, rows_of: Any
-) -> None:
-    monkeypatch.setenv(KEY, server.key)
-    plain = PlainAsker(TASK, Labels(), constrained=False)
-    example = list(Reader(TASK).read(SAMPLE))[1]
-    with closing(Endpoint(f"{server.url}/v1#panjue")) as endpoint:
-        made = rows_of(endpoint, plain, [example], passes=[{"max_tokens": 40}])
-    assert [row["finish"] for row in made] == [["length"]] * len(made)
-    assert answer_of(TASK, example, made)
 
 
 def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

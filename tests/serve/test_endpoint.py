@@ -207,19 +207,6 @@ def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
     assert len(ask(turns=150, in_flight=200)) > 150
 
 
-def test_a_slash_that_ends_its_address_is_not_doubled(
-    server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Server, "name", server.name.replace("#", "/#"))
-    assert len(ask()) == 8
-
-
-def test_a_busy_endpoint_is_waited_for(server: Server, ask: Ask) -> None:
-    times = iter(range(100))
-    server.behave = lambda _: (503, {"Retry-After": "0.1"}, "busy") if next(times) < 6 else None
-    assert len(ask()) == 8
-
-
 BROKEN_OFF = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}
 
 
@@ -258,14 +245,6 @@ def test_an_endpoint_that_is_not_there_is_named(
 def test_a_name_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="is not URL#MODEL"):
         Endpoint(name)
-
-
-def test_a_key_of_other_characters_is_refused(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY, "密钥")
-    with pytest.raises(UserError, match=f"^{KEY}: must be of printable ASCII characters"):
-        Endpoint(server.name)
 
 
 def command(server: Server, run: Path, *words: str) -> list[str]:

@@ -113,14 +113,6 @@ def test_greedy_without_schema_is_what_transformers_generates(
         assert list(mine) == both[0, len(request.question.prompt) :].tolist()[: len(mine)]
 
 
-def test_several_samples_come_back_together(
-    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
-) -> None:
-    sampling = {"n": 3, "temperature": 1.0}
-    [row] = rows_of(llm, asker, examples[:1], passes=[sampling])
-    assert len(row["texts"]) == len(row["finish"]) == 3
-
-
 @pytest.fixture(scope="module")
 def sampled(
     llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
@@ -323,15 +315,6 @@ def test_a_case_that_cannot_fit_is_refused_and_the_others_go_on(
     assert done[examples[1].id]["finish"] == ["stop"]
     with pytest.raises(Refusal):
         asker.question(hopeless)
-
-
-def test_a_long_case_is_shortened_and_says_so(
-    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
-) -> None:
-    long = replace(examples[0], text="案发当日天气晴朗。" * 1200 + examples[0].text)
-    [row] = rows_of(llm, asker, [long])
-    assert row["dropped_sentences"] > 0
-    assert row["prompt_tokens"] < asker.max_tokens
 
 
 def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -65,31 +64,6 @@ def test_prompts_and_greedy_answers_are_those_of_offline_decoding(
             assert offline[example.id]["near_ties"], example.id
     assert asked >= 40
     assert len(ties) <= 2, f"parted at ties: {ties}"
-
-
-def test_the_prompt_ids_of_training_and_chat_completions_are_equal(
-    http: httpx.Client, asker: Asker, shared: Path
-) -> None:
-    cases = [e for e in Reader(TASK).read(shared / "drdz/dev.jsonl") if len(e.text) < 400][:50]
-    compared = 0
-    for example in cases:
-        report = RowReport()
-        maker = RowMaker(TASK, asker.tokenizer, asker.labels, 4096)
-        trained = list(maker.rows([example], report))
-        prompt = asker.question(example)
-        if prompt.dropped:
-            continue
-        chat = {
-            "messages": TASK.ask.prompt(example),
-            "max_tokens": 1,
-            "return_token_ids": True,
-        }
-        told = http.post("/v1/chat/completions", json=chat)
-        assert told.json()["prompt_token_ids"] == prompt.prompt
-        compared += 1
-        for row in trained:  # none where the gold answer has a label that the demo lacks
-            assert row["input_ids"][: len(prompt.prompt)] == prompt.prompt
-    assert compared >= 40
 
 
 def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> None:
@@ -198,12 +172,3 @@ def test_markers_and_braces_in_the_facts_are_text(http: httpx.Client) -> None:
     assert [j["name"] for j in told.json()["judgments"]] == ["张某甲", "李某乙"]
     named = http.post("/v1/judgments", json={"fact": FACT, "defendants": ["<|im_end|>", "{{x}}"]})
     assert [j["name"] for j in named.json()["judgments"]] == ["<|im_end|>", "{{x}}"]
-
-
-def test_many_at_once_are_all_answered_once_and_alike(http: httpx.Client) -> None:
-    bodies = [{"fact": FACT, "defendants": [f"甲{i}"]} for i in range(64)]
-    with ThreadPoolExecutor(64) as several:
-        answers = list(several.map(lambda body: http.post("/v1/judgments", json=body), bodies))
-    for body, answer in zip(bodies, answers, strict=True):
-        assert answer.status_code == 200
-        assert [judgment["name"] for judgment in answer.json()["judgments"]] == body["defendants"]

@@ -76,50 +76,18 @@ def test_no_key_or_a_wrong_one(server: Running, path: str, key: str | None) -> N
     assert "Authorization: Bearer" in answer.json()["error"]["message"]
 
 
-def routes(app: Any) -> Iterator[tuple[str, str]]:
-    """Yield every method and path of an app and of what is mounted in it."""
-    for route in app.routes:
-        path = getattr(route, "path", "").replace(":path", "")
-        yield from ((method, path) for method in getattr(route, "methods", None) or ("GET", "POST"))
-        mounted = getattr(getattr(route, "app", None), "routes", ())
-        yield from ((inner.methods and min(inner.methods), path + inner.path) for inner in mounted)
-
-
-def vllm_app() -> Any:
-    """Return vLLM's app, without an engine."""
-    import panjue.serve.engine  # noqa: F401  # sets the environment variables that vLLM reads
-
-    # isort: split
-    from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    return build_app(Namespace(**vars(args)), ("generate",))
-
-
-def test_no_other_route_of_vllm_can_be_reached(server: Running, http: httpx.Client) -> None:
-    found = {(method, path) for method, path in routes(vllm_app()) if path}
-    assert {("POST", path) for path in GENERATE} < found
-    hidden = {(method, path) for method, path in found if method not in METHODS.get(path, ())}
-    assert len(hidden) > 15
-    with httpx.Client(base_url=server.url) as keyless:
-        for method, path in sorted(hidden):
-            asked = path.replace("{", "").replace("}", "")
-            for client in (http, keyless):
-                answer = client.request(method, asked, json={})
-                assert answer.status_code == (405 if path in METHODS else 404), (method, path)
-
-
 HIDDEN = """/docs /openapi.json /v1/responses/resp_1 /v1/models/panjue /v1//models /v1/models/
-/../server.py /%2e%2e/server.py /..%2fserver.py"""
+/../server.py /%2e%2e/server.py /..%2fserver.py /tokenize /pooling /server_info /v1/embeddings
+/v1/load_lora_adapter /v1/audio/transcriptions /inference/v1/generate /invocations /version"""
 
 
 @pytest.mark.parametrize("path", HIDDEN.split())
-def test_nothing_else_is_reachable(http: httpx.Client, path: str) -> None:
-    answer = http.get(path)
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == 404
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_no_other_route_of_vllm_can_be_reached(
+    http: httpx.Client, server: Running, method: str, path: str
+) -> None:
+    for answer in (http.request(method, path, json={}), httpx.request(method, server.url + path)):
+        assert answer.status_code == answer.json()["error"]["code"] == 404
 
 
 @pytest.mark.parametrize("method", ["DELETE", "GET", "OPTIONS"])
@@ -245,25 +213,6 @@ def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
         assert {name: headers[name] for name in SECURITY} == SECURITY
 
 
-PARTS = [{"type": "text", "text": "TEXT"}]
-TALKS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "TEXT"}]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PARTS}]}),
-    ("/v1/responses", {"input": "TEXT"}),
-    ("/v1/responses", {"input": "甲", "instructions": "TEXT"}),
-]
-
-
-@pytest.mark.parametrize(("path", "body"), TALKS)
-def test_markup_in_a_talk_forges_no_marker(http: httpx.Client, path: str, body: Any) -> None:
-    def tokens(text: str) -> int:
-        filled = json.loads(json.dumps(body).replace("TEXT", text))
-        used = http.post(path, json=filled).json()["usage"]
-        return int(used.get("prompt_tokens") or used["input_tokens"])
-
-    assert tokens("甲<|im_end|>乙") == tokens("甲＜|im_end|>乙") > tokens("甲乙") + 1
-
-
 def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
     def tokens(*texts: str) -> list[int]:
         parts = [{"type": "text", "text": text} for text in texts]
@@ -278,6 +227,10 @@ def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
 
 
 MARKED: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "<|im_end|>"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}]},
+    {"input": "<|im_end|>"},
+    {"input": "甲", "instructions": "<|im_end|>"},
     {"chat_template_kwargs": {"documents": [{"text": "<|im_end|>"}]}},
     {"documents": [{"<|im_end|>": "x"}]},
     {"tool_choice": {"type": "function", "function": {"name": "<|im_end|>"}}},
@@ -287,7 +240,7 @@ MARKED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", MARKED)
-def test_nothing_else_that_a_template_may_see_has_markup(asker: Any, body: Any) -> None:
+def test_nothing_that_a_template_may_see_has_markup(asker: Any, body: Any) -> None:
     passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
     assert "<|im_end|>" not in json.dumps(passed.json())
     assert "＜|im_end|>" in json.dumps(passed.json(), ensure_ascii=False)
@@ -338,22 +291,6 @@ def test_a_seed_that_the_engine_does_not_survive_is_refused(
             assert ("seed: it kills vLLM on a CPU" in answer.text) == refused
 
 
-BAD_SCHEMAS: dict[str, dict[str, Any]] = {
-    "a reference to nothing": {"$ref": "#/nowhere"},
-    "a pattern that is none": {"type": "string", "pattern": "("},
-    "a type that is none": {"type": "judgment"},
-    "nothing fits": {"type": "string", "minLength": 3, "maxLength": 2},
-}
-
-
-@pytest.mark.parametrize("what", BAD_SCHEMAS)
-def test_a_schema_that_is_none_is_refused_before_the_engine(http: httpx.Client, what: str) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD_SCHEMAS[what]}}
-    told = http.post("/v1/chat/completions", json={"messages": SAY, "response_format": form})
-    assert told.status_code == 400, told.text
-    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
-
-
 @pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
 def test_nothing_is_fetched_for_a_client(http: httpx.Client, kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bait:
@@ -388,16 +325,6 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
     assert seen
     until(lambda: server.engine_metric(running) == 0, seconds=5)
     assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
-
-
-def test_readers_that_never_read_hold_up_nobody(server: Running, http: httpx.Client) -> None:
-    raw = json.dumps({"messages": SAY, "max_tokens": 900, "stream": True}).encode()
-    wires = [connected(server, "/v1/chat/completions", raw) for _ in range(4)]
-    for _ in range(3):
-        assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
-    for wire in wires:
-        wire.close()
-    until(lambda: server.engine_metric("vllm:num_requests_running") == 0)
 
 
 def connected(server: Running, path: str, raw: bytes) -> socket.socket:
