@@ -19,8 +19,7 @@ from panjue.prompts.task import Messages, Schema, Task
 Sampling = Mapping[str, Any]
 """Arguments of vLLM's SamplingParams, or of OpenAI; `temperature` is 0 by default."""
 
-OnText = Callable[[str], None]
-"""Callback that receives each new piece of a reply."""
+OnText = Callable[[str], None]  # callback that receives each new piece of a reply
 
 
 def ignore_text(_: str) -> None:

@@ -30,11 +30,8 @@ from panjue.serve.settings import GenerateConfig
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 HERE = Path(__file__).parent / "bundled"
-SUMS = "SHA256SUMS"
-"""The hash of every other file, as `sha256sum --check` reads it."""
-
-EXPECTED = "expected.json"
-"""Hashes of the test file and of each line of the submission."""
+SUMS = "SHA256SUMS"  # the hash of every other file, as `sha256sum --check` reads it
+EXPECTED = "expected.json"  # hashes of the test file and of each line of the submission
 
 TORCH = "https://download.pytorch.org/whl"
 """Index with builds, such as `cpu`, that PyPI does not have."""

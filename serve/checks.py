@@ -23,8 +23,7 @@ texts are escaped. The `prompt` of completions is passed on unchanged."""
 TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """Fields that vLLM servers send each other; `prompt_token_ids` in them would replace the prompt."""
 
-LARGEST_BODY = 2**18
-"""Bytes of a request body that are read: some 80,000 characters."""
+LARGEST_BODY = 2**18  # bytes of a request body that are read: some 80,000 characters
 
 LARGEST_DISCARD = 2**26
 """Bytes of a larger body that are discarded, so that its client can read the error."""

@@ -13,8 +13,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import OnText, Request, ignore_text
 
-KEY = "PANJUE_ENDPOINT_KEY"
-"""Environment variable with the endpoint's API key."""
+KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "presence_penalty", "frequency_penalty")
 """Settings of `sampling` that OpenAI's chat completions have too."""

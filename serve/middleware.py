@@ -30,8 +30,7 @@ GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Routes that vLLM answers itself."""
 
 JUDGMENTS = "/v1/judgments"
-HEALTH = ("/health", "/readyz")
-"""Routes for monitoring; they need no key."""
+HEALTH = ("/health", "/readyz")  # routes for monitoring; they need no key
 
 METHODS = {
     **dict.fromkeys((*GENERATE, JUDGMENTS), ("POST",)),

@@ -2,17 +2,13 @@
 
 import re
 
-MAX_DEFENDANTS = 200
-"""More than any case has."""
+MAX_DEFENDANTS = 200  # more than any case has
 
 MAX_NAMES_READ = 1000
 """Limit on names that are read, since each needs several searches of the whole text."""
 
-INTRODUCED = re.compile(r"被告(?:人|单位)?(?![席辩])|犯罪嫌疑人")
-"""Words before a defendant's name."""
-
-SEPARATOR = re.compile(r"\s*(?:、|，?被告人|和|以?及)\s*")
-"""Separators between the names of a list."""
+INTRODUCED = re.compile(r"被告(?:人|单位)?(?![席辩])|犯罪嫌疑人")  # words before a defendant's name
+SEPARATOR = re.compile(r"\s*(?:、|，?被告人|和|以?及)\s*")  # separators between the names of a list
 
 BRACKETS = re.compile(r"[（(][^（）()]{0,40}[）)]")
 """Brackets after a name: another name, or a note that the person is tried separately."""

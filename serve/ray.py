@@ -38,8 +38,7 @@ from panjue.serve.rows import Row
 
 HOST = socket.gethostname()
 
-RESTARTS = 3
-"""How often Ray starts a replica's process again, on any machine."""
+RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
 
 WAYS_OUT = {
     "Could not find any running Ray instance": "`.venv/bin/ray start --head` starts a cluster "

@@ -7,20 +7,14 @@ from typing import Any
 
 from panjue.serve.ask import Request
 
-ALTERNATIVES = 10
-"""Most likely tokens that are read at each position of a reply."""
-
-CERTAIN = 0.999
-"""A position whose token is likelier than this has no alternatives."""
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer decodes an incomplete character to."""
+ALTERNATIVES = 10  # most likely tokens that are read at each position of a reply
+CERTAIN = 0.999  # a position whose token is likelier than this has no alternatives
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer decodes an incomplete character to
 
 NEAR_TIE = 1e-4
 """Two tokens whose log-probabilities differ by less count as equally likely (float32)."""
 
-Row = dict[str, Any]
-"""A row of `completions.jsonl`."""
+Row = dict[str, Any]  # a row of `completions.jsonl`
 
 
 def row(

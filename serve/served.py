@@ -22,8 +22,7 @@ from panjue.serve.rows import ALTERNATIVES, row
 from panjue.serve.settings import NAME, ServeConfig
 
 MAX_SAMPLES = 32
-NUMBERS = count()
-"""A number for each case: vLLM wants every request under a name of its own."""
+NUMBERS = count()  # a number for each case: vLLM wants every request under a name of its own
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Callback that receives the name and the data of a server-sent event."""

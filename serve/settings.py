@@ -16,17 +16,10 @@ from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task, no_labels
 
-NAME = "panjue"
-"""Model name for clients."""
-
-BASE = "base"
-"""vLLM's name for the base model under an adapter; clients cannot use it."""
-
-KEY = "PANJUE_API_KEY"
-"""Environment variable with the key that clients must send."""
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Hosts that only this machine reaches."""
+NAME = "panjue"  # model name for clients
+BASE = "base"  # vLLM's name for the base model under an adapter; clients cannot use it
+KEY = "PANJUE_API_KEY"  # environment variable with the key that clients must send
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that only this machine reaches
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",

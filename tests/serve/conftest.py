@@ -40,7 +40,7 @@ def server(trained: Path, merged: Path) -> Iterator[Running]:
     """Return a running server of the tiny trained model, which is merged already."""
     from tests.conftest import SERVE_WORDS, PanjueServe
 
-    command = [sys.executable, Path(__file__).with_name("serve_plain.py"), trained, *SERVE_WORDS]
+    command = [Path(sys.executable).with_name("panjue"), "serve", trained, *SERVE_WORDS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PANJUE_API_KEY", KEY)
         started = PanjueServe([*command, "max_tokens=3072", "engine.max_num_seqs=32"])

@@ -1,13 +1,11 @@
 """Dialogues through the real engine: many calls for one answer, at once, and resumed."""
 
-import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from panjue.prompts.example import Answer, Decoded, Example, call_key, run_steps
 from panjue.prompts.labels import Labels
@@ -103,7 +101,7 @@ def test_any_openai_endpoint_does_as_well(
     monkeypatch: pytest.MonkeyPatch,
     rows_of: Any,
 ) -> None:
-    """Our own server, which answers as vLLM does: replies obey their schemas, as offline."""
+    """Our own server, which answers as vLLM does offline."""
     monkeypatch.setenv(KEY, server.key)
     examples = list(Reader(TASK).read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
@@ -115,22 +113,6 @@ def test_any_openai_endpoint_does_as_well(
     assert all(prompts), "the same prompts, token for token, where no reply has gone before"
     same = [row["texts"] == offline[call_key(row)]["texts"] for row in made]
     assert sum(same) > 0.8 * len(same)  # the others hang on a near tie, or on a reply that did
-    replies = {row["question"]: row for row in made}
-    valid: list[str] = []
-
-    def reply(_: int, question: Example) -> Decoded:
-        row = replies[str(question.id)]
-        decoded = TASK.ask.decode(row["texts"][0], question, Labels())
-        if row["finish"] == ["stop"]:
-            schema = TASK.ask.schema(question, Labels())
-            Draft202012Validator(schema).validate(json.loads(row["texts"][0]))
-            assert decoded.repairs == ()
-            valid.append(str(question.id))
-        return decoded
-
-    for example in examples:
-        run_steps(TASK.answer.solving(example), reply)
-    assert len(valid) > len(made) / 2  # the others were cut by length
 
 
 def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

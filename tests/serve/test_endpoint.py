@@ -213,11 +213,8 @@ BROKEN_OFF = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
-        ([], "not in OpenAI's format"),
         ({"choices": []}, "not in OpenAI's format"),
         ({"choices": [{}]}, "not in OpenAI's format"),
-        ({"choices": "no"}, "not in OpenAI's format"),
-        (3, "not in OpenAI's format"),
         (BROKEN_OFF, "aborted its reply"),
     ],
 )

@@ -55,15 +55,10 @@ def finished(
     return rows_of(llm, asker, examples)
 
 
-def test_every_example_is_answered_once(
-    finished: list[dict[str, Any]], examples: list[Example]
-) -> None:
-    assert sorted(row["id"] for row in finished) == sorted(example.id for example in examples)
-
-
-def test_every_reply_is_valid_against_its_own_schema(
+def test_every_example_is_answered_once_and_obeys_its_own_schema(
     finished: list[dict[str, Any]], examples: list[Example], asker: Asker
 ) -> None:
+    assert sorted(row["id"] for row in finished) == sorted(example.id for example in examples)
     by_id = {row["id"]: row for row in finished}
     for example in examples:
         row = by_id[example.id]
@@ -249,12 +244,9 @@ def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
 def test_a_half_character_before_the_end_token_is_no_text(asker: Asker) -> None:
     whole = asker.tokenizer("龘", add_special_tokens=False).input_ids
     assert len(whole) > 1
-    for reason, tokens in (
-        ("stop", [*whole[:-1], asker.tokenizer.eos_token_id]),
-        ("error", whole[:-1]),
-    ):
-        cut = CompletionOutput(0, "", tokens, None, None, finish_reason=reason)
-        assert text_of(cut, asker.tokenizer) == ""
+    tokens = [*whole[:-1], asker.tokenizer.eos_token_id]
+    cut = CompletionOutput(0, "", tokens, None, None, finish_reason="stop")
+    assert text_of(cut, asker.tokenizer) == ""
 
 
 @pytest.mark.parametrize(
@@ -263,7 +255,6 @@ def test_a_half_character_before_the_end_token_is_no_text(asker: Asker) -> None:
         {"stop": ["罪"]},
         {"stop": ["罪"], "include_stop_str_in_output": True},
         {"skip_special_tokens": False},
-        {"include_stop_str_in_output": True},
     ],
     ids=str,
 )
