@@ -131,15 +131,10 @@ def test_labels_models_health_and_metrics(http: httpx.Client, server: Running) -
 BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no facts": ({"fact": ...}, "fact"),
     "empty facts": ({"fact": " \n"}, "'fact' must be a text that is not empty"),
-    "facts that are a number": ({"fact": 7}, "fact"),
     "nobody found": ({"fact": "某日天气晴朗。"}, "list them in 'defendants'"),
     "nobody listed": ({"defendants": []}, "'defendants' must list"),
-    "somebody twice": ({"defendants": ["甲", "甲"]}, "'defendants' must list"),
-    "an empty name": ({"defendants": ["甲", " "]}, "'defendants' must list"),
-    "names as text": ({"defendants": "张某甲"}, "defendants"),
     "another task": ({"task": "reading"}, "this server answers 'judgment' only"),
     "too many samples": ({"samples": 1000}, "samples"),
-    "negative samples": ({"samples": -1}, "samples"),
     "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is unknown"),
     "a thousand defendants": (
         {"defendants": [f"被告人{n}" for n in range(1000)]},
