@@ -24,10 +24,7 @@ TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """Fields that vLLM servers send each other; `prompt_token_ids` in them would replace the prompt."""
 
 LARGEST_BODY = 2**18  # bytes of a request body that are read: some 80,000 characters
-
-LARGEST_DISCARD = 2**26
-"""Bytes of a larger body that are discarded, so that its client can read the error."""
-
+LARGEST_DISCARD = 2**26  # bytes of a larger body that are discarded, so that its client sees why
 BODY_TIMEOUT_S = 30.0
 
 

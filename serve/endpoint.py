@@ -21,11 +21,8 @@ SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "presence_penalty", "f
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
 
-ABORTED = frozenset({"abort", "error"})
-"""Finish reasons that vLLM gives when its engine is stopped during a reply."""
-
-MAX_RETRIES = 8
-"""The client waits 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says."""
+ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
+MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,8 @@ from panjue.prompts.plumbing.files import dump, stream
 from panjue.prompts.plumbing.progress import Meter, meter, waiting
 from panjue.serve.rows import Row
 
-MAX_FIRST_REFUSALS = 64
-"""After so many refusals and no reply, the run ends: the endpoint cannot do this task."""
-
-LATE_S = 1.0
-"""When the block fails, a signal is awaited for so long: the engine may get it before we do."""
+MAX_FIRST_REFUSALS = 64  # after so many and no reply, the run ends: the endpoint cannot do it
+LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
 
 
 class Output:

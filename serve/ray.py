@@ -37,7 +37,6 @@ from panjue.serve.record import Rest
 from panjue.serve.rows import Row
 
 HOST = socket.gethostname()
-
 RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
 
 WAYS_OUT = {
@@ -48,11 +47,8 @@ WAYS_OUT = {
 }
 """Words of Ray's message -> what to do."""
 
-ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")
-"""Variables of vLLM that are for one machine alone."""
-
-GPUS = ("tensor", "pipeline", "prefill_context", "data")
-"""The engine's `…_parallel_size` whose product is the number of its GPUs."""
+ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")  # variables for one machine alone
+GPUS = ("tensor", "pipeline", "prefill_context", "data")  # `…_parallel_size` that multiply
 
 SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
 """Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""

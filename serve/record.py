@@ -24,8 +24,8 @@ from panjue.serve.job import Job
 from panjue.serve.rows import Row
 from panjue.serve.settings import RESOURCES
 
+# Made from completions, besides the submission.
 DERIVED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
-"""Files that are made from completions, besides the submission."""
 
 
 def check_held_out(run: Run, test: Path) -> None:

@@ -34,17 +34,12 @@ class CaseRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     fact: str
-    """The facts."""
+    # Their names, in order; by default they are found in the facts by rules.
     defendants: list[str] | None = Field(None, max_length=MAX_DEFENDANTS)
-    """Their names, in order; by default they are found in the facts by rules."""
-    model: str = NAME
-    """Name of the training that answers, if the server has several."""
-    task: str | None = None
-    """The expected task; another one than the training's is refused."""
-    samples: int = Field(0, ge=0, le=MAX_SAMPLES)
-    """Samples besides the greedy reply; with them the answer is decided by expected score."""
-    stream: bool = False
-    """Reply with server-sent events: `start`, several `delta`, then `result` or `error`."""
+    model: str = NAME  # the training that answers, if the server has several
+    task: str | None = None  # the expected task; if it is not the training's, the case is refused
+    samples: int = Field(0, ge=0, le=MAX_SAMPLES)  # besides the greedy reply, to decide from all
+    stream: bool = False  # as events: `start`, several `delta`, then `result` or `error`
 
 
 class BadCase(UserError):
