@@ -106,11 +106,23 @@ def key_of(word: str) -> str:
 def _override(word: str) -> dict[str, Any]:
     if "=" not in word:
         raise UserError(f"{word!r}: an override is written key=value")
+    quote = f"""put text in quotes: {key_of(word)}='"…"'"""
     try:
+        if _has_comment(word.partition("=")[2]):
+            raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
         return _plain(OmegaConf.from_dotlist([word]))
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeError) as error:
-        quote = f"""put text in quotes: {key_of(word)}='"…"'"""
         raise UserError(f"{word!r}: {_problem(error)[1]}; the value is YAML, {quote}") from None
+
+
+def _has_comment(value: str) -> bool:
+    """Say whether a # stands between two YAML tokens, where it starts a comment."""
+    end = 0
+    for token in yaml.scan(value):
+        if "#" in value[end : token.start_mark.index]:
+            return True
+        end = token.end_mark.index
+    return False
 
 
 def _problem(error: Exception) -> tuple[str, str]:

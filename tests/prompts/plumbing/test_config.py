@@ -124,6 +124,15 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
     assert f"{path}:" not in told
 
 
+@pytest.mark.parametrize(
+    "word", ["name=a #c", "name=#c", "trainer={lr: 1} # c", "name=[a, #c\n b]"]
+)
+def test_what_yaml_takes_for_a_comment_is_not_silently_dropped(path: Path, word: str) -> None:
+    told = complaint(path, word)
+    assert told.startswith(f"{word!r}: ")
+    assert "comment" in told
+
+
 def test_the_bare_name_of_a_config_is_told_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[3])
     with pytest.raises(UserError, match=r"did you mean finetune/configs/demo\.yaml\?$"):
