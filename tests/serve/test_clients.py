@@ -40,7 +40,13 @@ def client(server: Any) -> openai.OpenAI:
 def test_openais_client(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["panjue"]
     asked: Any = {"model": "panjue", "messages": SAY, "temperature": 0}
-    whole = client.chat.completions.create(**asked, max_completion_tokens=8)
+    two = client.chat.completions.create(**{**asked, "temperature": 1}, n=2, max_tokens=8)
+    assert len(two.choices) == 2
+    whole = client.chat.completions.create(
+        **asked, max_completion_tokens=8, logprobs=True, top_logprobs=2, user="somebody"
+    )
+    assert whole.usage is not None
+    assert whole.choices[0].logprobs is not None
     pieces = list(
         client.chat.completions.create(
             **asked, max_tokens=8, stream=True, stream_options={"include_usage": True}
