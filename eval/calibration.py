@@ -1,8 +1,8 @@
 """Calibration of a run's confidences, and the score without its least certain cases."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +50,6 @@ class Calibration:
         return {"ece": self.error, "bins": [vars(b) for b in self.bins]}
 
 
-@dataclass
-class Judgments:
-    """The judgments of one field: number of the example, confidence, whether it is correct."""
-
-    example: "array[int]" = field(default_factory=lambda: array("q"))
-    confidence: "array[float]" = field(default_factory=lambda: array("d"))
-    correct: "array[int]" = field(default_factory=lambda: array("b"))
-
-    def add(self, example: int, confidence: float, *, correct: bool) -> None:
-        """Append one."""
-        self.example.append(example)
-        self.confidence.append(confidence)
-        self.correct.append(correct)
-
-
 def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
     """Bin confidences in [0, 1] and compare their means with the accuracy of the bins."""
     confidences, hits = np.array(confidence, dtype=float), np.array(correct, dtype=float)
@@ -85,17 +70,14 @@ def mean_confidence(row: Mapping[str, Any]) -> float:
 
 
 class Certainty:
-    """Collects confidences, and whether the judgments are correct, example by example.
-
-    Attributes:
-        judgments: Field -> its judgments.
-    """
+    """Collects confidences, and whether the judgments are correct, example by example."""
 
     def __init__(self, task: Task, path: Path) -> None:
         """Index the confidences of `path` by id."""
         assert task.answer.fields, "only decided answers have a confidence"
         self._decides, self._rows = task.answer, Rows(path)
-        self.judgments = {field: Judgments() for field in task.answer.fields}
+        # Field -> the confidence of every judgment, and whether it is correct.
+        self._judgments = {field: (array("d"), array("b")) for field in task.answer.fields}
         self._means = array("d")
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
@@ -103,7 +85,7 @@ class Certainty:
 
         Without a confidence (if it was not asked) it counts as least certain.
         """
-        number, confidence_row = len(self._means), self._rows.get(example.id)
+        confidence_row = self._rows.get(example.id)
         if confidence_row is None or row is None:
             self._means.append(0.0)
             return
@@ -113,13 +95,13 @@ class Certainty:
         if any(len(part) != len(predicted) for part in items):
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
         for confidence, gold_item, item in zip(*items, predicted, strict=True):
-            for name, judgments in self.judgments.items():
-                is_correct = _as_set(gold_item[name]) == _as_set(item[name])
-                judgments.add(number, float(confidence[name]), correct=is_correct)
+            for name, (confidences, correct) in self._judgments.items():
+                confidences.append(confidence[name])
+                correct.append(_as_set(gold_item[name]) == _as_set(item[name]))
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
-        return {name: calibration(j.confidence, j.correct) for name, j in self.judgments.items()}
+        return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
 
     def abstention(self, values: MetricValues) -> dict[float, Summary]:
         """Return share set aside -> score of the other examples."""
@@ -149,20 +131,13 @@ def show(
     fields: Mapping[str, Calibration], abstention: Mapping[float, Summary], console: Console
 ) -> None:
     """Print the reliability tables, and the scores without the least certain cases."""
-    for table in _tables(fields, abstention):
-        console.print(table)
-
-
-def _tables(
-    fields: Mapping[str, Calibration], abstention: Mapping[float, Summary]
-) -> Iterator[Table]:
     for name, result in fields.items():
         table = Table(f"{name}: ECE {result.error:.3f}", *(str(b.count) for b in result.bins))
         table.add_row("confidence", *(f"{b.confidence:.2f}" for b in result.bins))
         table.add_row("right", *(f"{b.accuracy:.2f}" for b in result.bins))
-        yield table
+        console.print(table)
     names = list(next(iter(abstention.values())).mean)
     table = Table("least certain set aside", *names)
     for share, summary in abstention.items():
         table.add_row(f"{share:.0%}", *(f"{summary.mean[name]:.4f}" for name in names))
-    yield table
+    console.print(table)

@@ -8,15 +8,17 @@ Processing", ACL 2022.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
-from panjue.eval.calibration import Certainty, calibration
 from panjue.eval.group_measures import (
     Attribute,
     ClassCounts,
@@ -24,10 +26,8 @@ from panjue.eval.group_measures import (
     Group,
     divergence,
     frequency_band,
-    widest_recall_gap,
     worst_class,
 )
-from panjue.eval.score import certainty_of, decoding_of
 from panjue.eval.values import Members, MetricValues, by_code, score_rows, summarize, without_nan
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.labels import Labels, load_labels
@@ -40,9 +40,6 @@ from panjue.prompts.tasks.metrics import Row
 
 CLASS_FREQUENCY = "class_frequency"
 """An attribute of tasks with classes: how frequent an example's rarest class is in training."""
-
-MIN_CLASS_EXAMPLES = 5
-"""Minimum gold examples of a class in a group; with fewer, its recall is not computed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Fairness:
     missing: int
     extra_rows: int
     train: str | None
-    compared_by: str | None = None
+    compared_by: str | None
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers for JSON; NaN is null."""
@@ -72,46 +69,58 @@ class Fairness:
         return result
 
 
+@dataclass
+class TrainingGroup:
+    """The training examples of one group."""
+
+    size: int = 0
+    classes: Counter[str] = field(default_factory=Counter)
+
+
+TrainingGroups = dict[str, TrainingGroup]
+
+
 def fairness(
-    reader: Reader,
-    gold: Path,
-    submission: Path,
-    by: Sequence[str],
-    *,
-    train: Path | None = None,
-    min_n: int = 20,
+    reader: Reader, gold: Path, submission: Path, by: Sequence[str], *, min_n: int = 20
 ) -> Fairness:
     """Score `submission` by the groups of every attribute in `by`.
+
+    The numbers of training need a submission in its run folder, and an unchanged training file.
 
     Args:
         reader: The task's reader, with the side file that adds groups, if there is one.
         gold: The file with the gold labels.
         submission: The submission, or its run folder.
         by: Names of the attributes.
-        train: The training file; by default the one in the run's record, if it is unchanged.
         min_n: Groups with fewer examples are flagged.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
-    run = submission.parent
+    run, rows = submission.parent, task.data.submission.index(submission)
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
     labels = _labels(run) if CLASS_FREQUENCY in by else None
-    cases = _Cases(MetricValues(task))
-    extra_rows = cases.read(reader, gold, submission, labels)
+    values, counts, missing = MetricValues(task), ClassCounts(), 0
+    for number, (_, gold_row, row) in enumerate(score_rows(reader, gold, rows, values)):
+        classes = _classes(task, gold_row)
+        counts.add(number, classes, _classes(task, row))
+        for attribute, name in _frequency(classes, labels).items():
+            values.set_group(number, attribute, name)
+        missing += row is None
     for attribute in by:
-        _check_attribute(attribute, cases.values.attributes)
-    training_file = TrainingFile(train, held_out=False) if train else _find_training_file(run)
-    counts = _count_training(replace(reader, side={}), training_file, by, labels)
+        _check_attribute(attribute, values.attributes)
+    train, training = _training(replace(reader, side={}), run, by, labels)
     return Fairness(
-        metric=cases.metric,
-        total=cases.metric_value(None),
-        examples=len(cases.values),
+        metric=task.score.names[-1],
+        total=list(summarize(values, resamples=0).mean.values())[-1],
+        examples=len(values),
         min_n=min_n,
-        attributes={name: _attribute(cases, name, counts.get(name), min_n) for name in by},
-        missing=cases.missing,
-        extra_rows=extra_rows,
-        train=str(training_file.path) if training_file else None,
+        attributes={
+            name: _attribute(values, counts, name, training.get(name), min_n) for name in by
+        },
+        missing=missing,
+        extra_rows=len(rows) - len(values) + missing,
+        train=str(train) if train else None,
         compared_by=task.score.compared_by,
     )
 
@@ -123,63 +132,10 @@ def _check_attribute(attribute: str, attributes: Sequence[str]) -> None:
         raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
 
 
-@dataclass
-class _Cases:
-    """What the report needs of every example, in arrays."""
-
-    values: MetricValues
-    classes: ClassCounts = field(default_factory=ClassCounts)
-    certainty: Certainty | None = None
-    missing: int = 0
-
-    def read(self, reader: Reader, gold: Path, submission: Path, labels: Labels | None) -> int:
-        """Score a submission; return the number of rows that belong to no example.
-
-        With `labels`, examples have the attribute `class_frequency` too.
-        """
-        task, rows = reader.task, reader.task.data.submission.index(submission)
-        if decoding_of(submission):
-            self.certainty = certainty_of(task, submission.parent)
-
-        for number, scored in enumerate(score_rows(reader, gold, rows, self.values)):
-            example, gold_row, row = scored
-            classes = _classes(task, gold_row)
-            predicted = _classes(task, row) if row is not None else frozenset()
-            self.classes.add(number, classes, predicted)
-            if labels and classes:
-                band = frequency_band(classes, labels)
-                self.values.set_group(number, CLASS_FREQUENCY, band)
-            self.missing += row is None
-            if self.certainty:
-                self.certainty.add(example, gold_row, row)
-        return len(rows) - len(self.values) + self.missing
-
-    @property
-    def metric(self) -> str:
-        """Return the name of the headline metric."""
-        return self.values.task.score.names[-1]
-
-    def metric_value(self, members: Members | None) -> float:
-        """Return the metric over some examples, or all."""
-        return summarize(self.values, members, resamples=0).mean[self.metric]
-
-    def calibration_errors(self, groups: NDArray[np.int32], size: int) -> list[float | None]:
-        """Return the calibration error of every group, averaged over the fields.
-
-        Only fields with a confidence are used; None if there are none.
-        """
-        errors: list[list[float]] = [[] for _ in range(size)]
-        for judgments in self.certainty.judgments.values() if self.certainty else ():
-            confidence, correct = np.asarray(judgments.confidence), np.asarray(judgments.correct)
-            members = by_code(groups[np.asarray(judgments.example)], size)
-            for number, rows in enumerate(members):
-                if len(rows):
-                    errors[number].append(calibration(confidence[rows], correct[rows]).error)
-        return [float(np.mean(of)) if of else None for of in errors]
-
-
-def _classes(task: Task, row: Row) -> Classes:
-    return frozenset(task.score.classes(row)) if task.score.classes else frozenset()
+def _classes(task: Task, row: Row | None) -> Classes:
+    if task.score.classes is None or row is None:
+        return frozenset()
+    return frozenset(task.score.classes(row))
 
 
 def _labels(run: Path) -> Labels:
@@ -189,130 +145,173 @@ def _labels(run: Path) -> Labels:
     return load_labels(path)
 
 
-@dataclass(frozen=True)
-class TrainingFile:
-    """A training file; if `held_out`, a tenth of its examples was not trained on."""
-
-    path: Path
-    held_out: bool
+def _frequency(classes: Classes, labels: Labels | None) -> dict[str, str]:
+    """Return the group of the attribute `class_frequency`; with `labels` only."""
+    return {CLASS_FREQUENCY: frequency_band(classes, labels)} if labels and classes else {}
 
 
-def _find_training_file(run: Path) -> TrainingFile | None:
-    """Return the file that the run's adapter was trained on, if it is still unchanged."""
+def _training(
+    reader: Reader, run: Path, by: Sequence[str], labels: Labels | None
+) -> tuple[Path | None, dict[str, TrainingGroups]]:
+    """Return the training file of a run, and attribute -> group -> its training examples.
+
+    Nothing is known if the file has changed.
+    """
     answers = find_answers(run)
-    training = answers.training if answers else None
-    train = Path(training.train if training else "nowhere")
-    if not training or not train.exists() or sha256(train) != training.train_sha256:
-        return None
-    return TrainingFile(train, held_out=not training.dev_sha256)
-
-
-@dataclass
-class TrainingCounts:
-    """Numbers of training examples for one attribute: by group, and by group and class."""
-
-    sizes: Counter[str] = field(default_factory=Counter)
-    classes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-
-def _count_training(
-    reader: Reader, file: TrainingFile | None, by: Sequence[str], labels: Labels | None
-) -> dict[str, TrainingCounts]:
-    """Return the training counts of every attribute; empty if the training file is unknown."""
-    counts: dict[str, TrainingCounts] = defaultdict(TrainingCounts)
-    for example in reader.read(file.path) if file else ():
-        if example.answer is None or (file and file.held_out and is_held_out(example)):
+    record = answers.training if answers else None
+    path = Path(record.train) if record else None
+    if not record or not path or not path.exists() or sha256(path) != record.train_sha256:
+        return None, {}
+    found: dict[str, TrainingGroups] = {name: defaultdict(TrainingGroup) for name in by}
+    for example in reader.read(path):
+        is_unused = is_held_out(example) and not record.dev_sha256
+        if example.answer is None or is_unused:
             continue
         classes = _classes(reader.task, reader.task.gold(example))
-        bands = {CLASS_FREQUENCY: frequency_band(classes, labels)} if labels and classes else {}
-        groups = {**example.groups, **bands}
+        groups = {**example.groups, **_frequency(classes, labels)}
         for attribute in by:
-            group = groups.get(attribute, UNKNOWN)
-            counts[attribute].sizes[group] += 1
-            counts[attribute].classes[group].update(classes)
-    return counts
+            group = found[attribute][groups.get(attribute, UNKNOWN)]
+            group.size += 1
+            group.classes.update(classes)
+    return path, found
 
 
 def _attribute(
-    cases: _Cases, attribute: str, training: TrainingCounts | None, min_n: int
+    values: MetricValues,
+    class_counts: ClassCounts,
+    attribute: str,
+    training: TrainingGroups | None,
+    min_n: int,
 ) -> Attribute:
-    names, codes = cases.values.codes(attribute)
-    members = by_code(codes, len(names))
-    counts = cases.classes.by_group(codes, len(names))
-    errors = cases.calibration_errors(codes, len(names))
-    support = {label for gold, *_ in counts for label in gold}
-    if training:
-        support |= {label for of in training.classes.values() for label in of}
+    names, codes = values.codes(attribute)
+    members, counts = by_code(codes, len(names)), class_counts.by_group(codes, len(names))
+    support = {name for gold, *_ in counts for name in gold}
+    for trained in (training or {}).values():
+        support |= trained.classes.keys()
     groups = {}
     for code in sorted(range(1, len(names)), key=lambda code: -len(members[code])):
-        group = _group(cases, members[code], counts[code], errors[code], min_n)
-        name = names[code]
-        groups[name] = _with_training(group, name, counts[code][0], training, sorted(support))
-    return _over_groups(groups, len(members[0]), training)
+        group = _group(values, members[code], counts[code], min_n)
+        of = training.get(names[code], TrainingGroup()) if training is not None else None
+        groups[names[code]] = _with_training(group, counts[code][0], of, sorted(support))
+    return _over_groups(groups, len(members[0]), training or {})
 
 
 def _group(
-    cases: _Cases,
-    members: Members,
-    counts: Sequence[Counter[str]],
-    error: float | None,
-    min_n: int,
+    values: MetricValues, members: Members, counts: Sequence[Counter[str]], min_n: int
 ) -> Group:
     gold, predicted, correct = counts
-    summary = summarize(cases.values, members)
-    low, high = summary.interval[cases.metric]
+    summary, metric = summarize(values, members), values.task.score.names[-1]
+    low, high = summary.interval[metric]
     worst = worst_class(gold, predicted, correct)
-    weighted = int((cases.values.weights[members] > 0).sum())
+    weighted = int((values.weights[members] > 0).sum())
     return Group(
         n=len(members),
-        value=summary.mean[cases.metric],
+        value=summary.mean[metric],
         low=low,
         high=high,
         flagged=(weighted or len(members)) < min_n,
         worst_class=worst,
         worst_class_share=gold[worst] / len(members) if worst is not None else None,
-        recalls={c: correct[c] / n for c, n in sorted(gold.items()) if n >= MIN_CLASS_EXAMPLES},
-        error=error,
         unweighted=summary.unweighted,
     )
 
 
 def _with_training(
-    group: Group,
-    name: str,
-    gold: Counter[str],
-    training: TrainingCounts | None,
-    support: Sequence[str],
+    group: Group, gold: Counter[str], training: TrainingGroup | None, support: Sequence[str]
 ) -> Group:
-    """Return the group with its numbers of the training file, if that is known."""
     if training is None:
         return group
-    classes = training.classes.get(name)
-    shift = divergence(classes, gold, support) if classes and gold else None
-    return replace(group, train=training.sizes[name], shift=shift)
+    is_known = training.classes and gold
+    shift = divergence(training.classes, gold, support) if is_known else None
+    return replace(group, train=training.size, shift=shift)
 
 
-def _over_groups(
-    groups: dict[str, Group], unknown: int, training: TrainingCounts | None
-) -> Attribute:
+def _over_groups(groups: dict[str, Group], unknown: int, training: TrainingGroups) -> Attribute:
     """Return the numbers over the groups that are large enough and have something to score."""
-    counted = {
-        name: group
+    values = {
+        name: group.value
         for name, group in groups.items()
         if not group.flagged and not math.isnan(group.value)
     }
-    values = [group.value for group in counted.values()]
-    recall_class, recall_gap = widest_recall_gap(list(counted.values()))
-    several = len(values) > 1
+    several, numbers = len(values) > 1, list(values.values())
     return Attribute(
-        mean=float(np.mean(values)) if values else None,
-        disparity=float(np.std(values)) if several else None,
-        worst=min(values, default=None),
-        worst_group=min(counted, key=lambda name: counted[name].value, default=None),
-        gap=max(values) - min(values) if several else None,
-        recall_gap=recall_gap,
-        recall_class=recall_class,
+        mean=float(np.mean(numbers)) if values else None,
+        disparity=float(np.std(numbers)) if several else None,
+        worst=min(numbers, default=None),
+        worst_group=min(values, key=lambda name: values[name], default=None),
+        gap=max(numbers) - min(numbers) if several else None,
         unknown=unknown,
-        absent=sorted(training.sizes.keys() - groups.keys() - {UNKNOWN}) if training else [],
+        absent=sorted(training.keys() - groups.keys() - {UNKNOWN}),
         groups=groups,
     )
+
+
+def show(report: Fairness, console: Console) -> None:
+    """Print the tables."""
+    for line in header_lines(report):
+        console.print(line, highlight=False, markup=False)
+    for name, attribute in report.attributes.items():
+        columns = ("n", report.metric, "95% interval", "train", "shift", "worst class")
+        table = Table(escape(f"by {name}"), *columns)
+        for group_name, group in attribute.groups.items():
+            star, style = ("*", "dim") if group.flagged else ("", None)
+            table.add_row(*map(Text, (group_name + star, *_cells(group))), style=style)
+        console.print(table)
+        for line in remarks(report, attribute):
+            console.print(line, highlight=False, markup=False)
+
+
+def _cells(group: Group) -> tuple[str, ...]:
+    """Return the cells of a group's row; a dash for an unknown value."""
+    worst = group.worst_class
+    return (
+        str(group.n),
+        _number(group.value),
+        f"{_number(group.low)} - {_number(group.high)}",
+        "-" if group.train is None else str(group.train),
+        _number(group.shift),
+        "-" if worst is None else f"{worst} ({group.worst_class_share:.0%})",
+    )
+
+
+def header_lines(report: Fairness) -> Iterator[str]:
+    """Yield the lines above the tables: the metric over all examples, and the files used."""
+    yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
+    if report.compared_by:
+        yield f"texts compared by {report.compared_by}"
+    if report.missing or report.extra_rows:
+        yield (
+            f"{report.missing} examples have no row and count as unanswered; "
+            f"{report.extra_rows} rows belong to no example: is this the right file?"
+        )
+    source = (
+        f"counted in {report.train}"
+        if report.train
+        else "unknown, no file that a run was trained on"
+    )
+    yield f"training examples and shifts: {source}"
+
+
+def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
+    """Yield the lines below an attribute's table."""
+    if attribute.mean is None:
+        yield f"no group has {report.min_n} examples: no mean, disparity, worst or gap"
+    else:
+        yield (
+            f"mean {attribute.mean:.4f}, disparity {_number(attribute.disparity)}, "
+            f"worst {_number(attribute.worst)} ({attribute.worst_group}), "
+            f"gap {_number(attribute.gap)}"
+        )
+    flagged = sum(group.flagged for group in attribute.groups.values())
+    if flagged:
+        yield f"* {flagged} groups of fewer than {report.min_n} examples: not in these numbers"
+    if any(group.unweighted for group in attribute.groups.values()):
+        yield "if all examples of a group have weight 0, its value is the unweighted mean"
+    if attribute.unknown:
+        yield f"{attribute.unknown} examples are in no group: their group is unknown"
+    if attribute.absent:
+        yield f"groups in the training file only: {', '.join(attribute.absent)}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"

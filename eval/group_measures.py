@@ -3,7 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ class Group:
             in nats (label shift).
         worst_class: Its gold class with the lowest F1.
         worst_class_share: Share of its test examples with that class (worst-class influence).
-        recalls: Gold class -> its recall in this group, for classes of five or more examples; equal
-            opportunity requires equal recalls in all groups (Hardt et al., NIPS 2016).
-        error: Expected calibration error, the mean over the decided fields.
         unweighted: All its examples have weight 0, so `value` is an unweighted mean.
     """
 
@@ -46,8 +43,6 @@ class Group:
     shift: float | None = None
     worst_class: str | None = None
     worst_class_share: float | None = None
-    recalls: dict[str, float] = field(default_factory=dict)
-    error: float | None = None
     unweighted: bool = False
 
 
@@ -62,8 +57,6 @@ class Attribute:
         disparity: Their population standard deviation (group disparity, GD).
         worst: The lowest value (mF1_W), that of `worst_group`.
         gap: The highest value minus the lowest.
-        recall_gap: The largest difference of a class's recall between two groups that have it.
-        recall_class: That class.
         unknown: Number of examples without a known group; they are in no group.
         absent: Groups in the training file that the test file does not have.
         groups: Name -> group, the largest first.
@@ -74,8 +67,6 @@ class Attribute:
     worst: float | None
     worst_group: str | None
     gap: float | None
-    recall_gap: float | None
-    recall_class: str | None
     unknown: int
     absent: list[str]
     groups: dict[str, Group]
@@ -112,16 +103,6 @@ def frequency_band(classes: Iterable[str], labels: Labels) -> str:
     counts = next(iter(labels.counts.values()), {})  # the first field has the classes
     rarest = min(counts.get(name, 0) for name in classes)
     return next(band for minimum, band in FREQUENCY_BANDS if rarest >= minimum)
-
-
-def widest_recall_gap(groups: Sequence[Group]) -> tuple[str | None, float | None]:
-    """Return the class with the largest difference of recall between groups, and the difference."""
-    gaps = {}
-    for name in sorted({name for group in groups for name in group.recalls}):
-        recalls = [group.recalls[name] for group in groups if name in group.recalls]
-        if len(recalls) > 1:
-            gaps[name] = max(recalls) - min(recalls)
-    return max(gaps.items(), key=lambda item: item[1], default=(None, None))
 
 
 def worst_class(gold: Counter[str], predicted: Counter[str], correct: Counter[str]) -> str | None:

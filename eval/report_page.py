@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval.answers import open_answers
 from panjue.eval.card import write_scores
-from panjue.eval.fairness_tables import remarks as fairness_remarks
+from panjue.eval.fairness import remarks as fairness_remarks
 from panjue.eval.report import PageData, page_data
 from panjue.eval.score import remarks
 from panjue.prompts.options import protect_inputs

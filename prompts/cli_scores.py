@@ -93,20 +93,17 @@ def fairness(
     by: Annotated[str, typer.Option(help="attributes, separated by commas")],
     task: OptionalTask = None,
     groups: Annotated[Path | None, typer.Option(help="JSONL: id and further groups")] = None,
-    train: Annotated[
-        Path | None, typer.Option(help="the training file; default: that of the run folder")
-    ] = None,
     json: JsonPath = None,
 ) -> None:
     """Report the headline metric by groups: mean, disparity, worst group, gap, possible causes."""
     from panjue.eval.fairness import fairness as compute
-    from panjue.eval.fairness_tables import show
+    from panjue.eval.fairness import show
 
     submission, name, note = submission_of(submission, gold, task)
     reader = Reader(load_task(name), side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
-    with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups, train), note=note):
-        result = compute(reader, gold, submission, attributes, train=train)
+    with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups), note=note):
+        result = compute(reader, gold, submission, attributes)
     show(result, Console())
     if json:
         write_json(json, result.to_json())

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
-from panjue.eval.fairness import fairness
-from panjue.eval.fairness_tables import show
+from panjue.eval.fairness import fairness, show
 from panjue.eval.score import score
 from panjue.prompts.example import Decoded, Example, Turn, run_steps
 from panjue.prompts.labels import Labels
