@@ -44,7 +44,7 @@ sft: $(TRAINED)  # fine-tune: cases in, adapter out
 generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case
 tune: $(TRAINED); .venv/bin/panjue generate '$(RUN)' $(if $(DEV),'$(DEV)','$(or $(TRAIN),data/demo/train.jsonl)' held_out=true) samples=8 answers=tune $(GENERATE) && .venv/bin/panjue tune '$(RUN)'  # fit how answers are decided, on held-out cases
 score: generate; .venv/bin/panjue score '$(GOLD)' '$(RUN)' --json '$(ANSWERS)/scores.json' $(SCORE)  # the official metric with intervals
-check-submission: .venv/installed; .venv/bin/panjue check '$(RUN)' --cases '$(GOLD)' --labels '$(ANSWERS)/labels.json'  # every fault of a submission, with its place
+check-submission: .venv/installed; .venv/bin/panjue check '$(RUN)' --cases '$(GOLD)'  # every fault of a submission, with its place
 serve: $(TRAINED); .venv/bin/panjue serve '$(RUN)' $(SERVE)  # answer over HTTP, with a page to ask from
 chat: .venv/installed; @.venv/bin/panjue chat  # ask a running server from the terminal
 $(V).SILENT:

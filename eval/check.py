@@ -4,22 +4,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from panjue.prompts.example import Example
-from panjue.prompts.labels import Labels
+from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 
 
-def check(
-    reader: Reader, submission: Path, cases: Path, labels: Labels | None = None
-) -> Iterator[str]:
+def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     """Yield every fault of `submission`, one line of text each: `FILE:PLACE: fault`.
 
     A correct submission has the task's form, answers every case of `cases` once and in order, and
-    every row passes the task's own rules. Only the ids, and cases that were skipped by rows out of
-    order, are kept in memory.
+    every row passes the task's own rules. If `labels.json` is beside it, other labels are faults.
+    Only the ids, and cases that were skipped by rows out of order, are kept in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
+    label_file = submission.parent / "labels.json"
+    labels = load_labels(label_file) if label_file.exists() else None
     case_ids = {str(example.id) for example in reader.read(cases)}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")

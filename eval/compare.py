@@ -2,10 +2,10 @@
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -14,15 +14,7 @@ from rich.table import Table
 
 from panjue.eval.answers import AnsweredFile
 from panjue.eval.fields import items_of
-from panjue.eval.values import (
-    MetricValues,
-    percentiles,
-    pooled,
-    resampled,
-    score_rows,
-    summarize,
-    without_nan,
-)
+from panjue.eval.values import MetricValues, percentiles, pooled, resampled, score_rows
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
@@ -40,18 +32,18 @@ MAX_SHOWN_VALUES = 10
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of one metric between two submissions.
+    """The values of one metric for two submissions, and their difference.
 
     Attributes:
         mean: Second minus first.
         low, high: 95% percentile interval of the paired bootstrap over examples.
-        better: Share of the resamples in which the second is better.
     """
 
+    first: float
+    second: float
     mean: float
     low: float
     high: float
-    better: float
 
 
 @dataclass(frozen=True)
@@ -75,25 +67,16 @@ class Comparison:
 
     Attributes:
         metric: The task's headline metric; by it examples are won or lost.
-        first, second: Metric -> its value.
-        differences: Metric -> second minus first.
         all: The change of the headline over all examples.
         where: Attribute -> its value -> the change on its examples; the most changed first.
         compared_by: How texts were compared, if the metrics compare texts.
     """
 
     metric: str
-    first: dict[str, float]
-    second: dict[str, float]
     differences: dict[str, Difference]
     all: Part
     where: dict[str, dict[str, Part]]
     compared_by: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all numbers for JSON; NaN is null."""
-        result: dict[str, Any] = without_nan(asdict(self))
-        return result
 
 
 def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
@@ -122,26 +105,18 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     values = [MetricValues(task), MetricValues(task)]
     for _ in score_rows(reader, gold, rows[0], values[0]):
         pass
-    members: dict[str, dict[str, array[int]]] = {}
+    members: dict[str, dict[str, array[int]]] = defaultdict(lambda: defaultdict(lambda: array("q")))
     for number, scored in enumerate(score_rows(reader, gold, rows[1], values[1])):
         for attribute, value in _attributes(task, scored.example, scored.gold):
-            members.setdefault(attribute, {}).setdefault(value, array("q")).append(number)
+            members[attribute][value].append(number)
     # A corpus metric of one example is computed as if the corpus had only this example.
     headlines = [pooled(task, of.values, np.ones(len(of)))[:, -1] for of in values]
     changes = headlines[1] - headlines[0]
-    where = {
-        attribute: _most_changed(
-            {v: _part(changes[np.asarray(numbers)]) for v, numbers in of.items()}
-        )
-        for attribute, of in members.items()
-    }
     return Comparison(
         metric=task.score.names[-1],
-        first=summarize(values[0], resamples=0).mean,
-        second=summarize(values[1], resamples=0).mean,
         differences=_differences(*values),
         all=_part(changes),
-        where=where,
+        where={attribute: _parts(changes, of) for attribute, of in members.items()},
         compared_by=task.score.compared_by,
     )
 
@@ -167,7 +142,9 @@ def _part(changes: Numbers) -> Part:
     return Part(len(changes), won, lost, float(changes.mean()))
 
 
-def _most_changed(parts: dict[str, Part]) -> dict[str, Part]:
+def _parts(changes: Numbers, members: "dict[str, array[int]]") -> dict[str, Part]:
+    """Return the change on the examples of every value, the most changed first."""
+    parts = {value: _part(changes[np.asarray(numbers)]) for value, numbers in members.items()}
     return dict(sorted(parts.items(), key=lambda item: -abs(item[1].mean) * item[1].examples))
 
 
@@ -176,15 +153,13 @@ def _differences(first: MetricValues, second: MetricValues) -> dict[str, Differe
 
     Both are resampled with the same examples, so that common variation cancels out.
     """
-    task, weights = first.task, first.weights
+    task, weights, both = first.task, first.weights, (first.values, second.values)
     if not weights.any():
         weights = np.ones_like(weights)
-    draws = [resampled(task, weights, of.values, RESAMPLES) for of in (first, second)]
-    gain = draws[1] - draws[0]
-    low, high = percentiles(gain)
-    metrics = [pooled(task, weights @ of.values, weights.sum()) for of in (first, second)]
-    mean, better = metrics[1] - metrics[0], (gain > 0).mean(axis=0)
-    numbers = zip(mean.tolist(), low.tolist(), high.tolist(), better.tolist(), strict=True)
+    draws = [resampled(task, weights, values, RESAMPLES) for values in both]
+    means = [pooled(task, weights @ values, weights.sum()) for values in both]
+    columns = (*means, means[1] - means[0], *percentiles(draws[1] - draws[0]))
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
     return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
 
 
@@ -206,7 +181,7 @@ def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console
     table = Table("metric", *headings, "95% interval", title=title)
     for name, d in comparison.differences.items():
         style = "bold" if name == comparison.metric else None
-        values = (f"{comparison.first[name]:.4f}", f"{comparison.second[name]:.4f}")
+        values = (f"{d.first:.4f}", f"{d.second:.4f}")
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, *values, f"{d.mean:+.4f}", interval, style=style)
     console.print(table)

@@ -21,7 +21,7 @@ def main(run: Path, gold: Path | None) -> None:
     """Write the page and the adapter's card; say where they are."""
     opened = open_answers(run, gold)
     page_path = opened.folder / "report.html"
-    with protect_inputs(opened.reader.skipped, inputs=()):
+    with protect_inputs(opened.reader.skipped):
         result = page_data(opened)
     with atomic_write(page_path) as out:
         out.write(page(result))

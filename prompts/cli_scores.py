@@ -1,25 +1,23 @@
 """The commands of `panjue` that read answers: scores, comparisons, reports, faults."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from panjue.prompts.labels import load_labels
 from panjue.prompts.options import (
-    Embeddings,
-    JudgeName,
-    OnBad,
     OptionalTask,
     SubmissionPath,
+    TextWords,
     protect_inputs,
     submission_of,
+    text_comparison,
 )
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.reader import Reader, side_groups
-from panjue.prompts.task import comparing, load_task
+from panjue.prompts.reader import side_groups
+from panjue.prompts.task import comparing
 
 app = typer.Typer()
 
@@ -32,19 +30,16 @@ GoldPath = Annotated[Path | None, typer.Option(help="default: the test file that
 def score(
     gold: Path,
     submission: SubmissionPath,
+    words: TextWords = None,
     task: OptionalTask = None,
     json: JsonPath = None,
-    embeddings: Embeddings = "ngrams",
-    judge: JudgeName = "agree",
-    on_bad_row: OnBad = "stop",
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
-    submission, name, note = submission_of(submission, gold, task)
-    task_used = comparing(load_task(name), embeddings, judge)
-    reader = Reader(task_used, on_bad_row=on_bad_row)
+    submission, reader, note = submission_of(submission, gold, task)
+    reader = replace(reader, task=comparing(reader.task, *text_comparison(words or ())))
     with protect_inputs(reader.skipped, json, inputs=(gold, submission), note=note):
         scores = compute(reader, gold, submission)
     show(scores, Console())
@@ -52,7 +47,7 @@ def score(
         print(reader.skipped)
     if json:
         skipped = {"skipped_rows": len(reader.skipped.rows)}
-        digest = sha256(task_used.data.submission.find(submission))
+        digest = sha256(reader.task.data.submission.find(submission))
         write_json(json, {**scores.to_json(), **skipped, "submission_sha256": digest})
 
 
@@ -61,7 +56,6 @@ def compare(
     first: Annotated[Path, typer.Argument(help="a run folder")],
     second: Annotated[Path, typer.Argument(help="another run of the same cases")],
     gold: GoldPath = None,
-    json: JsonPath = None,
 ) -> None:
     """Compare two runs: metrics, SECOND minus FIRST, and the cases won and lost."""
     from panjue.eval.answers import open_answers
@@ -69,13 +63,11 @@ def compare(
 
     first_run, run = open_answers(first, gold), open_answers(second, gold)
     check_runs(first_run, run, same_file=gold is None)
-    with protect_inputs(run.reader.skipped, json, inputs=(first, second, run.test)):
+    with protect_inputs(run.reader.skipped):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
     show_runs(comparison, (first, second), Console())
     if run.reader.skipped.rows:
         print(run.reader.skipped)
-    if json:
-        write_json(json, comparison.to_json())
 
 
 @app.command()
@@ -99,12 +91,14 @@ def fairness(
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show
 
-    submission, name, note = submission_of(submission, gold, task)
-    reader = Reader(load_task(name), side_groups(groups))
+    submission, reader, note = submission_of(submission, gold, task)
+    reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups), note=note):
         result = compute(reader, gold, submission, attributes)
     show(result, Console())
+    if reader.skipped.rows:
+        print(reader.skipped)
     if json:
         write_json(json, result.to_json())
 
@@ -115,27 +109,21 @@ def check(
         Path, typer.Argument(help="a submission or its run folder; without --cases, cases")
     ],
     cases: Annotated[Path | None, typer.Option(help="the test file of the submission")] = None,
-    labels: Annotated[Path | None, typer.Option(help="a labels.json: reject other labels")] = None,
     task: OptionalTask = None,
-    on_bad_row: OnBad = "stop",
 ) -> None:
     """Print every fault of a submission or a file of cases, with its place; exit code 1 if any."""
     from panjue.eval.check import check as find_faults
     from panjue.eval.check_cases import check_cases
 
-    if cases is None and (labels or on_bad_row == "skip"):
-        raise UserError("--labels, --on-bad-row: are for a submission; add --cases CASES")
-    label_sets = load_labels(labels) if labels else None
     faults = 0
-    file, name, note = submission_of(file, cases, task)
-    reader = Reader(load_task(name), on_bad_row=on_bad_row)
-    with protect_inputs(reader.skipped, inputs=(), note=note):
+    file, reader, note = submission_of(file, cases, task)
+    with protect_inputs(reader.skipped, note=note):
         if cases is None:
             result = check_cases(reader, file)
             faults = len(result.faults)
             print(*result.lines(), sep="\n")
         else:
-            for fault in find_faults(reader, file, cases, label_sets):
+            for fault in find_faults(reader, file, cases):
                 print(fault)
                 faults += 1
     if reader.skipped.rows:

@@ -10,7 +10,8 @@ import typer
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import RUN_FILES
 from panjue.prompts.plumbing.run import find_answers
-from panjue.prompts.reader import OnBadRow, Skipped
+from panjue.prompts.reader import Reader, Skipped
+from panjue.prompts.task import BUILT_IN, load_task
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 
@@ -18,39 +19,49 @@ URL = "http://127.0.0.1:8000"
 
 Size = Annotated[int, typer.Option(min=1, help="cases")]
 
-OnBad = Annotated[OnBadRow, typer.Option(help="what to do with a bad row")]
-
 SubmissionPath = Annotated[Path, typer.Argument(help="a submission, or its run folder")]
 
 OptionalTask = Annotated[
     str | None, typer.Option(help="default: that of the run folder, else judgment")
 ]
 
-Embeddings = Annotated[str, typer.Option(help="dialogues: embeddings; ngrams, or URL#MODEL")]
-
-JudgeName = Annotated[
-    str, typer.Option(help="dialogues: judge of equal events; agree, or URL#MODEL")
+TextWords = Annotated[
+    list[str] | None,
+    typer.Argument(help="dialogues: embeddings=URL#MODEL judge=URL#MODEL compare texts"),
 ]
 
 
-def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path, str, str]:
-    """Return the submission or the folder of answers that is meant, its task, and a note.
+def text_comparison(words: Sequence[str]) -> tuple[str, str]:
+    """Return the embeddings and the judge that words name; the built-in ones by default."""
+    chosen = dict(zip(("embeddings", "judge"), BUILT_IN, strict=True))
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in chosen or not value:
+            raise UserError(f"{word!r}: write embeddings=URL#MODEL or judge=URL#MODEL")
+        chosen[name] = value
+    return chosen["embeddings"], chosen["judge"]
 
-    The note is for errors, if no run folder states the task.
+
+def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path, Reader, str]:
+    """Return the submission or the folder of answers that is meant, its reader, and a note.
+
+    Task and treatment of bad rows are those of the run folder. If there is none, the note is for
+    errors.
     """
     answers = find_answers(path, gold)
     if answers is None:
         name = name or "judgment"
-        return path, name, f" (read as task {name!r}: is that right?)"
-    task = answers.record.task
-    if name not in (None, task):
-        raise UserError(f"{answers.folder}: is a run of the task {task!r}, not {name!r}")
-    return answers.folder if path.is_dir() else path, task, ""
+        return path, Reader(load_task(name)), f" (read as task {name!r}: is that right?)"
+    record = answers.record
+    if name not in (None, record.task):
+        raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {name!r}")
+    reader = Reader(load_task(record.task), on_bad_row=record.on_bad_row)
+    return answers.folder if path.is_dir() else path, reader, ""
 
 
 @contextmanager
 def protect_inputs(
-    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None], note: str = ""
+    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None] = (), note: str = ""
 ) -> Iterator[None]:
     """Refuse to overwrite an input; append `note` and the skipped rows to an error's message."""
     protected = {path.resolve() for path in inputs if path}

@@ -170,7 +170,7 @@ def comparing(task: Task, embeddings: str, judge: str) -> Task:
     if (embeddings, judge) == BUILT_IN:
         return task
     if task.score.by_meaning is None:
-        raise UserError("--embeddings, --judge: the metrics of this task compare no texts")
+        raise UserError("embeddings=, judge=: the metrics of this task compare no texts")
     return replace(task, score=replace(task.score, **task.score.by_meaning(embeddings, judge)))
 
 

@@ -34,13 +34,13 @@ def rows(row: Row) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def labels() -> Labels:
     """Return the labels of the clean hand-in."""
-    both = ["盗窃罪", "诈骗罪"], ["264", "266"]
-    return collect([{"charges": both[0], "articles": both[1], "penalty": [PENALTIES[8]]}])
+    charges, articles = ["盗窃罪", "诈骗罪"], ["264", "266"]
+    return collect([{"charges": charges, "articles": articles, "penalty": [PENALTIES[8]]}])
 
 
-def faults(path: Path, cases: Path, labels: Labels | None = None) -> list[str]:
+def faults(path: Path, cases: Path) -> list[str]:
     """Return the faults without the file's name; the line, where there is one, stays."""
-    found = list(check(Reader(TASK), path, cases, labels))
+    found = list(check(Reader(TASK), path, cases))
     assert all(fault.startswith(f"{path}:") and "\n" not in fault for fault in found)
     return [fault.removeprefix(f"{path}:") for fault in found]
 
@@ -50,7 +50,8 @@ def test_a_clean_file_is_clean(
 ) -> None:
     path = write("submission.jsonl", rows)
     assert faults(path, cases) == []
-    assert faults(path, cases, labels) == []
+    labels.save(path.parent)
+    assert faults(path, cases) == []
 
 
 def test_a_missing_case(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
@@ -201,7 +202,8 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
     rows[3]["judgments"][1]["articles"] = ["9"]
     path = write("submission.jsonl", rows)
     assert faults(path, cases) == []
-    assert faults(path, cases, labels) == [
+    labels.save(path.parent)
+    assert faults(path, cases) == [
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
     ]

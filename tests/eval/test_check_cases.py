@@ -110,16 +110,6 @@ def test_a_file_without_cases_is_named(tmp_path: Path) -> None:
         check_cases(READER, tmp_path / "cases.jsonl")
 
 
-@pytest.mark.parametrize("words", [("--labels", "labels.json"), ("--on-bad-row", "skip")])
-def test_options_of_a_submission_want_its_cases(
-    words: tuple[str, str], cases: Path, panjue: Panjue
-) -> None:
-    done = panjue("check", cases, *words)
-    assert done.returncode == 2
-    told = "panjue: --labels, --on-bad-row: are for a submission; add --cases CASES\n"
-    assert done.stderr == told
-
-
 @pytest.mark.parametrize("name", task_folders())
 def test_the_sample_of_every_task_is_clean(name: str) -> None:
     task = load_task(name)

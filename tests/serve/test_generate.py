@@ -58,8 +58,7 @@ def test_generate_writes_completions_and_a_clean_submission(
     assert len(rows) == 24
     fields = "id texts finish alternatives prompt_tokens cached_tokens completion_tokens"
     assert all(" ".join(row) == f"{fields} dropped_sentences near_ties" for row in rows)
-    labels = ("--labels", folder / "labels.json")
-    done = panjue("check", folder / "submission.jsonl", "--cases", cases, *labels)
+    done = panjue("check", folder / "submission.jsonl", "--cases", cases)
     assert done.returncode == 0, done.stdout
     report = json.loads((folder / "decode.json").read_text("utf-8"))
     assert report["examples"] == 24

@@ -10,6 +10,7 @@ import pytest
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -82,6 +83,13 @@ def test_an_odd_row_is_read(what: str, tmp_path: Path) -> None:
     assert [example.id for example in Reader(TASK).read(path)] == [1]
 
 
+ANSWERED = AnswersRecord(
+    task="judgment", test="gold.jsonl", test_sha256="", prompt_sha256="", adapter="none",
+    constrained=True, max_tokens=1, seed=0, engine={}, sampling={}, samples=0, on_bad_row="skip",
+)  # fmt: skip
+"""The record of answers to a file whose bad rows were skipped."""
+
+
 def test_every_stage_stops_or_skips(
     workshop: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
@@ -97,12 +105,14 @@ def test_every_stage_stops_or_skips(
     sft = ["sft", workshop / "sft.yaml", f"run={tmp_path}/run", f"train={train}", *short]
     for words, skip, place in (
         (sft, ["on_bad_row=skip"], f"{train}:121"),
-        (["score", gold, submission], ["--on-bad-row", "skip"], f"{gold}:25"),
-        (["check", submission, "--cases", gold], ["--on-bad-row", "skip"], f"{gold}:25"),
+        (["score", gold, submission], [], f"{gold}:25"),
+        (["check", submission, "--cases", gold], [], f"{gold}:25"),
     ):
+        (tmp_path / "manifest.json").unlink(missing_ok=True)
         stopped = panjue(*words)
         assert stopped.returncode == 2, stopped.stderr
         assert stopped.stderr.startswith(f"panjue: {place}: not UTF-8"), stopped.stderr
+        ANSWERED.write(tmp_path)
         skipped = panjue(*words, *skip)
         assert skipped.returncode == 0, skipped.stderr
         assert f"bad rows skipped: 1; the first: {place}: " in skipped.stdout
