@@ -1,4 +1,4 @@
-"""Calibration of a run's confidences, and the score without its least certain cases."""
+"""Calibration of a run's confidences: how often the judgments of each confidence are right."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.values import MetricValues, Summary, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
@@ -19,8 +18,6 @@ from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
 BINS = 10
-ABSTENTION_SHARES = (0.0, 0.1, 0.2, 0.3)
-"""Shares of the examples that are set aside for a person, least certain first."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +75,12 @@ class Certainty:
         self._decides, self._rows = task.answer, Rows(path)
         # Field -> the confidence of every judgment, and whether it is correct.
         self._judgments = {field: (array("d"), array("b")) for field in task.answer.fields}
-        self._means = array("d")
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
-        """Compare the confidences of one example with its gold answer.
-
-        Without a confidence (if it was not asked) it counts as least certain.
-        """
+        """Compare the confidences of one example, if it has any, with its gold answer."""
         confidence_row = self._rows.get(example.id)
         if confidence_row is None or row is None:
-            self._means.append(0.0)
             return
-        self._means.append(mean_confidence(confidence_row))
         predicted = self._decides.items_of(row)
         items = (confidence_row["confidence"], _align(self._decides.items_of(gold), predicted))
         if any(len(part) != len(predicted) for part in items):
@@ -102,14 +93,6 @@ class Certainty:
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
-
-    def abstention(self, values: MetricValues) -> dict[float, Summary]:
-        """Return share set aside -> score of the other examples."""
-        order = np.argsort(np.array(self._means), kind="stable")
-        return {
-            share: summarize(values, np.sort(order[round(share * len(order)) :]), resamples=0)
-            for share in ABSTENTION_SHARES
-        }
 
 
 def _align(gold: Sequence[Row], predicted: Sequence[Row]) -> Sequence[Row]:
@@ -127,17 +110,10 @@ def _as_set(value: Any) -> Any:
     return frozenset(value) if isinstance(value, list) else value
 
 
-def show(
-    fields: Mapping[str, Calibration], abstention: Mapping[float, Summary], console: Console
-) -> None:
-    """Print the reliability tables, and the scores without the least certain cases."""
+def show(fields: Mapping[str, Calibration], console: Console) -> None:
+    """Print the reliability tables."""
     for name, result in fields.items():
         table = Table(f"{name}: ECE {result.error:.3f}", *(str(b.count) for b in result.bins))
         table.add_row("confidence", *(f"{b.confidence:.2f}" for b in result.bins))
         table.add_row("right", *(f"{b.accuracy:.2f}" for b in result.bins))
         console.print(table)
-    names = list(next(iter(abstention.values())).mean)
-    table = Table("least certain set aside", *names)
-    for share, summary in abstention.items():
-        table.add_row(f"{share:.0%}", *(f"{summary.mean[name]:.4f}" for name in names))
-    console.print(table)

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 from panjue.prompts.labels import load_labels
-from panjue.prompts.model import is_hub_name, lora_rank, model_sha256
+from panjue.prompts.model import is_hub_name, model_sha256
 from panjue.prompts.plumbing.config import DATA, scrubbed
-from panjue.prompts.plumbing.files import atomic_write, read_json
+from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.run import Answers, RunRecord
 from panjue.prompts.render import prompt_files
 from panjue.prompts.task import load_task
@@ -22,10 +21,6 @@ PSEUDONYMS = (
 UNSCORED = "Not scored yet: `panjue report RUN` writes it here. 尚未评分。"
 # Existing cards have this line: if it changes, the notes below it are lost.
 NOTES = "<!-- Your own notes: what stands below is kept. 以下由您填写，会保留。 -->"
-VLLM_SNIPPET = "```python\n# plain vLLM\n"
-NO_VLLM = """\
-vLLM loads this adapter only merged: `panjue merge RUN`. vLLM 只能加载合并后的模型。
-"""
 
 
 def write_card(folder: Path, scored: str = UNSCORED) -> None:
@@ -51,31 +46,13 @@ def write_card(folder: Path, scored: str = UNSCORED) -> None:
         "steps": ", ".join(f"{key} {value}" for key, value in scrubbed(record.trainer).items()),
         "metrics": scored,
         "names": PSEUDONYMS if "zh" in languages else "",
-        "fields": {name: f"<{name}>" for name in _fields(next(iter(prompts.values())))},
     }
-    words["load"] = _snippets(folder, words)
     card = (HERE / "card.md").read_text("utf-8").format(**words)
     old = (folder / CARD).read_text("utf-8") if (folder / CARD).exists() else ""
     notes = old.partition(NOTES)[2] or "\n"
     for name, text in {**prompts, CARD: f"{card.rstrip()}\n\n{NOTES}{notes}"}.items():
         with atomic_write(folder / name) as out:
             out.write(text)
-
-
-def _snippets(folder: Path, words: Mapping[str, Any]) -> str:
-    """Return the code that loads the adapter or model with plain libraries."""
-    path = folder / "adapter_config.json"
-    if not path.exists():
-        return (HERE / "card-model.md").read_text("utf-8").format(**words)
-    rank, snippets = lora_rank(folder), (HERE / "card-adapter.md").read_text("utf-8")
-    if rank is None or read_json(path).get("use_dora"):
-        snippets = snippets.partition(VLLM_SNIPPET)[0] + NO_VLLM
-    return snippets.format(**words, rank=rank)
-
-
-def _fields(prompt: str) -> Iterable[str]:
-    """Return the template fields of a prompt; the snippets fill them in."""
-    return dict.fromkeys(name for _, name, *_ in Formatter().parse(prompt) if name)
 
 
 def _data(record: RunRecord) -> Iterable[str]:

@@ -7,9 +7,8 @@ Processing", ACL 2022.
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,65 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.group_measures import (
-    Attribute,
-    ClassCounts,
-    Classes,
-    Group,
-    divergence,
-    frequency_band,
-    worst_class,
-)
-from panjue.eval.values import Members, MetricValues, by_code, score_rows, summarize, without_nan
+from panjue.eval.group_counts import Counting, Counts, divergence, training_counts, worst_class
+from panjue.eval.values import Members, MetricValues, score_rows, summarize, without_nan
 from panjue.prompts.example import UNKNOWN
-from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import find_answers
-from panjue.prompts.reader import Reader, is_held_out
-from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Row
+from panjue.prompts.reader import Reader
 
-CLASS_FREQUENCY = "class_frequency"
-"""An attribute of tasks with classes: how frequent an example's rarest class is in training."""
+
+@dataclass(frozen=True)
+class Group:
+    """One group of one attribute.
+
+    Attributes:
+        n: Its test examples.
+        value: The metric over them; NaN if it has nothing to score there, and then the group is
+            left out of all numbers over groups.
+        low, high: The 95% bootstrap interval of `value`.
+        flagged: It has too few examples to count for mean, disparity, worst and gap.
+        unweighted: All its examples have weight 0, so `value` is an unweighted mean.
+        worst_class: Its gold class with the lowest F1.
+        worst_class_share: Share of its test examples with that class (worst-class influence).
+        train: Training examples of this group (representation inequality); None if unknown.
+        shift: KL divergence of its training from its test class distribution, add-one smoothed,
+            in nats (label shift).
+    """
+
+    n: int
+    value: float
+    low: float
+    high: float
+    flagged: bool
+    unweighted: bool
+    worst_class: str | None
+    worst_class_share: float | None
+    train: int | None = None
+    shift: float | None = None
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute; its numbers are over its groups that are not flagged.
+
+    Mean and worst are None without a group, disparity and gap with fewer than two groups.
+
+    Attributes:
+        mean: Mean of the groups' values (FairLex's mF1).
+        disparity: Their population standard deviation (group disparity, GD).
+        worst: The lowest value (mF1_W), that of `worst_group`.
+        gap: The highest value minus the lowest.
+        unknown: Number of examples without a known group; they are in no group.
+        groups: Name -> group, the largest first.
+    """
+
+    mean: float | None
+    disparity: float | None
+    worst: float | None
+    worst_group: str | None
+    gap: float | None
+    unknown: int
+    groups: dict[str, Group]
 
 
 @dataclass(frozen=True)
@@ -48,8 +85,7 @@ class Fairness:
 
     Attributes:
         missing: Examples without a row, scored as unanswered.
-        extra_rows: Rows whose id no example has.
-        train: The training file; None if it is unknown or has changed.
+        train: The files of the training; empty if they are unknown or have changed.
         compared_by: The method that compared texts, if the metric compares texts.
     """
 
@@ -59,8 +95,7 @@ class Fairness:
     min_n: int
     attributes: dict[str, Attribute]
     missing: int
-    extra_rows: int
-    train: str | None
+    train: list[str]
     compared_by: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -69,23 +104,12 @@ class Fairness:
         return result
 
 
-@dataclass
-class TrainingGroup:
-    """The training examples of one group."""
-
-    size: int = 0
-    classes: Counter[str] = field(default_factory=Counter)
-
-
-TrainingGroups = dict[str, TrainingGroup]
-
-
 def fairness(
     reader: Reader, gold: Path, submission: Path, by: Sequence[str], *, min_n: int = 20
 ) -> Fairness:
     """Score `submission` by the groups of every attribute in `by`.
 
-    The numbers of training need a submission in its run folder, and an unchanged training file.
+    The numbers of training need a submission in its run folder, and unchanged training files.
 
     Args:
         reader: The task's reader, with the side file that adds groups, if there is one.
@@ -96,31 +120,27 @@ def fairness(
     """
     task = reader.task
     submission = task.data.submission.find(submission)
-    run, rows = submission.parent, task.data.submission.index(submission)
+    rows = task.data.submission.index(submission)
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
-    labels = _labels(run) if CLASS_FREQUENCY in by else None
-    values, counts, missing = MetricValues(task), ClassCounts(), 0
-    for number, (_, gold_row, row) in enumerate(score_rows(reader, gold, rows, values)):
-        classes = _classes(task, gold_row)
-        counts.add(number, classes, _classes(task, row))
-        for attribute, name in _frequency(classes, labels).items():
-            values.set_group(number, attribute, name)
+    values, counting, missing = MetricValues(task), Counting(task, by), 0
+    for example, gold_row, row in score_rows(reader, gold, rows, values):
+        counting.add(example, gold_row, row)
         missing += row is None
     for attribute in by:
         _check_attribute(attribute, values.attributes)
-    train, training = _training(replace(reader, side={}), run, by, labels)
+    files, training = training_counts(replace(reader, side={}), submission, by)
     return Fairness(
         metric=task.score.names[-1],
         total=list(summarize(values, resamples=0).mean.values())[-1],
         examples=len(values),
         min_n=min_n,
         attributes={
-            name: _attribute(values, counts, name, training.get(name), min_n) for name in by
+            name: _attribute(values, name, counts, training.get(name), min_n)
+            for name, counts in counting.groups.items()
         },
         missing=missing,
-        extra_rows=len(rows) - len(values) + missing,
-        train=str(train) if train else None,
+        train=[str(path) for path in files],
         compared_by=task.score.compared_by,
     )
 
@@ -132,101 +152,45 @@ def _check_attribute(attribute: str, attributes: Sequence[str]) -> None:
         raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
 
 
-def _classes(task: Task, row: Row | None) -> Classes:
-    if task.score.classes is None or row is None:
-        return frozenset()
-    return frozenset(task.score.classes(row))
-
-
-def _labels(run: Path) -> Labels:
-    path = run / "labels.json"
-    if not path.exists():
-        raise UserError(f"--by: {CLASS_FREQUENCY} needs {path}, which does not exist")
-    return load_labels(path)
-
-
-def _frequency(classes: Classes, labels: Labels | None) -> dict[str, str]:
-    """Return the group of the attribute `class_frequency`; with `labels` only."""
-    return {CLASS_FREQUENCY: frequency_band(classes, labels)} if labels and classes else {}
-
-
-def _training(
-    reader: Reader, run: Path, by: Sequence[str], labels: Labels | None
-) -> tuple[Path | None, dict[str, TrainingGroups]]:
-    """Return the training file of a run, and attribute -> group -> its training examples.
-
-    Nothing is known if the file has changed.
-    """
-    answers = find_answers(run)
-    record = answers.training if answers else None
-    path = Path(record.train) if record else None
-    if not record or not path or not path.exists() or sha256(path) != record.train_sha256:
-        return None, {}
-    found: dict[str, TrainingGroups] = {name: defaultdict(TrainingGroup) for name in by}
-    for example in reader.read(path):
-        is_unused = is_held_out(example) and not record.dev_sha256
-        if example.answer is None or is_unused:
-            continue
-        classes = _classes(reader.task, reader.task.gold(example))
-        groups = {**example.groups, **_frequency(classes, labels)}
-        for attribute in by:
-            group = found[attribute][groups.get(attribute, UNKNOWN)]
-            group.size += 1
-            group.classes.update(classes)
-    return path, found
-
-
 def _attribute(
     values: MetricValues,
-    class_counts: ClassCounts,
     attribute: str,
-    training: TrainingGroups | None,
+    counts: Mapping[str, Counts],
+    training: Mapping[str, Counts] | None,
     min_n: int,
 ) -> Attribute:
-    names, codes = values.codes(attribute)
-    members, counts = by_code(codes, len(names)), class_counts.by_group(codes, len(names))
-    support = {name for gold, *_ in counts for name in gold}
-    for trained in (training or {}).values():
-        support |= trained.classes.keys()
+    support = {name for of in (*counts.values(), *(training or {}).values()) for name in of.gold}
     groups = {}
-    for code in sorted(range(1, len(names)), key=lambda code: -len(members[code])):
-        group = _group(values, members[code], counts[code], min_n)
-        of = training.get(names[code], TrainingGroup()) if training is not None else None
-        groups[names[code]] = _with_training(group, counts[code][0], of, sorted(support))
-    return _over_groups(groups, len(members[0]), training or {})
+    for name, members in values.members(attribute).items():
+        group = _group(values, members, counts[name], min_n)
+        if training is not None:
+            trained, gold = training.get(name, Counts()), counts[name].gold
+            is_known = trained.gold and gold
+            shift = divergence(trained.gold, gold, sorted(support)) if is_known else None
+            group = replace(group, train=trained.size, shift=shift)
+        groups[name] = group
+    unknown = groups.pop(UNKNOWN, None)
+    largest_first = dict(sorted(groups.items(), key=lambda item: -item[1].n))
+    return _over_groups(largest_first, unknown.n if unknown else 0)
 
 
-def _group(
-    values: MetricValues, members: Members, counts: Sequence[Counter[str]], min_n: int
-) -> Group:
-    gold, predicted, correct = counts
+def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -> Group:
     summary, metric = summarize(values, members), values.task.score.names[-1]
     low, high = summary.interval[metric]
-    worst = worst_class(gold, predicted, correct)
-    weighted = int((values.weights[members] > 0).sum())
+    worst = worst_class(counts.gold, counts.predicted, counts.correct)
     return Group(
         n=len(members),
         value=summary.mean[metric],
         low=low,
         high=high,
-        flagged=(weighted or len(members)) < min_n,
-        worst_class=worst,
-        worst_class_share=gold[worst] / len(members) if worst is not None else None,
+        flagged=len(members) < min_n,
         unweighted=summary.unweighted,
+        worst_class=worst,
+        worst_class_share=counts.gold[worst] / len(members) if worst is not None else None,
     )
 
 
-def _with_training(
-    group: Group, gold: Counter[str], training: TrainingGroup | None, support: Sequence[str]
-) -> Group:
-    if training is None:
-        return group
-    is_known = training.classes and gold
-    shift = divergence(training.classes, gold, support) if is_known else None
-    return replace(group, train=training.size, shift=shift)
-
-
-def _over_groups(groups: dict[str, Group], unknown: int, training: TrainingGroups) -> Attribute:
+def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
     """Return the numbers over the groups that are large enough and have something to score."""
     values = {
         name: group.value
@@ -241,7 +205,6 @@ def _over_groups(groups: dict[str, Group], unknown: int, training: TrainingGroup
         worst_group=min(values, key=lambda name: values[name], default=None),
         gap=max(numbers) - min(numbers) if several else None,
         unknown=unknown,
-        absent=sorted(training.keys() - groups.keys() - {UNKNOWN}),
         groups=groups,
     )
 
@@ -279,16 +242,10 @@ def header_lines(report: Fairness) -> Iterator[str]:
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
         yield f"texts compared by {report.compared_by}"
-    if report.missing or report.extra_rows:
-        yield (
-            f"{report.missing} examples have no row and count as unanswered; "
-            f"{report.extra_rows} rows belong to no example: is this the right file?"
-        )
-    source = (
-        f"counted in {report.train}"
-        if report.train
-        else "unknown, no file that a run was trained on"
-    )
+    if report.missing:
+        yield f"{report.missing} examples have no row and count as unanswered"
+    files = " and ".join(report.train)
+    source = f"counted in {files}" if files else "unknown, no file that a run was trained on"
     yield f"training examples and shifts: {source}"
 
 
@@ -305,12 +262,10 @@ def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
     flagged = sum(group.flagged for group in attribute.groups.values())
     if flagged:
         yield f"* {flagged} groups of fewer than {report.min_n} examples: not in these numbers"
-    if any(group.unweighted for group in attribute.groups.values()):
-        yield "if all examples of a group have weight 0, its value is the unweighted mean"
+    if unweighted := [name for name, group in attribute.groups.items() if group.unweighted]:
+        yield f"unweighted means, as all examples have weight 0: {', '.join(unweighted)}"
     if attribute.unknown:
         yield f"{attribute.unknown} examples are in no group: their group is unknown"
-    if attribute.absent:
-        yield f"groups in the training file only: {', '.join(attribute.absent)}"
 
 
 def _number(value: float | None) -> str:

@@ -16,7 +16,7 @@ from panjue.eval.fields import items_of
 from panjue.eval.score import ScoreResult, decoding_of, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
-from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
@@ -77,7 +77,6 @@ class PageData:
         orders: Field -> the values of its confusion in order.
         pairs: (missed gold class, wrongly predicted class, number of items), the commonest.
         pairs_in_all: Number of different pairs.
-        curve: Rows of the training log.
         decoding: The run's decode.json, if it describes this submission.
     """
 
@@ -95,16 +94,12 @@ class PageData:
     orders: dict[str, list[str]] = field(default_factory=dict)
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
     pairs_in_all: int = 0
-    curve: list[dict[str, float]] = field(default_factory=list)
     decoding: Mapping[str, Any] = field(default_factory=dict)
     fairness: Fairness | None = None
 
     def label(self, name: str) -> tuple[str, str]:
         """Return what a metric, field or baseline is called, in English and in Chinese."""
-        if name.startswith("eval_"):  # in the training log
-            english, chinese = self.label(name.removeprefix("eval_"))
-            return f"held-out {english}", f"留出部分的{chinese}"
-        return {"loss": ("loss", "损失"), **self.labels}.get(name, (name, name))
+        return self.labels.get(name, (name, name))
 
 
 def page_data(answered: AnsweredFile) -> PageData:
@@ -126,9 +121,6 @@ def page_data(answered: AnsweredFile) -> PageData:
     _count(task, result)
     if scores.groups:
         result.fairness = fairness(answered.reader, answered.test, submission, list(scores.groups))
-    log = answered.trained.parent / "log.jsonl" if answered.record.is_of_adapter else None
-    if log and log.exists():
-        result.curve = [row for _, row in read_lines(log)]
     return result
 
 

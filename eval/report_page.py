@@ -1,7 +1,6 @@
 """The report as one HTML page without external files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -46,8 +45,6 @@ def templates() -> Environment:
 
 def page(result: PageData) -> str:
     """Return the page: tables, training curves, and the case browser with its data."""
-    headline = list(result.scores.total.mean)[-1]
-    curves = [curve(result.curve, name) for name in ("loss", "eval_loss", f"eval_{headline}")]
     return (
         templates()
         .get_template("report.html")
@@ -58,7 +55,6 @@ def page(result: PageData) -> str:
             style=(FOLDER / "report.css").read_text("utf-8"),
             script=(FOLDER / "report.js").read_text("utf-8"),
             cases=[asdict(case) for case in result.cases],
-            curves=[one for one in curves if one],
             fairness=fairness_lines(result),
         )
     )
@@ -70,26 +66,3 @@ def fairness_lines(result: PageData) -> dict[str, list[str]]:
         return {}
     attributes = result.fairness.attributes.items()
     return {name: list(fairness_remarks(result.fairness, of)) for name, of in attributes}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A value of the training log over the steps; `points` are those of an SVG line."""
-
-    name: str
-    first: float
-    last: float
-    steps: int
-    points: str
-
-
-def curve(rows: Sequence[Mapping[str, float]], name: str) -> Curve | None:
-    """Return the curve of a value, 600 wide and 100 high; None if it was logged only once."""
-    points = [(row["step"], row[name]) for row in rows if name in row]
-    if len(points) < 2:
-        return None
-    (left, first), (right, last) = points[0], points[-1]
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    width, height = max(right - left, 1) / 600, max(high - low, 1e-9) / 100
-    line = " ".join(f"{(x - left) / width:.1f},{(high - y) / height:.1f}" for x, y in points)
-    return Curve(name, first, last, int(right), line)

@@ -60,7 +60,6 @@ class ScoreResult:
     unknown_labels: int | None
     faulty: int = 0
     calibration: dict[str, Calibration] | None = None
-    abstention: dict[float, Summary] | None = None
     compared_by: str | None = None
     notes: list[str] = field(default_factory=list)
     in_sample: str | None = None
@@ -90,11 +89,6 @@ class ScoreResult:
             **({"in_sample": self.in_sample} if self.in_sample else {}),
             "calibration": self.calibration
             and {name: result.to_json() for name, result in self.calibration.items()},
-            "abstention": self.abstention
-            and {
-                str(share): {"examples": s.examples, **s.mean}
-                for share, s in self.abstention.items()
-            },
         }
         result: dict[str, Any] = without_nan(numbers)
         return result
@@ -150,7 +144,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         faulty=faulty,
         unknown_labels=unknown if labels and task.answer.fields else None,
         calibration=certainty.fields() if certainty else None,
-        abstention=certainty.abstention(values) if certainty else None,
         compared_by=task.score.compared_by,
         notes=notes,
         in_sample=in_sample(run, decoding) if decoding else None,
@@ -234,8 +227,8 @@ def show(scores: ScoreResult, console: Console) -> None:
     console.print(table)
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups, title))
-    if scores.calibration and scores.abstention:
-        calibration.show(scores.calibration, scores.abstention, console)
+    if scores.calibration:
+        calibration.show(scores.calibration, console)
     for line in remarks(scores):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from panjue.eval.fairness import Fairness, fairness, header_lines, show
-from panjue.eval.group_measures import divergence, worst_class
-from panjue.prompts.labels import Labels
+from panjue.eval.fairness import Fairness, fairness, header_lines, remarks, show
+from panjue.eval.group_counts import divergence, worst_class
+from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, sha256, write_json
+from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import load_task
 
@@ -161,20 +161,10 @@ def test_groups_of_the_line_itself(folder: Path) -> None:
         made(folder, "court")
 
 
-def test_how_often_training_saw_the_rarest_class(folder: Path) -> None:
-    Labels({"label": {"一年以下": 150, "三年以上五年以下": 9}}).save(folder)
-    found = made(folder, "class_frequency", min_n=1).attributes["class_frequency"]
-    assert {name: group.n for name, group in found.groups.items()} == {
-        "100 and more": 4,
-        "never": 3,
-    }
-
-
-def test_a_group_of_one_class_one_without_training_and_one_without_test(folder: Path) -> None:
+def test_a_group_of_one_class_and_one_without_training(folder: Path) -> None:
     trained_on(folder, case(1, 1, gender="male"), case(2, 1, gender="other"))
     found = made(folder, "gender").attributes["gender"]
     assert (found.groups["female"].train, found.groups["female"].shift) == (0, None)
-    assert found.absent == ["other"]
     region = made(folder, "region").attributes["region"].groups["上海"]
     assert (region.worst_class, region.worst_class_share) == ("一年以上三年以下", 1.0)
 
@@ -210,18 +200,36 @@ def test_what_was_held_out_was_not_trained_on(folder: Path) -> None:
     assert made(folder, "gender").attributes["gender"].groups["male"].train == 200 - held
     write(train, rows[1:])
     changed = made(folder, "gender")
-    assert (changed.train, changed.attributes["gender"].groups["male"].train) == (None, None)
+    assert (changed.train, changed.attributes["gender"].groups["male"].train) == ([], None)
 
 
-def test_examples_without_a_row_and_rows_of_no_example_are_told(folder: Path) -> None:
-    write(folder / "submission.jsonl", [{"id": 1, "label": 1}, {"id": 99, "label": 1}])
+def test_what_was_mixed_in_was_trained_on(folder: Path) -> None:
+    """Of `mix` that are the lowest hashes, `mix_ratio` per example of `train`; dev is left out."""
+    trained_on(folder, *(case(n, 1, gender="male") for n in range(4)))
+    mixed = [case(n, 2, gender="female") for n in range(100, 103)]
+    mix, dev = write(folder / "mix.jsonl", mixed), write(folder / "dev.jsonl", mixed[:1])
+    made_of = read_json(folder / "adapter/manifest.json")
+    for ratio, women in ((1.0, 2), (0.25, 1)):
+        files = {"mix": str(mix), "mix_sha256": sha256(mix), "mix_ratio": ratio}
+        files |= {"dev": str(dev), "dev_sha256": sha256(dev)}
+        write_json(folder / "adapter/manifest.json", {**made_of, **files})
+        found = made(folder, "gender")
+        groups = found.attributes["gender"].groups
+        assert (groups["male"].train, groups["female"].train) == (4, women)
+        assert found.train == [str(folder / "train.jsonl"), str(mix)]
+    mix.unlink()
+    assert made(folder, "gender").train == []
+
+
+def test_examples_without_a_row_are_told(folder: Path) -> None:
+    write(folder / "submission.jsonl", [{"id": 1, "label": 1}])
     found = made(folder, "gender")
-    assert (found.missing, found.extra_rows, found.total) == (6, 1, 1 / 7)
+    assert (found.missing, found.total) == (6, 1 / 7)
     assert "6 examples have no row" in "".join(header_lines(found))
 
 
-def test_weights_of_zero(tmp_path: Path) -> None:
-    """Twenty single defendants have weight 0: the group is the one case of two, and too small."""
+def test_a_group_s_size_is_its_examples_whatever_their_weight(tmp_path: Path) -> None:
+    """Twenty single defendants have weight 0; the tables of score and fairness agree."""
     judgment = load_task("judgment")
     rows = []
     for n, names in enumerate([*(["甲"] for _ in range(20)), ["甲", "乙"]]):
@@ -229,12 +237,20 @@ def test_weights_of_zero(tmp_path: Path) -> None:
         groups = {"g": "both", "size": str(len(names))}
         row = {"id": n, "fact": "事", "defendants": names, "outcomes": outcomes, "groups": groups}
         rows.append(row)
-    write(tmp_path / "gold.jsonl", rows)
+    gold = write(tmp_path / "gold.jsonl", rows)
     write(tmp_path / "submission.jsonl", [{"id": n, "judgments": []} for n in range(21)])
-    found = fairness(Reader(judgment), tmp_path / "gold.jsonl", tmp_path, ["g", "size"])
-    assert found.attributes["g"].groups["both"].flagged
-    single = found.attributes["size"].groups["1"]
-    assert (single.flagged, single.unweighted) == (False, True)
+    found = fairness(Reader(judgment), gold, tmp_path, ["g", "size"])
+    scores = score(Reader(judgment), gold, tmp_path)
+    for attribute, of in found.attributes.items():
+        for name, group in of.groups.items():
+            summary = scores.groups[attribute][name]
+            numbers = (summary.examples, summary.mean["final"], summary.unweighted)
+            assert (group.n, group.value, group.unweighted) == numbers
+    assert [of.flagged for of in found.attributes["size"].groups.values()] == [False, True]
+    assert not found.attributes["g"].groups["both"].flagged
+    assert "unweighted means, as all examples have weight 0: 1" in remarks(
+        found, found.attributes["size"]
+    )
 
 
 def test_the_worst_class_is_one_that_gold_has() -> None:

@@ -75,8 +75,6 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
     decoding = {"examples": number + 1, "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
     decoding["submission_sha256"] = sha256(folder / "submission.jsonl")
     write_json(folder / "decode.json", decoding)
-    curve = [{"step": step, "loss": 2 / step, "eval_loss": 1 / step} for step in (1, 2, 3)]
-    (folder / "log.jsonl").write_text("".join(dump(row) + "\n" for row in curve), "utf-8")
     return folder
 
 
@@ -254,7 +252,6 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
     assert "<script>alert" not in text
     assert text.count("<script") == 2
-    assert text.count('<svg role="img" aria-label="') == text.count("<svg")
     assert text.count("every example has weight 0") == 0
     assert "&lt;q&gt;" in text
     assert "<q>" not in text

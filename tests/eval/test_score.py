@@ -106,7 +106,6 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
         "faulty",
         "unknown_gold_labels",
         "calibration",
-        "abstention",
     }
     assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
     # Nothing lies beside the submission, so these are unknown, not zero.

@@ -1,24 +1,16 @@
-"""The model card: its own snippets load the adapter, with nothing of panjue's."""
+"""The model card of an adapter."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import ModelCard
 
 from panjue.eval.card import NOTES, scored_on, write_card
 from panjue.prompts.model import model_sha256
-from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import RunRecord
 from panjue.prompts.render import prompt_files
-
-
-def snippets(folder: Path) -> dict[str, str]:
-    text = (folder / "README.md").read_text("utf-8")
-    found = re.findall(r"^```python\n# plain (\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return dict(found)
 
 
 def test_the_card_says_what_the_adapter_is(trained: Path) -> None:
@@ -71,35 +63,3 @@ def test_every_prompt_and_every_data_file_is_named(trained: Path, tmp_path: Path
     assert len(names) == len(prompt_files("dialogue")) > 1
     for word in (*(f"`{name}`" for name in names), *data.values()):
         assert word in text
-
-
-@pytest.mark.parametrize("library", ["peft", "transformers"])
-def test_the_model_loads_by_the_cards_own_snippet(
-    library: str, trained: Path, merged: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    folder = trained / "adapter" if library == "peft" else merged
-    write_card(folder)
-    monkeypatch.chdir(folder)
-    exec(compile(snippets(folder)[library], f"{library} snippet", "exec"), {})
-    assert "{" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("changed", "rank"),
-    [({"r": 12}, 16), ({"rank_pattern": {"q_proj": 33}}, 64), ({"use_dora": True}, None)],
-)
-def test_the_snippet_for_vllm_fits_the_adapter(
-    changed: dict[str, Any], rank: int | None, trained: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run/adapter"
-    shutil.copytree(trained / "adapter", folder)
-    path = folder / "adapter_config.json"
-    write_json(path, {**read_json(path), **changed})
-    write_card(folder)
-    found = snippets(folder)
-    assert "peft" in found
-    if rank is None:
-        assert "vLLM" not in found
-        assert "only merged: `panjue merge RUN`" in (folder / "README.md").read_text("utf-8")
-    else:
-        assert f"max_lora_rank={rank}," in found["vLLM"]

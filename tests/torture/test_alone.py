@@ -1,15 +1,11 @@
-"""What a run leaves works without panjue: bundles in an empty folder, the cards' snippets."""
+"""What a run leaves works without panjue: bundles in an empty folder."""
 
-import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from panjue.eval.card import write_card
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 
@@ -40,26 +36,3 @@ def test_a_bundle_answers_by_itself(
     verify = ("--verify", packed, "--cases", workshop / "demo/test.jsonl")
     said = panjue("bundle", *verify, *(() if packs_base else base))
     assert "runs by itself and gives the same answers" in said
-
-
-@pytest.mark.parametrize("is_merged", [False, True], ids=["adapter", "merged"])
-def test_the_cards_snippet_for_vllm_runs(
-    is_merged: bool, trained: Path, merged: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(merged if is_merged else trained / "adapter", folder)
-    write_card(folder)
-    text = (folder / "README.md").read_text("utf-8")
-    [snippet] = re.findall(r"^```python\n# plain vLLM\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    few = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    (tmp_path / "snippet.py").write_text(snippet, "utf-8")
-    done = subprocess.run(
-        [sys.executable, tmp_path / "snippet.py"],
-        cwd=folder,
-        env={**os.environ, **few},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "{" in done.stdout

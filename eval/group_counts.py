@@ -1,0 +1,110 @@
+"""The classes of test and training examples, counted by group, and FairLex's measures over them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import entropy
+
+from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.run import RunRecord, find_answers
+from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Row
+
+
+@dataclass
+class Counts:
+    """The examples of one group, and how many of them have each class."""
+
+    size: int = 0
+    gold: Counter[str] = field(default_factory=Counter)
+    predicted: Counter[str] = field(default_factory=Counter)
+    correct: Counter[str] = field(default_factory=Counter)
+
+
+Groups = dict[str, dict[str, Counts]]
+"""Attribute -> group -> its counts."""
+
+
+class Counting:
+    """Counts the classes of examples by the groups of some attributes."""
+
+    def __init__(self, task: Task, by: Sequence[str]) -> None:
+        """Start without examples."""
+        self._task = task
+        self.groups: Groups = {name: defaultdict(Counts) for name in by}
+
+    def add(self, example: Example, gold: Row, row: Row | None) -> None:
+        """Count an example, its gold row and its row of the submission, if it has one."""
+        kinds = self._classes(gold), self._classes(row)
+        for attribute, groups in self.groups.items():
+            counts = groups[example.groups.get(attribute, UNKNOWN)]
+            counts.size += 1
+            counts.gold.update(kinds[0])
+            counts.predicted.update(kinds[1])
+            counts.correct.update(kinds[0] & kinds[1])
+
+    def _classes(self, row: Row | None) -> frozenset[str]:
+        classes = self._task.score.classes
+        return frozenset(classes(row)) if classes and row is not None else frozenset()
+
+
+def training_counts(
+    reader: Reader, submission: Path, by: Sequence[str]
+) -> tuple[list[Path], Groups]:
+    """Return the files of a training, and the counts of its examples by group.
+
+    Nothing is known if a file has changed.
+    """
+    answers = find_answers(submission)
+    record = answers.training if answers else None
+    if not record:
+        return [], {}
+    names = ("train", "dev", "mix")
+    files = {name: Path(path) for name in names if (path := getattr(record, name))}
+    for name, path in files.items():
+        if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
+            return [], {}
+    counting = Counting(reader.task, by)
+    for example in _trained_on(reader, record, files):
+        counting.add(example, reader.task.gold(example), None)
+    return [files[name] for name in ("train", "mix") if name in files], counting.groups
+
+
+def _trained_on(reader: Reader, record: RunRecord, files: Mapping[str, Path]) -> Iterator[Example]:
+    """Yield the examples of `train` that were not held out, then those chosen from `mix`."""
+    held = (
+        {text_hash(example) for example in reader.read(files["dev"])} if "dev" in files else set()
+    )
+
+    def used(name: str) -> Iterator[Example]:
+        for example in reader.read(files[name]) if name in files else ():
+            is_held = text_hash(example) in held if record.dev_sha256 else is_held_out(example)
+            if example.answer is not None and not is_held:
+                yield example
+
+    size = 0
+    for example in used("train"):
+        size += 1
+        yield example
+    chosen = nsmallest(round((record.mix_ratio or 0) * size), map(text_hash, used("mix")))
+    yield from (example for example in used("mix") if chosen and text_hash(example) <= chosen[-1])
+
+
+def worst_class(gold: Counter[str], predicted: Counter[str], correct: Counter[str]) -> str | None:
+    """Return the gold class with the lowest F1; of equal ones the first by name."""
+    return min(gold, key=lambda n: (2 * correct[n] / (gold[n] + predicted[n]), n), default=None)
+
+
+def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:
+    """Return the Kullback-Leibler divergence of the train from the test distribution, in nats.
+
+    Both are add-one smoothed over `support`, the classes of all groups.
+    """
+    smoothed = np.array([[n.get(name, 0) + 1.0 for name in support] for n in (train, test)])
+    return float(entropy(*smoothed))  # `entropy` scales both to sum to 1
