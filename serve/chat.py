@@ -39,38 +39,28 @@ def main(url: str, file: Path | None, defendants: Sequence[str], samples: int) -
     """Send the case in `file`, or from a pipe or the keyboard, and print the answer."""
     with connected(url) as http:
         served = checked(http.get("labels"))
-        fact = read_fact(file, Console(stderr=True, highlight=False))
-        body = {"fact": fact, "samples": samples, "defendants": defendants or None}
+        body = {"fact": read_fact(file), "samples": samples, "defendants": defendants or None}
         result = checked(http.post("judgments", json=body))
     Console().print(*tables(result, demo=served["demo"]))
 
 
-def read_fact(file: Path | None, err: Console) -> str:
-    """Return the text of a file, the keyboard or a pipe, without a byte order mark."""
-    place = file or "stdin"
-    if file is None and sys.stdin.isatty():
-        text = read_typed(err)
-    else:
-        raw = file.read_bytes() if file else sys.stdin.buffer.read()
-        try:
-            text = raw.decode("utf-8").removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{place}: not UTF-8 at byte {error.start}") from None
-    if not text.strip():
-        raise UserError(f"{place}: is empty; give the facts of a case")
-    if any(isinstance(load_json(part), dict) for part in (text, text.strip().splitlines()[0])):
-        raise UserError(
-            f"{place}: is JSON; give the plain text of the facts of one case "
-            "(`panjue generate` answers files of cases)"
-        )
+def read_fact(file: Path | None) -> str:
+    """Return the text of a file, or of what is typed or piped, without a byte order mark."""
+    if file is None and sys.stdin.isatty() and sys.stdout.isatty():
+        return read_typed()
+    try:
+        text = (file.read_bytes() if file else sys.stdin.buffer.read()).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file or 'stdin'}: not UTF-8 at byte {error.start}") from None
+    text = text.removeprefix("\ufeff")
+    if not text.strip() or isinstance(load_json(text.strip().splitlines()[0]), dict):
+        raise UserError(f"{file or 'stdin'}: give the facts of one case, as plain text")
     return text
 
 
-def read_typed(err: Console) -> str:
-    """Return the lines that are typed or pasted before Ctrl-D, at a terminal that cuts none."""
-    if not sys.stdout.isatty():
-        raise UserError("the output is no terminal; give the case with --file or by a pipe")
-    err.print(PROMPT)
+def read_typed() -> str:
+    """Return the lines that are typed or pasted before Ctrl-D."""
+    print(PROMPT, file=sys.stderr)
     lines: list[str] = []
     with suppress(EOFError):
         while True:
@@ -83,8 +73,7 @@ def connected(url: str) -> Iterator[httpx.Client]:
     """Open a client of the server at `url`; its connection errors become a UserError."""
     if parse_address(url) is None:
         raise UserError(f"--url {url}: write it like http://127.0.0.1:8000")
-    key = key_of(KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"Bearer {key}"} if (key := key_of(KEY)) else {}
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
     try:
         with httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT) as http:

@@ -63,9 +63,7 @@ def find_defendants(fact: str) -> list[str]:
         listed |= dict.fromkeys(names)
         if TRIED_ELSEWHERE.search(note):
             elsewhere.update(names if "均" in note or "等" in note else names[-1:])
-    in_order = sorted(listed.keys() - elsewhere, key=fact.find)
-    # If 张某 occurs only inside 张某甲, it is a part of that name.
-    return [name for name in in_order if not _is_cut_short(name, in_order, fact)]
+    return sorted(listed.keys() - elsewhere, key=fact.find)
 
 
 def _list_at(fact: str, start: int) -> tuple[list[str], str, int]:
@@ -107,19 +105,6 @@ def _plain_name(fact: str, text: str) -> str:
         return re.split(r"(?<=·[\u4e00-\u9fff]{2})", text)[0]
     if len(text) == 3:  # the next character cannot belong to a name
         return text
-    return next((text[:size] for size in (4, 3) if _belongs(fact, text[:size])), text[:2])
-
-
-def _belongs(fact: str, name: str) -> bool:
-    """Say whether the last character of `name` belongs to it."""
-    if name[-1] in FOLLOWING and fact.count(name) < 3:
-        return False
-    prefix_count = fact.count(name[:-1])
-    share = fact.count(name) / prefix_count
-    return share > 0.7 and (len(name) == 3 or (fact.count(name) > 1 and name[-1] not in FOLLOWING))
-
-
-def _is_cut_short(name: str, names: list[str], fact: str) -> bool:
-    longer = [other for other in names if other != name and other.startswith(name)]
-    alone = fact.count(name) - sum(fact.count(other) for other in longer)
-    return bool(longer) and alone <= 0
+    # A third character belongs to the name where it mostly follows the first two.
+    is_longer = text[2:3] not in FOLLOWING and fact.count(text[:3]) > 0.7 * fact.count(text[:2])
+    return text[: 3 if is_longer else 2]

@@ -23,7 +23,6 @@ from tests.serve.conftest import KEY
 
 PANJUE = Path(sys.executable).with_name("panjue")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
-CONSOLE = Console(file=io.StringIO())
 
 
 Chat = Callable[..., CompletedProcess[str]]
@@ -92,10 +91,10 @@ def terminal() -> Iterator[tuple[int, int, list[bytes]]]:
 def test_a_long_paste_arrives_whole(terminal: tuple[int, int, list[bytes]]) -> None:
     parent, child, _ = terminal
     script = """if True:
-        import io, sys
-        from rich.console import Console
+        import sys
         from panjue.serve.chat import read_fact
-        sys.stderr.write(read_fact(None, Console(file=io.StringIO())))"""
+        fact = read_fact(None)
+        sys.stderr.write("|" + fact)"""
     fact = "被告人张某甲盗窃。" * 1000  # one line of 27,000 bytes; a terminal's line keeps 4,095
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=child, stdout=child, stderr=subprocess.PIPE
@@ -106,14 +105,14 @@ def test_a_long_paste_arrives_whole(terminal: tuple[int, int, list[bytes]]) -> N
         typed = f"{fact}错".encode() + b"\x7f\n\x04"
         while typed:
             typed = typed[os.write(parent, typed[:1000]) :]
-        assert reading.stderr.read().decode() == fact
+        assert reading.stderr.read().decode().endswith(f"|{fact}")
 
 
 @pytest.mark.parametrize(
     ("text", "key", "message"),
     [
         (FACT, "another", "set PANJUE_API_KEY"),
-        (" ", KEY, "stdin: is empty; give the facts of a case"),
+        (" ", KEY, "stdin: give the facts of one case, as plain text"),
         ("某日天气晴朗。", KEY, "list them in 'defendants'"),
     ],
 )
@@ -160,20 +159,20 @@ def test_a_response_that_is_no_answer_is_named(status: int, body: str, message: 
 def test_a_byte_order_mark_is_no_part_of_the_facts(before: str, tmp_path: Path) -> None:
     file = tmp_path / "case.txt"
     file.write_text(before + FACT, "utf-8")
-    assert read_fact(file, CONSOLE) == FACT
+    assert read_fact(file) == FACT
     file.write_bytes(before.encode() + b"a\xff")
     with pytest.raises(UserError, match=f"not UTF-8 at byte {len(before.encode()) + 1}"):
-        read_fact(file, CONSOLE)
+        read_fact(file)
 
 
-@pytest.mark.parametrize("text", ['{"id": 1}\n{"id": 2}\n', '\ufeff {\r\n"fact": ""}'])
+@pytest.mark.parametrize("text", ['{"id": 1}\n{"id": 2}\n', '\ufeff {"fact": ""}'])
 def test_json_rows_are_refused_as_facts(text: str, tmp_path: Path) -> None:
     (tmp_path / "case").write_text(text, "utf-8")
-    with pytest.raises(UserError, match=r"case: is JSON; give the plain text of the"):
-        read_fact(tmp_path / "case", CONSOLE)
+    with pytest.raises(UserError, match=r"case: give the facts of one case, as plain text"):
+        read_fact(tmp_path / "case")
 
 
 @pytest.mark.parametrize("text", ["{", "264", '{"a": 1} 被告人甲盗窃。', '{"a":' * 100_000])
 def test_facts_may_contain_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "case").write_text(text, "utf-8")
-    assert read_fact(tmp_path / "case", CONSOLE) == text
+    assert read_fact(tmp_path / "case") == text
