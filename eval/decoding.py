@@ -14,7 +14,7 @@ from panjue.eval.decide import Decider, decision_sha256, fitted_decider
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import atomic_write, dump, sha256, write_json
+from panjue.prompts.plumbing.files import atomic_write, dump, exclusive_lock, sha256, write_json
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
@@ -61,7 +61,7 @@ class Tally:
             f"{self.unreadable} unreadable (their answer: {self.fallback})"
         )
         yield (
-            f"{self.cut} cut by length, {self.refused} could not be asked, "
+            f"{self.cut} cut by length, {self.refused} could not be asked{self._instead()}, "
             f"{self.shortened} shortened to fit"
         )
         if self.skipped_rows:
@@ -82,6 +82,9 @@ class Tally:
             yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
 
+    def _instead(self) -> str:
+        return f" (their answer: {self.fallback})" if self.refused else ""
+
     def _priors(self) -> str:
         if self.pair_price is None or self.class_prior is None:
             return ""
@@ -100,6 +103,11 @@ def decode_answers(path: Path, *, greedy: bool = False) -> Tally:
     counts. Ranked lists are voted on and filled up (`ranked`).
     """
     answered = open_answers(path)
+    with exclusive_lock(answered.folder):
+        return _decode(answered, greedy=greedy)
+
+
+def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
     folder = answered.folder
     task, submission = answered.task, folder / answered.task.data.submission.name
     tally = Tally(fallback=task.score.fallback, submission=submission)

@@ -93,7 +93,7 @@ def merge(
 ) -> None:
     """Merge the adapter of RUN into its base model: RUN/merged."""
     with debug_log(run):
-        _load("serve.merge", "main")(run, base)
+        print("written:", _load("serve.merge", "merge")(run / "adapter", run / "merged", base))
 
 
 @app.command()
@@ -101,9 +101,7 @@ def generate(run: Path, test: Path, overrides: Overrides = None) -> None:
     """Answer every case of TEST with RUN's training, then decode: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
-        folder = _load("serve.generate", "generate")(Run(run), test, settings)
-        print("3/3 decoding")
-        _decode(folder)
+        _load("serve.generate", "generate")(Run(run), test, settings, _decode)
 
 
 @app.command()
@@ -153,21 +151,17 @@ def tune(run: Path) -> None:
 def bundle(
     run: Annotated[Path | None, typer.Argument(help="a run folder with its submission")] = None,
     out: Annotated[Path | None, typer.Argument(help="the ZIP")] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="also pack this base; with --verify: the base")
-    ] = None,
+    base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
     verify: Annotated[Path | None, typer.Option(help="a ZIP to test in an empty folder")] = None,
     cases: Annotated[Path | None, typer.Option(help="with --verify: the run's test file")] = None,
 ) -> None:
     """Pack RUN with code, weights and a manual into OUT; or test such a ZIP with --verify."""
-    if verify and cases and not run:
-        _load("serve.bundle", "verify")(verify, cases, base)
+    if verify and cases and not (run or base):
+        _load("serve.bundle", "verify")(verify, cases)
     elif run and out and not (verify or cases):
         _load("serve.bundle", "bundle")(run, out, base)
     else:
-        raise UserError(
-            "use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST [--base FOLDER]"
-        )
+        raise UserError("use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST")
 
 
 app.add_typer(cli_scores.app)

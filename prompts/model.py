@@ -58,10 +58,10 @@ def is_demo(folder: Path) -> bool:
     A training names its base in its manifest; `start.json` is only in the untrained model of
     `panjue base`.
     """
-    manifest = folder / "manifest.json"
-    while manifest.exists() and (base := read_json(manifest).get("base")):
-        folder = Path(base)
-        manifest = folder / "manifest.json"
+    seen: set[Path] = set()  # a copied manifest may name its own folder
+    while folder not in seen and (folder / "manifest.json").exists():
+        seen.add(folder)
+        folder = Path(read_json(folder / "manifest.json").get("base") or folder)
     return (folder / "start.json").exists()
 
 

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
-from panjue.prompts.shorten import shortened_prompt
+from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
 
 Sampling = Mapping[str, Any]
@@ -82,24 +82,31 @@ class Asker:
     ) -> None:
         """Load the tokenizer from the folder `model`, the model that will answer."""
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
+        self.longest = max_tokens  # what the engine takes: for cases that `max_tokens` cannot hold
         self.tokenizer = load_tokenizer(model)
         self._constrained = constrained
         self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
     def question(self, example: Example) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked."""
-        shortened, messages, prompt, room = shortened_prompt(
-            self.task, example, self.labels, self.tokenizer, self.max_tokens
-        )
-        limit = f"max_tokens is {self.max_tokens}"
-        if room >= self.max_tokens:
-            raise Refusal(f"its reply alone needs {room} tokens; {limit}")
+        limit, asked = self.max_tokens, self._shortened(example, self.max_tokens)
+        longer = [self.max_tokens + asked.room, self.longest]  # as little as the case needs
+        while longer and not asked.shortened.fits:
+            limit = min(longer.pop(0), self.longest)
+            asked = self._shortened(example, limit)
+        shortened, messages, prompt, room = asked
         if not shortened.fits:
-            raise Refusal(f"the prompt needs {len(prompt)} tokens and the reply {room}; {limit}")
+            raise Refusal(
+                f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
+                f"{self.longest}; shorten the text, or give the engine more memory"
+            )
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
-        return Question(prompt, schema, self.max_tokens - len(prompt), shortened.dropped, messages)
+        return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages)
+
+    def _shortened(self, example: Example, limit: int) -> ShortenedPrompt:
+        return shortened_prompt(self.task, example, self.labels, self.tokenizer, limit)
 
     def _problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema; empty if it does not.
@@ -116,7 +123,7 @@ class Asker:
 class PlainAsker:
     """Makes questions for an endpoint with another tokenizer; prompts are not shortened."""
 
-    tokenizer = None
+    tokenizer, longest = None, 0
 
     def __init__(self, task: Task, labels: Labels, *, constrained: bool) -> None:
         """Take the task and its labels; the endpoint limits the replies."""

@@ -41,10 +41,11 @@ NO_NETWORK += ['ip link set lo up 2>/dev/null; exec "$@"', "sh"]
 """Prefix of a command that cuts off the network, where the system allows it."""
 
 
-def bundle(run: Path, out: Path, base: Path | None = None) -> None:
+def bundle(run: Path, out: Path, base: str | None = None) -> None:
     """Pack a finished run: code, settings, prompts, labels, weights, versions, manual, hashes.
 
     `run` may also be one folder of answers; of these and the test file only hashes are packed.
+    `base` is the base model, if it was moved.
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
@@ -70,7 +71,11 @@ def bundle(run: Path, out: Path, base: Path | None = None) -> None:
         write_json(folder / EXPECTED, {"submission": submission.name, **expected})
         sums = (f"{digest}  {name}\n" for name, digest in sums_of(folder).items())
         (folder / SUMS).write_text("".join(sums), "utf-8")
-        _zip(folder, out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(
+            shutil.make_archive(str(out.with_name(f".{out.name}.{os.getpid()}")), "zip", folder)
+        )
+        made.replace(out)
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
 
 
@@ -86,22 +91,20 @@ def _trained(answers: Answers) -> Path:
     return trained
 
 
-def _pack_model(folder: Path, trained: Path, base: Path | None) -> RunRecord:
-    """Copy the adapter or model, and the base if given; return the record without paths."""
+def _pack_model(folder: Path, trained: Path, base: str | None) -> RunRecord:
+    """Copy the model, or the adapter and its base; return the record without paths."""
     record, packed = RunRecord.read(trained), folder / trained.name
     _copy([*model_files(trained), *trained.glob("*.md")], packed)
     values = {**scrubbed(record.model_dump(exclude_unset=True)), "base": "base"}
-    if base:
+    if (config := packed / "adapter_config.json").exists():
         # Records of a base that panjue trained itself are not packed.
-        files = model_files(check_base(trained, record, str(base)))
-        _copy(
-            (path for path in files if path.name not in {MANIFEST, "labels.json"}), folder / "base"
-        )
+        files = model_files(check_base(trained, record, base))
+        unnamed = (path for path in files if path.name not in {MANIFEST, "labels.json"})
+        _copy(unnamed, folder / "base")
         values["base_sha256"] = model_sha256(folder / "base")
+        write_json(config, {**scrubbed(read_json(config)), "base_model_name_or_path": "../base"})
     record = RunRecord.model_validate(values)
     record.write(packed)
-    if (config := packed / "adapter_config.json").exists():
-        write_json(config, {**scrubbed(read_json(config)), "base_model_name_or_path": "../base"})
     return record
 
 
@@ -147,21 +150,8 @@ def sums_of(folder: Path) -> dict[str, str]:
     return {name: sha256(files[name]) for name in sorted(files.keys() - {SUMS})}
 
 
-def _zip(folder: Path, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}")
-    try:
-        shutil.make_archive(str(temporary), "zip", folder)
-        temporary.with_name(f"{temporary.name}.zip").replace(out)
-    finally:
-        temporary.with_name(f"{temporary.name}.zip").unlink(missing_ok=True)
-
-
-def verify(packed: Path, cases: Path, base: Path | None = None) -> None:
-    """Unpack into an empty folder, answer `cases` there without a network, compare the submission.
-
-    `base` is the folder of the base model, if the ZIP has none.
-    """
+def verify(packed: Path, cases: Path) -> None:
+    """Unpack into an empty folder, answer `cases` there offline, and compare the submission."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         _unpack(packed, folder)
@@ -170,7 +160,6 @@ def verify(packed: Path, cases: Path, base: Path | None = None) -> None:
         expected = read_json(folder / EXPECTED)
         if sha256(cases) != expected["test_sha256"]:
             raise UserError(f"{cases}: is not the test file of the run that was packed")
-        _bring_base(packed, folder, base)
         is_offline = _answer(packed, folder, cases)
         here = line_hashes(folder / ANSWERS / cases.stem / expected["submission"])
     if here != expected["lines"]:
@@ -188,7 +177,7 @@ def _unpack(packed: Path, folder: Path) -> None:
             if SUMS not in archive.namelist():
                 raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
             archive.extractall(folder)
-    except (ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{packed}: {error}; pack it again") from None
 
 
@@ -204,19 +193,6 @@ def missing_package(listed: Path) -> str:
     """Return a pinned package that is not installed here in its version; empty if none."""
     missing = set(listed.read_text("utf-8").splitlines()) - set(requirements())
     return f"needs {min(missing)}, which is not installed; see its MANUAL.md" if missing else ""
-
-
-def _bring_base(packed: Path, folder: Path, base: Path | None) -> None:
-    """Link the base to where the manual tells to put it, if the bundle has none."""
-    if (folder / "base").exists() or not (folder / "adapter").exists():
-        if base:
-            raise UserError(f"{packed}: has its weights; leave --base out")
-        return
-    if base is None or not base.is_dir():
-        raise UserError(f"{base or packed}: no base is there; say --base FOLDER")
-    if model_sha256(base) != Run(folder).record.base_sha256:
-        raise UserError(f"{base}: is not the base that {packed} was trained on")
-    (folder / "base").symlink_to(base.resolve())
 
 
 def _answer(packed: Path, folder: Path, cases: Path) -> bool:

@@ -95,7 +95,7 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> dict[str, Any]:
+def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
     """Return the body of a request that vLLM answers itself, without forged control tokens.
 
     `seeds` says whether the engine survives a seed per request.
@@ -106,7 +106,7 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> dict[str, 
     if not seeds and body.get("seed") is not None and not greedy:
         raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
     texts = {name: neutralized(tokenizer, body[name]) for name in PROMPT_FIELDS if name in body}
-    return {**body, **texts}
+    return json.dumps({**body, **texts}, ensure_ascii=False).encode()
 
 
 def served_name(name: Any, names: Sequence[str]) -> Any:
@@ -131,7 +131,6 @@ def neutralized(tokenizer: Any, value: Any) -> Any:
         return value
     result = {neutralized(tokenizer, k): neutralized(tokenizer, v) for k, v in value.items()}
     if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
-        with suppress(ValueError):
-            arguments = neutralized(tokenizer, from_json(value["arguments"]))
-            result["arguments"] = json.dumps(arguments, ensure_ascii=False)
+        with suppress(ValueError):  # the same parser: others refuse half a character, say
+            result["arguments"] = json.dumps(neutralized(tokenizer, json.loads(value["arguments"])))
     return result

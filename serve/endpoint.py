@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
@@ -22,6 +22,7 @@ REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
 
 ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
+MAX_REFUSALS = 8  # after so many and no reply, the run ends: the endpoint cannot do it
 MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says
 
 
@@ -44,6 +45,12 @@ class EndpointOutput:
     prompt_tokens: int = 0
     refused: str = ""
 
+    def with_more(self, more: "EndpointOutput") -> "EndpointOutput":
+        """Return this outcome with that of a further request."""
+        cached = self.num_cached_tokens + more.num_cached_tokens
+        outputs = self.outputs + more.outputs
+        return EndpointOutput(outputs, cached, self.prompt_tokens + more.prompt_tokens)
+
 
 class Endpoint:
     """Sends chat completions to `URL#MODEL`, with the schema as the response format."""
@@ -56,6 +63,7 @@ class Endpoint:
         self._url, self._model = url_and_model
         check_known("sampling", sampling or {}, SAMPLING)
         self._sampling, self._failure = dict(sampling or {}), ""
+        self._replies = self._refusals = 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
         self._client = AsyncOpenAI(
             base_url=self._url,
@@ -75,12 +83,35 @@ class Endpoint:
         await self._client.close()
 
     async def ask(self, request: Request, _: OnText = ignore_text) -> EndpointOutput:
-        """Return the outcome of one request; when cancelled, its connection is closed."""
-        if self._failure:
+        """Return the outcome of one request; when cancelled, its connection is closed.
+
+        Some servers return fewer choices than `n`, or some without a text: then it asks again.
+        """
+        wanted, got = request.sampling.get("n", 1), EndpointOutput()
+        while len(got.outputs) < wanted:
+            if self._failure:
+                raise UserError(self._failure)
+            more = await self._ask(request, wanted - len(got.outputs))
+            if more.refused:
+                self._count_refusal(more.refused)
+                return more
+            self._replies += 1
+            got = got.with_more(more)
+        return replace(got, outputs=got.outputs[:wanted])
+
+    def _count_refusal(self, why: str) -> None:
+        self._refusals += 1
+        if self._refusals >= MAX_REFUSALS and not self._replies:
+            self._failure = (
+                f"{self._url}: refuses all requests ({why}); if it takes no schema, set "
+                "constrained=false and another answers=NAME"
+            )
             raise UserError(self._failure)
+
+    async def _ask(self, request: Request, number: int) -> EndpointOutput:
+        arguments = {**self._arguments(request), **({"n": number} if number > 1 else {})}
         try:
-            reply = await self._client.chat.completions.create(**self._arguments(request))
-            return read_reply(reply)
+            return read_reply(await self._client.chat.completions.create(**arguments))
         except (OpenAIError, ValueError) as error:
             if isinstance(error, APIStatusError) and error.status_code in REFUSED_STATUSES:
                 return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
@@ -99,7 +130,7 @@ class Endpoint:
             "messages": question.messages,
             "temperature": 0.0,
             **self._sampling,
-            **{name: sampling[name] for name in ("temperature", "n") if name in sampling},
+            **{name: sampling[name] for name in ("temperature",) if name in sampling},
         }
         if max_tokens := sampling.get("max_tokens", question.room):
             arguments["max_tokens"] = max_tokens
@@ -118,12 +149,15 @@ def read_reply(reply: Any) -> EndpointOutput:
         each = range((usage.completion_tokens if usage else 0) // len(reply.choices))
         details = usage and getattr(usage, "prompt_tokens_details", None)
         choices = [
-            Choice(choice.message.content or "", str(choice.finish_reason), each)
+            Choice(choice.message.content, str(choice.finish_reason), each)
             for choice in reply.choices
+            if choice.message.content is not None
         ]
         cached, prompt = details and details.cached_tokens, usage and usage.prompt_tokens
     except (AttributeError, TypeError, ZeroDivisionError):
         raise ValueError("its reply is not in OpenAI's format") from None
     if any(choice.finish_reason in ABORTED for choice in choices):
         raise ValueError("it aborted its reply")
+    if not choices:  # of a reasoning model whose limit of tokens was too low, say
+        return EndpointOutput(refused="the reply has no text (content: null)")
     return EndpointOutput(choices, cached or 0, prompt or 0)

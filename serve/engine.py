@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
@@ -21,8 +22,11 @@ from panjue.serve.merge import Served
 from panjue.serve.rows import UNFINISHED
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
 
-# vLLM reads the environment when it is imported.
+# vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
+os.environ["PATH"] = (
+    f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+)
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
@@ -73,6 +77,11 @@ class Engine:
         self.llm, self._lora, self.runner = llm, lora, runner
         # vLLM has special decoding rules for other tokenizers (Mistral's own, slow ones).
         self._is_fast = isinstance(llm.tokenizer, TokenizersBackend)
+
+    @property
+    def longest(self) -> int:
+        """Return the largest number of tokens that a prompt and its reply can have."""
+        return int(self.llm.model_config.max_model_len)
 
     async def ask(self, request: Request, on_text: OnText = ignore_text) -> RequestOutput:
         """Return the finished output of one request; when cancelled, the engine aborts it."""
@@ -145,12 +154,13 @@ async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
 
 @asynccontextmanager
 async def running_engine(
-    served: Served, settings: Mapping[str, Any], max_tokens: int, seed: int
+    served: Served, settings: Mapping[str, Any], max_tokens: int | None, seed: int
 ) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
-    `settings` are further engine arguments; `max_tokens` limits prompt plus reply. The seed is that
-    of the engine: a seed per request kills the CPU engine when a prefill is chunked.
+    `settings` are further engine arguments; `max_tokens` limits prompt plus reply: None to the
+    model's context, or less if memory is short. The seed is that of the engine: a seed per request
+    kills the CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
@@ -168,7 +178,7 @@ async def running_engine(
 
 @contextmanager
 def engine(
-    served: Served, settings: Mapping[str, Any], max_tokens: int, seed: int
+    served: Served, settings: Mapping[str, Any], max_tokens: int | None, seed: int
 ) -> Iterator[Engine]:
     """Do what `running_engine` does, in an event loop that the engine's `runner` runs."""
     with asyncio.Runner() as runner:
@@ -181,13 +191,13 @@ def engine(
             runner.run(running.__aexit__(None, None, None))
 
 
-def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any]:
+def engine_settings(served: Served, seed: int, max_tokens: int | None) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
     if served.adapter:
         check_unmerged(served.adapter, rank)
     return {
-        "max_model_len": max_tokens,
+        "max_model_len": max_tokens or -1,  # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
         "seed": seed,
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
         "load_format": "safetensors",
@@ -195,6 +205,16 @@ def engine_settings(served: Served, seed: int, max_tokens: int) -> dict[str, Any
         "enable_lora": rank > 0,
         **({"max_lora_rank": rank} if rank else {}),
     }
+
+
+def check_length(engine: Engine, max_tokens: int) -> Engine:
+    """Return the engine if its memory is enough for requests as long as in training."""
+    if engine.longest < max_tokens:
+        raise UserError(
+            f"engine: its memory is enough for {engine.longest} tokens, the training has "
+            f"{max_tokens}; raise engine.gpu_memory_utilization or VLLM_CPU_KVCACHE_SPACE"
+        )
+    return engine
 
 
 def check_unmerged(adapter: Path, rank: int) -> None:
@@ -227,9 +247,11 @@ def startup_errors() -> Iterator[None]:
     except (ValueError, TypeError, KeyError, OSError, VLLMValidationError, ZMQError) as error:
         # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long
         raise UserError(f"engine: {first_line(error)}") from None
-    except RuntimeError as error:  # about its process, which has printed the reason
-        hint = "if memory is short, lower engine.gpu_memory_utilization or max_tokens"
-        raise UserError(f"engine: {first_line(error)}; {hint}") from None
+    except RuntimeError as error:  # the first one of its processes, see `starting_engine`
+        reason = first_line(error)
+        is_memory = "memory" in reason.lower()
+        hint = "; set engine.gpu_memory_utilization or engine.max_num_seqs" if is_memory else ""
+        raise UserError(f"engine: {reason.rstrip('.')}{hint}") from None
 
 
 def check_engine(settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
+from panjue.serve.engine import Engine
 from panjue.serve.job import Job, make_asker, make_job, start, with_model, with_quick_start
-from panjue.serve.loop import Answerer, Write, answer_all
-from panjue.serve.output import StopSignals, holding_refusals, output, starting
+from panjue.serve.loop import Answerer, answer_all
+from panjue.serve.output import StopSignals, output, starting
 from panjue.serve.record import Rest, answered_ids, check_held_out, claim, load_rows, record_of
 from panjue.serve.settings import GenerateConfig, generate_settings
 
@@ -24,8 +25,12 @@ def main(run: Path, test: Path, words: Sequence[str] = ()) -> Path:
     return generate(Run(run), test, generate_settings(Run(run), test, words))
 
 
-def generate(run: Run, test: Path, config: GenerateConfig) -> Path:
+def generate(
+    run: Run, test: Path, config: GenerateConfig, then: Callable[[Path], object] = Path
+) -> Path:
     """Write one row per example of `test` to `completions.jsonl`; return its folder.
+
+    No other process writes there until `then`, which gets the folder, has returned.
 
     A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why
     each ended (`finish`), its `alternatives`, token counts and how many sentences were left out;
@@ -49,6 +54,8 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> Path:
         if reader.skipped.rows:
             console.print(str(reader.skipped), markup=False)
         answer_rest(job, reader, test, examples, console)
+        console.print("3/3 decoding")
+        then(job.folder)
     return job.folder
 
 
@@ -83,15 +90,14 @@ def answer_here(job: Job, rest: Rest, console: Console) -> None:
         job = with_model(job)
         with nullcontext() if job.config.endpoint else starting(console, "the engine"):
             asker, source = make_asker(job), stack.enter_context(start(job))
+        if isinstance(source, Engine):
+            asker.longest = source.longest
         out = stack.enter_context(output(job.folder, rest.done, rest.total, console))
-        write: Write = out.write
-        if job.config.endpoint:
-            write = stack.enter_context(holding_refusals(write, job.config.endpoint))
-        slots = asyncio.Semaphore(job.slots)
+        slots = asyncio.Semaphore(job.config.slots)
         answerer = Answerer(source, asker, slots, job.passes)
 
         async def answer(example: Example) -> None:
-            await answerer.answer(example, write, rest.find_row)
+            await answerer.answer(example, out.write, rest.find_row)
             out.solved()
 
         assert source.runner

@@ -13,7 +13,14 @@ from panjue.prompts.plumbing.run import ANSWERS, Run
 from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.ask import Asker, PlainAsker, Sampling
 from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import Engine, check_engine, check_sampling, engine, on_cpu
+from panjue.serve.engine import (
+    Engine,
+    check_engine,
+    check_length,
+    check_sampling,
+    engine,
+    on_cpu,
+)
 from panjue.serve.merge import Served, served_model
 from panjue.serve.rows import ALTERNATIVES
 from panjue.serve.settings import GenerateConfig, task_name
@@ -44,11 +51,6 @@ class Job:
     def task(self) -> Task:
         """Return the task with the settings of this run."""
         return configured(load_task(self.task_name), self.solve)
-
-    @property
-    def slots(self) -> int:
-        """Return the number of calls that the engines of one process have at once."""
-        return self.config.in_flight * int(self.config.engine.get("data_parallel_size") or 1)
 
     @property
     def decides(self) -> bool:
@@ -119,5 +121,5 @@ def start(job: Job) -> Iterator[Engine | Endpoint]:
             yield endpoint
         return
     assert job.served, "without an endpoint, `make_job` has found a training"
-    with engine(job.served, config.engine, job.max_tokens, config.seed) as running:
-        yield running
+    with engine(job.served, config.engine, None, config.seed) as running:
+        yield check_length(running, job.max_tokens)

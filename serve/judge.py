@@ -93,7 +93,7 @@ async def run_engine(
     try:
         arguments = (run.folders, config.engine, run.asker.max_tokens, config.seed)
         async with running_engine(*arguments) as engine:
-            judge = Judge(run, engine, config.in_flight)
+            judge = Judge(run, engine, config.slots)
             started.set_result(judge)
             await asyncio.wrap_future(end)
             judge.close()

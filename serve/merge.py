@@ -21,26 +21,9 @@ from panjue.prompts.model import (
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
-from panjue.prompts.render import TEMPLATE_ARGS
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
-
-GGUF = "model.gguf"
-"""The file that llama.cpp's converter makes of the merged model (serve/README.md, "Export")."""
-
-PROMPT = "{{ .Prompt }}"  # Ollama replaces it by the user's message
-
-MODELFILE = '''\
-# Make {gguf} (serve/README.md, "Export"), then `ollama create panjue -f Modelfile` here.
-FROM ./{gguf}
-TEMPLATE """{template}"""
-PARAMETER stop "{stop}"
-PARAMETER temperature 0
-PARAMETER repeat_penalty 1
-PARAMETER num_ctx {max_tokens}
-'''
-"""Some versions of Ollama penalize repetition by default; judgments repeat charges and keys."""
 
 
 class Served(NamedTuple):
@@ -54,10 +37,12 @@ class Served(NamedTuple):
         """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter."""
         if self.adapter is None:
             return 0
-        if rank := lora_rank(self.adapter):
-            return rank
-        largest = VLLM_RANKS[-1]
-        raise UserError(f"adapter: vLLM supports ranks up to {largest} only; use adapter=merge")
+        try:
+            if rank := lora_rank(self.adapter):
+                return rank
+        except (LookupError, TypeError):
+            raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
+        raise UserError(f"adapter: its rank is above {VLLM_RANKS[-1]}; use adapter=merge")
 
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
@@ -68,17 +53,8 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
             raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
         return Served(check_base(trained, record, base) if adapter == "none" else trained)
     if adapter == "merge":
-        merged = trained.with_name("merged")
-        if not is_merged(merged_record(trained), merged):
-            merge(trained, merged, base)
-        return Served(merged)
+        return Served(merge(trained, trained.with_name("merged"), base))
     return Served(check_base(trained, record, base), trained if adapter == "lora" else None)
-
-
-def merged_record(adapter: Path) -> RunRecord:
-    """Return the record that a merge of an adapter has."""
-    digest = model_sha256(adapter)
-    return RunRecord.read(adapter).model_copy(update={"adapter_sha256": digest})
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
@@ -94,8 +70,7 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
     try:
         folder = model_folder(name)
     except UserError as error:
-        moved = "" if base else f" (the base of {adapter}; if it has moved, say base=FOLDER)"
-        raise UserError(f"{error}{moved}") from None
+        raise UserError(f"{error} (the base of {adapter}; say base=FOLDER)") from None
     if model_sha256(folder) != record.base_sha256:
         raise UserError(
             f"{adapter}: was trained on another base than {name} is now; "
@@ -104,46 +79,36 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
     return folder
 
 
-def main(run: Path, base: str | None = None) -> None:
-    """Write RUN/merged from RUN/adapter and print its path."""
-    print(f"written: {merge(run / 'adapter', run / 'merged', base)}")
-
-
 def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
-    """Merge `adapter` into its base, or reuse an earlier merge, and return the folder `out`.
-
-    `out` appears only when it is complete, with the adapter's labels and record.
-    """
+    """Merge `adapter` into its base, or reuse an earlier merge, and return the folder `out`."""
     if not (adapter / MANIFEST).exists():
         raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
-    # Of two processes, the second one waits and finds the merge.
-    with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
-        return _merge(adapter, out, base)
-
-
-def _merge(adapter: Path, out: Path, base: str | None) -> Path:
-    record = merged_record(adapter)
+    digest = model_sha256(adapter)
+    record = RunRecord.read(adapter).model_copy(update={"adapter_sha256": digest})
     if is_merged(record, out):
         return out
-    base_folder = check_base(adapter, record, base)
+    # Of two processes, the second one waits and finds the merge.
+    with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
+        if not is_merged(record, out):
+            _merge(adapter, out, record, check_base(adapter, record, base))
+    return out
+
+
+def _merge(adapter: Path, out: Path, record: RunRecord, base: Path) -> None:
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        write_merged(base_folder, adapter, temporary)
+        write_merged(base, adapter, temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
         raise
-    tokenizer = load_tokenizer(base_folder)
-    tokenizer.save_pretrained(temporary)
-    text = modelfile(tokenizer, record.max_tokens)
-    (temporary / "Modelfile").write_text(text, "utf-8")
+    load_tokenizer(base).save_pretrained(temporary)
     for name in ("labels.json", CLASSIFIER):
         if (adapter / name).exists():
             shutil.copy(adapter / name, temporary / name)
     record.write(temporary)
     replace_folder(temporary, out)
-    return out
 
 
 def write_merged(base: Path, adapter: Path, out: Path) -> None:
@@ -154,8 +119,11 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
 
     base_model = load(base)
     dtype = base_model.dtype
-    # The adapter is in float32: each sum is computed in it, then rounded once to the base's type.
-    model = PeftModel.from_pretrained(base_model, str(adapter))
+    try:
+        # The adapter is in float32: each sum is computed in it, then rounded to the base's type.
+        model = PeftModel.from_pretrained(base_model, str(adapter))
+    except (LookupError, TypeError, ValueError, SafetensorError) as error:
+        raise UserError(f"{adapter}: {first_line(error)}; restore it, or train again") from None
     before = logits(model)
     try:
         model.merge_and_unload().to(dtype).save_pretrained(out)
@@ -190,18 +158,3 @@ def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path)
         raise UserError(
             f"{adapter}: merging it changes the outputs (by {difference:.1%}); use adapter=lora"
         )
-
-
-def modelfile(tokenizer: Any, max_tokens: int) -> str:
-    """Return a Modelfile for Ollama: the chat template of training, for one user message."""
-    message = {"role": "user", "content": PROMPT}
-    text = tokenizer.apply_chat_template(
-        [message], add_generation_prompt=True, tokenize=False, **TEMPLATE_ARGS
-    )
-    if tokenizer.bos_token_id in tokenizer("").input_ids:
-        text = text.removeprefix(tokenizer.bos_token)  # llama.cpp adds it, as the tokenizer does
-    # What else looks like a field of the template would be taken for one.
-    escaped = PROMPT.join(part.replace("{{", '{{"{{"}}') for part in text.split(PROMPT))
-    return MODELFILE.format(
-        gguf=GGUF, template=escaped, stop=tokenizer.eos_token, max_tokens=max_tokens
-    )

@@ -139,9 +139,9 @@ class Panjue:
         first = setup.run(setup.names[0])
         if first.folders.adapter:
             body = {**body, "model": served_name(body.get("model"), setup.names)}
-        checked = for_vllm(body, first.asker.tokenizer, seeds=not on_cpu())
-        raw = json.dumps(checked, ensure_ascii=False).encode()
-        with self._slots(1, setup.config.in_flight):
+        # In a thread: long texts take tens of milliseconds.
+        raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
+        with self._slots(1, setup.config.slots):
             await self.app(scope, replayed(raw, receive), send)
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +154,7 @@ class Panjue:
             run = setup.run(case.model)
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
-            with self._slots(1 + case.samples, setup.config.in_flight):
+            with self._slots(1 + case.samples, setup.config.slots):
                 if case.stream:
                     await while_connected(receive, send_events(run, engine, case, send))
                 elif answer := await while_connected(receive, run.answer(engine, case)):

@@ -11,12 +11,11 @@ from typing import IO, Any, Self
 
 from rich.console import Console
 
-from panjue.prompts.plumbing.errors import Stopped, UserError
+from panjue.prompts.plumbing.errors import Stopped
 from panjue.prompts.plumbing.files import dump, stream
 from panjue.prompts.plumbing.progress import Meter, meter, waiting
 from panjue.serve.rows import Row
 
-MAX_FIRST_REFUSALS = 64  # after so many and no reply, the run ends: the endpoint cannot do it
 LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
 
 
@@ -60,31 +59,6 @@ def output(folder: Path, done: int, total: int, console: Console) -> Iterator[Ou
     """Open the file for the block; `done` of `total` examples have been answered before."""
     with stream(folder / "completions.jsonl") as file, meter(console, total, done) as progress:
         yield Output(file, progress)
-
-
-@contextmanager
-def holding_refusals(write: Callable[[Row], None], name: str) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes rows, but holds refused ones back until there is a reply."""
-    held: list[Row] = []
-    has_replied = False
-
-    def check(most: int) -> None:
-        if len(held) >= most:
-            raise UserError(
-                f"{name}: refuses all requests ({held[0]['refused']}); "
-                "if it takes no schema, set constrained=false"
-            )
-
-    def write_or_hold(row: Row) -> None:
-        nonlocal has_replied
-        has_replied = has_replied or "refused" not in row
-        held.append(row)
-        while has_replied and held:
-            write(held.pop(0))
-        check(MAX_FIRST_REFUSALS)
-
-    yield write_or_hold
-    check(1)
 
 
 @contextmanager

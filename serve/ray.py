@@ -28,7 +28,7 @@ from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
 from panjue.serve.ask import Sampling
-from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
+from panjue.serve.engine import VLLM_VERSION, EngineEnded, check_length, on_cpu, running_engine
 from panjue.serve.job import Job, make_asker, with_model
 from panjue.serve.loop import Answerer, Write, answer_all
 from panjue.serve.merge import Served
@@ -66,10 +66,10 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
     with cluster(job.config.ray):
         takes = resources(job)
         job = everywhere(with_model(job))  # the adapter is merged only when there is a cluster
-        most = {"max_restarts": RESTARTS, "max_concurrency": job.slots * count + 1}
+        most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
         actor = ray.remote(Replica).options(**most, **takes)
         words = (job, job.passes, versions(job.task_name))
-        fleet = Fleet([actor.remote(*words) for _ in range(count)], job.slots * count)
+        fleet = Fleet([actor.remote(*words) for _ in range(count)], job.config.slots * count)
         with starting(console, f"the first of {count} replicas", lambda: f" ({capacity(takes)})"):
             await fleet.wait_for_first()
         with output(job.folder, rest.done, rest.total, console) as out:
@@ -81,6 +81,8 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
 
             await answer_all(rest.examples, answer, fleet.slots)
         console.print(str(fleet))
+        if fleet.error:
+            console.print(f"a replica has ended: {fleet.error}", markup=False)
 
 
 @contextmanager
@@ -181,13 +183,14 @@ class Replica:
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(job.folder.parents[1]))
-        starting = running_engine(served, config.engine, job.max_tokens, config.seed)
+        starting = running_engine(served, config.engine, None, config.seed)
         try:
             engine = await self._running.enter_async_context(starting)
         except EngineEnded:
             os._exit(1)  # Ray starts another process, on this machine or another
-        slots = asyncio.Semaphore(job.slots)
-        self._answerer = Answerer(engine, make_asker(job), slots, self._passes)
+        asker = make_asker(job)
+        asker.longest = check_length(engine, job.max_tokens).longest
+        self._answerer = Answerer(engine, asker, asyncio.Semaphore(job.config.slots), self._passes)
 
     async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
         """Yield the new rows of an example, each as soon as it is there."""
@@ -219,7 +222,8 @@ class Fleet:
         """Start the engines of all replicas; call it in the event loop."""
         self.slots = asyncio.Semaphore(slots)  # one for each example under way
         self.repeats = 0  # examples given out again, since their replica had ended
-        self._count, self._error, self._changed = len(actors), "", asyncio.Event()
+        self.error = ""  # of the last replica that has ended or could not start
+        self._count, self._changed = len(actors), asyncio.Event()
         self._running: list[Running] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
@@ -235,10 +239,10 @@ class Fleet:
     async def wait_for_first(self) -> Running:
         """Return the running replica with the fewest examples; wait for one if there is none."""
         while not self._running:
-            if self._failure:
-                raise self._failure
             if not self._starting:
-                ended = f"ray: all replicas have ended for good: {self._error}; see debug.log"
+                if self._failure:
+                    raise self._failure
+                ended = f"ray: all replicas have ended for good: {self.error}; see debug.log"
                 kept = "finished rows are kept, run the same command to resume"
                 raise UserError(f"{ended} in the run folder, or Ray's logs; {kept}")
             self._changed.clear()
@@ -265,7 +269,7 @@ class Fleet:
             raise (error.cause if isinstance(error.cause, UserError) else error) from None
         except RayError as error:  # the process of the replica, its machine, or rows there
             if replica in self._running:  # the first of several examples to notice
-                self._error = first_line(error).rstrip(".")
+                self.error = first_line(error).rstrip(".")
                 self._running.remove(replica)
                 self._start(replica.actor)
             return False
@@ -286,10 +290,11 @@ class Fleet:
             await actor.start.options(max_task_retries=-1).remote()
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, UserError) else error
-            self._error = first_line(cause).rstrip(".")  # say, its GPU has failed
-            self._failure = None if self._has_run else cause
+            self.error = first_line(cause).rstrip(".")  # say, its GPU has failed
+            self._failure = None if self._has_run else cause  # if no other replica starts
+            ray.kill(actor)  # what it takes may be enough for one that waits
         except RayError as error:  # it cannot be started again
-            self._error = first_line(error).rstrip(".")
+            self.error = first_line(error).rstrip(".")
         else:
             self._has_run = True
             self._running.append(Running(actor))

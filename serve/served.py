@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -123,7 +124,9 @@ class ServedRun:
         first_output = engine.ask(first, on_text if on_event else ignore_text)
         outputs = await asyncio.gather(first_output, *map(engine.ask, further))
         pairs = list(zip((first, *further), outputs, strict=True))
-        completion = row(pairs, self.asker.tokenizer, with_alternatives=True)
+        # In threads: the alternatives of many replies take seconds.
+        make_row = partial(row, pairs, self.asker.tokenizer, with_alternatives=True)
+        completion = await asyncio.to_thread(make_row)
         if "refused" in completion:
             raise UserError(completion["refused"])
         usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}

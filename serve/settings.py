@@ -27,6 +27,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
+    # On a GPU, vllm/v1/sample/ops/topk_topp_sampler.py:95 compiles it at the start, with nvcc.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
@@ -98,6 +100,11 @@ class EngineConfig(Config):
     retry."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, passed on unchanged."""
+
+    @property
+    def slots(self) -> int:
+        """Return the number of calls that the engines of one process have at once."""
+        return self.in_flight * int(self.engine.get("data_parallel_size") or 1)
 
 
 class GenerateConfig(EngineConfig):

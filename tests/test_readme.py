@@ -132,6 +132,7 @@ def test_the_compose_file_and_the_kuberay_job() -> None:
     [service] = services["services"].values()
     assert "panjue serve runs/mine" in " ".join(service["command"])
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert service["shm_size"], "Docker's 64 MiB are too few for NCCL between two GPUs"
     spec = job["spec"]
     [group] = spec["rayClusterSpec"]["workerGroupSpecs"]
     command = "panjue generate /data/runs/mine /data/test.jsonl ray=auto"

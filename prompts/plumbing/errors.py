@@ -42,7 +42,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of a library's message, or the name of an error without one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 

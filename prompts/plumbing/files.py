@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
@@ -140,7 +141,7 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # overwritten if a killed process left it
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")  # several may write at once
     try:
         with _named(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
             yield out
@@ -264,12 +265,12 @@ def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> 
     """Keep other processes of panjue from writing into a folder while the block runs.
 
     The kernel releases the lock when the process ends, in whatever way. With `wait` it waits for
-    its turn. A lock for a part of the folder has another `name`.
+    its turn. A lock for a part of the folder has another `name`. A thread may nest such blocks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / name, timeout=-1 if wait else LOCK_TIMEOUT_S, fallback_to_soft=False)
+    lock = FileLock(folder.resolve() / name, fallback_to_soft=False, is_singleton=True)
     try:
-        lock.acquire()
+        lock.acquire(timeout=-1 if wait else LOCK_TIMEOUT_S)
     except Timeout:
         raise UserError(
             f"{folder}: another process is at work there; wait for it, stop it, "

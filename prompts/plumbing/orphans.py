@@ -1,5 +1,6 @@
 """End processes with the one that started them, so that they free the GPU."""
 
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -7,10 +8,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from panjue.prompts.plumbing.errors import first_line
 
 STARTER_VARIABLE = "PANJUE_ENGINE_OF"
 """Environment variable of an engine's processes: the id of the process that started the engine."""
+
+REASON_VARIABLE = "PANJUE_ENGINE_ERROR"
+"""Environment variable of these processes: the file for the first error of any of them."""
 
 QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
 """Environment variables with which an engine's processes print errors alone."""
@@ -24,14 +32,29 @@ def starting_engine() -> Iterator[None]:
 
     Environment variables that the user has set keep their values.
     """
-    added = {STARTER_VARIABLE: str(os.getpid()), **QUIET}
+    place = TemporaryDirectory()
+    reason = Path(place.name, "reason")
+    added = {STARTER_VARIABLE: str(os.getpid()), REASON_VARIABLE: str(reason), **QUIET}
     added = {key: value for key, value in added.items() if key not in os.environ}
     os.environ.update(added)
     try:
         yield
+    except RuntimeError as error:  # "Engine core initialization failed. See root cause above."
+        raise RuntimeError(reason.read_text("utf-8") if reason.exists() else error) from None
     finally:
+        place.cleanup()
         for key in added:
             del os.environ[key]
+
+
+class FirstError(logging.Handler):
+    """Writes the first exception that any process of an engine logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it, if none is there."""
+        if record.exc_info and record.exc_info[1]:
+            with suppress(OSError), open(os.environ[REASON_VARIABLE], "x", encoding="utf-8") as out:
+                out.write(first_line(record.exc_info[1]))
 
 
 def watch_parent() -> None:
@@ -49,6 +72,7 @@ def watch_parent() -> None:
     # callback. The worker then stays, and an engine that fails to start would wait for it forever.
     # multiprocessing forgets what the first call registers: it clears the list after the imports.
     multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
+    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
     if os.getpgid(0) == os.getpid():  # the second call
         return
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.

@@ -31,15 +31,18 @@ class Fake:
     """A replica whose engine answers at once.
 
     `folder` has a file for each process of a replica; `deaths` of them die, each after five
-    examples; an example takes `calls` calls; without calls the engine cannot start.
+    examples; if it is negative, the first one cannot start; an example takes `calls` calls; without
+    calls no engine can start.
     """
 
     def __init__(self, folder: str, deaths: int, calls: int) -> None:
         self._folder, self._deaths, self._calls, self._left = Path(folder), deaths, calls, 5
 
     async def start(self) -> None:
-        if self._calls == 0:
+        if self._calls == 0 or (self._deaths < 0 and not list(self._folder.iterdir())):
+            (self._folder / "bad").touch()
             raise UserError("engine: is broken")
+        await asyncio.sleep(1 if self._deaths < 0 else 0)  # the bad one is faster
         (self._folder / str(os.getpid())).touch()
 
     async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
@@ -97,6 +100,7 @@ async def scenarios() -> dict[str, dict[str, Any]]:
         outcomes[f"{deaths} deaths, {calls}"] = await outcome(deaths, calls)
     outcomes["always"] = await outcome(10**6, 2)
     outcomes["broken"] = await outcome(0, 0)
+    outcomes["one bad"] = await outcome(-1, 1)
     outcomes["stopped"] = await outcome(0, 1, stopped=True)
     return outcomes
 

@@ -23,9 +23,9 @@ def run(answered: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def packed(run: Path, workshop: Path) -> Path:
+def packed(run: Path) -> Path:
     """Return the bundle of the run with its base."""
-    bundle(run, run.parent / "bundle.zip", workshop / "base/model")
+    bundle(run, run.parent / "bundle.zip")
     return run.parent / "bundle.zip"
 
 
@@ -113,22 +113,15 @@ def test_what_is_no_bundle_of_the_cases_is_refused(
     (tmp_path / "none.zip").write_bytes(b"no archive")
     with pytest.raises(UserError, match="not a zip file"):
         verify(tmp_path / "none.zip", cases)
+    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as archive:
+        archive.writestr("SHA256SUMS", "")
+    raw = bytearray((tmp_path / "locked.zip").read_bytes())
+    raw[6] = raw[raw.index(b"PK\1\2") + 8] = 1  # says that it is encrypted
+    (tmp_path / "locked.zip").write_bytes(raw)
+    with pytest.raises(UserError, match=r"locked.zip: .*password required.*pack it again"):
+        verify(tmp_path / "locked.zip", cases)
     with pytest.raises(UserError, match=r"other.zip: is no bundle"):
         verify(tampered(packed, tmp_path / "other.zip", "SHA256SUMS", None), cases)
-    with pytest.raises(UserError, match="has its weights; leave --base out"):
-        verify(packed, cases, workshop / "base/model")
-
-
-def test_a_base_that_is_not_packed_must_be_given(
-    run: Path, workshop: Path, trained: Path, tmp_path: Path
-) -> None:
-    bundle(run, tmp_path / "none.zip")
-    cases = workshop / "demo/test.jsonl"
-    for base in (None, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="say --base FOLDER"):
-            verify(tmp_path / "none.zip", cases, base)
-    with pytest.raises(UserError, match="is not the base that"):
-        verify(tmp_path / "none.zip", cases, trained / "adapter")
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task, task_folders
-from panjue.serve.ask import PlainAsker
-from panjue.serve.endpoint import KEY, Endpoint
-from panjue.serve.output import MAX_FIRST_REFUSALS, holding_refusals
+from panjue.serve.ask import PlainAsker, Question, Request
+from panjue.serve.endpoint import KEY, MAX_REFUSALS, Endpoint
 from panjue.serve.settings import generate_settings
 
 TASK = load_task("dialogue")
@@ -96,6 +95,9 @@ def completion(body: dict[str, Any]) -> dict[str, Any]:
     return {"choices": choices, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
 
 
+NO_TEXT = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
+
+
 @pytest.fixture
 def server(serving: Callable[[ThreadingHTTPServer], None]) -> Server:
     serving(server := Server())
@@ -150,28 +152,32 @@ def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None
     assert made[0].keys() >= {"texts", "finish"}
 
 
-@pytest.mark.parametrize("refusals", [1, MAX_FIRST_REFUSALS])
-def test_an_endpoint_that_refuses_everything_is_named_and_nothing_is_kept(refusals: int) -> None:
-    written: list[dict[str, Any]] = []
-
-    def refuse() -> None:
-        with holding_refusals(written.append, "http://x") as write:
-            for _ in range(refusals):
-                write({"refused": "400: x"})
-            assert refusals < MAX_FIRST_REFUSALS
-
-    with pytest.raises(UserError, match=r"refuses all requests \(400: x\).*constrained=false"):
-        refuse()
-    assert written == []
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [((400, {}, "x"), '400: "x"'), ((200, {}, NO_TEXT), "the reply has no text")],
+)
+def test_an_endpoint_that_answers_nothing_ends_the_run(
+    reply: Any, why: str, server: Server, ask: Ask
+) -> None:
+    server.behave = lambda _: reply
+    with pytest.raises(UserError, match=f"refuses all requests .{why}.*constrained=false"):
+        ask(turns=20)
+    assert len(server.made) < MAX_REFUSALS
 
 
-def test_refusals_before_the_first_reply_are_kept_with_it() -> None:
-    written: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = [{"refused": "400: x"}, {"texts": [""]}, {"refused": "400: y"}]
-    with holding_refusals(written.append, "http://x") as write:
-        for row in rows:
-            write(row)
-    assert written == rows
+@pytest.mark.parametrize("fewer", [lambda each: each[:1], lambda each: [*each, *each]])
+def test_a_row_has_as_many_replies_as_it_was_asked_for(fewer: Any, server: Server) -> None:
+    def behave(body: dict[str, Any]) -> Any:
+        told = completion(body)
+        return 200, {}, {**told, "choices": fewer(told["choices"])}
+
+    server.behave = behave
+    request = Request(1, Question([], None, 0, 0, [{"role": "user", "content": "甲"}]), {"n": 3})
+    with closing(Endpoint(server.name)) as endpoint:
+        assert endpoint.runner
+        found = endpoint.runner.run(endpoint.ask(request))
+    assert len(found.outputs) == 3
+    assert found.prompt_tokens == 7 * len(server.asked)
 
 
 def test_rows_are_kept_and_no_more_is_asked_when_one_fails(server: Server, ask: Ask) -> None:

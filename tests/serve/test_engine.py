@@ -206,19 +206,6 @@ def test_what_an_ending_engine_breaks_off_is_an_error(
         outputs(llm, [asked(asker, examples[0])])
 
 
-def test_a_reply_grows_into_what_it_is(
-    llm: Engine, asker: Asker, examples: list[Example], finished: list[dict[str, Any]]
-) -> None:
-    pieces: list[str] = []
-    assert llm.runner
-    whole = llm.runner.run(llm.ask(asked(asker, examples[0]), pieces.append))
-    assert "".join(pieces) == whole.outputs[0].text
-    assert len(pieces) > 3
-    assert [whole.outputs[0].text] == next(
-        row["texts"] for row in finished if row["id"] == examples[0].id
-    )
-
-
 def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
     llm: Engine, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:

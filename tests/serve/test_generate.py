@@ -6,21 +6,23 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from subprocess import CompletedProcess
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from panjue.eval.decoding import decode_answers
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import Answers
+from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
+from panjue.prompts.plumbing.run import Answers, Run
 from panjue.serve import job as jobs
 from panjue.serve.engine import AsyncEngineArgs
-from panjue.serve.generate import main
+from panjue.serve.generate import generate, main
 from panjue.serve.job import MIN_COMPILED_REPLIES, Job, with_quick_start
 from panjue.serve.merge import served_model
-from panjue.serve.settings import RESOURCES, GenerateConfig
+from panjue.serve.settings import RESOURCES, GenerateConfig, generate_settings
 
 Panjue = Callable[..., CompletedProcess[str]]
 
@@ -191,6 +193,48 @@ def test_one_adapter_answers_several_test_files_each_in_a_folder(
     assert panjue("decode", run / "answers/b").returncode == 0
 
 
+def test_nobody_else_writes_the_answers_until_they_are_decoded(run: Path, cases: Path) -> None:
+    refused: list[str] = []
+
+    def another(folder: Path) -> None:
+        with pytest.raises(UserError) as error:
+            decode_answers(folder)
+        refused.append(str(error.value))
+
+    def while_held(folder: Path) -> None:
+        thread = Thread(target=another, args=[folder])
+        thread.start()
+        thread.join()
+
+    before = sha256(run / "answers/test/submission.jsonl")
+    generate(Run(run), cases, generate_settings(Run(run), cases), while_held)
+    assert len(refused) == 1
+    assert "answers/test: another process is at work there" in refused[0]
+    decode_answers(run / "answers/test")
+    assert sha256(run / "answers/test/submission.jsonl") == before
+
+
+def test_a_case_that_training_has_no_room_for_is_asked(
+    run: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    """The heaviest case of its file is not to be answered without a look at it."""
+    names = [f"张某{chr(0x4E00 + i)}" for i in range(40)]
+    texts = {1: "被告人" + "、".join(names) + "共同盗窃。", 2: "被告人张某一" + "出行" * 20_000}
+    people = {1: names, 2: ["张某一"]}
+    rows = [{"id": key, "fact": texts[key], "defendants": people[key]} for key in texts]
+    test = tmp_path / "many.jsonl"
+    test.write_text("".join(f"{dump(row)}\n" for row in rows), "utf-8")
+    done = panjue("generate", run, test)
+    assert done.returncode == 0, done.stderr
+    made = {row["id"]: row for _, row in read_lines(run / "answers/many/completions.jsonl")}
+    asked, refused = made[1], made[2]
+    assert len(asked["texts"]) == 1
+    assert asked["prompt_tokens"] + asked["completion_tokens"] > Run(run).record.max_tokens
+    assert refused["refused"].endswith("shorten the text, or give the engine more memory")
+    assert "1 could not be asked (their answer: text classifier)" in done.stdout
+    assert f"id 2: {refused['refused']}" in done.stdout
+
+
 def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
     answered: Path, tmp_path: Path
 ) -> None:
@@ -199,7 +243,7 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
     made = read_json(adapter / "manifest.json")
     shutil.copytree(made["base"], base)
     write_json(adapter / "manifest.json", {**made, "base": "/no/where"})
-    with pytest.raises(UserError, match="if it has moved, say base=FOLDER"):
+    with pytest.raises(UserError, match="say base=FOLDER"):
         served_model(adapter, "lora")
     assert served_model(adapter, "lora", str(base)).model == base
     (base / "config.json").write_text("{}", "utf-8")

@@ -1,6 +1,7 @@
 """`/v1/judgments` over a real vLLM: prompts and answers as offline."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ import httpx
 import pytest
 
 from panjue.prompts.example import Example
+from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.serve import served
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
+from panjue.serve.served import ServedRun, case_request
+from panjue.serve.settings import ServeConfig
 
 TASK = load_task("judgment")
 Running = Any
@@ -92,11 +97,25 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
     assert [j["name"] for j in again.json()["judgments"]] == ["李某乙"], "corrected by the user"
 
 
-def test_samples_decide(http: httpx.Client) -> None:
-    told = http.post("/v1/judgments", json={"fact": FACT, "samples": 4}).json()
-    one = http.post("/v1/judgments", json={"fact": FACT}).json()
-    assert told["usage"]["completion_tokens"] > 3 * one["usage"]["completion_tokens"]
-    assert [j["name"] for j in told["judgments"]] == ["张某甲", "李某乙"]
+def test_the_alternatives_of_many_replies_are_read_beside_the_event_loop(
+    trained: Path, merged: Path, llm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ServedRun(Run(trained), ServeConfig.model_validate({"max_tokens": 3072}))
+    threads: list[threading.Thread] = []
+
+    def noting(function: Any) -> Any:
+        def noted(*words: Any, **more: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*words, **more)
+
+        return noted
+
+    for name in ("row", "decide"):
+        monkeypatch.setattr(served, name, noting(getattr(served, name)))
+    assert llm.runner
+    llm.runner.run(run.answer(llm, case_request({"fact": FACT, "samples": 2})))
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("samples", [0, 2])
@@ -110,8 +129,11 @@ def test_a_stream_grows_into_the_same_answer(http: httpx.Client, samples: int) -
     assert streamed[0][1] == {"defendants": ["张某甲", "李某乙"]}
     text = "".join(data["text"] for kind, data in streamed if kind == "delta")
     assert list(json.loads(text)) == ["judgments"]
-    if not samples:
-        whole = http.post("/v1/judgments", json=body).json()
+    whole = http.post("/v1/judgments", json={"fact": FACT}).json()
+    if samples:
+        spent = [each["usage"]["completion_tokens"] for each in (streamed[-1][1], whole)]
+        assert spent[0] > 2 * spent[1]
+    else:
         assert streamed[-1][1] == whole
 
 

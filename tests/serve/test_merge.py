@@ -9,16 +9,11 @@ import pytest
 import torch
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.reader import Reader
-from panjue.prompts.render import prompt_ids, render
-from panjue.prompts.task import load_task
-from panjue.serve.merge import merge, modelfile, write_merged
+from panjue.serve.merge import Served, merge, write_merged
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -151,6 +146,24 @@ def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+BROKEN = {
+    "adapter_config.json": [b"[]", b"{", b"{}", b"\xff\xfe[\x00"],
+    "adapter_model.safetensors": [b"", b"\x00" * 4000, b"version https://git-lfs.github.com/"],
+}
+
+
+@pytest.mark.parametrize(("name", "raw"), [(name, raw) for name in BROKEN for raw in BROKEN[name]])
+def test_a_broken_adapter_is_named_in_one_line(name: str, raw: bytes, tmp_path: Path) -> None:
+    base, adapter, out = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
+    (adapter / name).write_bytes(raw)
+    with pytest.raises(UserError, match=re.escape(str(adapter))) as error:
+        write_merged(base, adapter, out)
+    assert "\n" not in str(error.value)
+    if name == "adapter_config.json":
+        with pytest.raises(UserError, match=re.escape(str(adapter))):
+            _ = Served(base, adapter).lora_rank
+
+
 def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
     before = (merged / "model.safetensors").stat().st_mtime_ns
     assert merge(trained / "adapter", merged) == merged
@@ -165,35 +178,3 @@ def test_no_adapter_is_merged_into_a_quantized_base(tmp_path: Path) -> None:
         UserError, match="quantized, no adapter can be merged into it; use adapter=lora"
     ):
         write_merged(base, adapter, out)
-
-
-def template_of(text: str) -> str:
-    [template] = re.findall(r'^TEMPLATE """(.*?)"""$', text, re.MULTILINE | re.DOTALL)
-    return str(template)
-
-
-def test_what_ollama_asks_has_the_tokens_of_training(merged: Path, workshop: Path) -> None:
-    tokenizer, text = load_tokenizer(merged), (merged / "Modelfile").read_text("utf-8")
-    assert f"num_ctx {read_json(merged / 'manifest.json')['max_tokens']}\n" in text
-    assert f'stop "{tokenizer.eos_token}"' in text
-    assert "PARAMETER temperature 0\nPARAMETER repeat_penalty 1\n" in text
-    for case in Reader(load_task("judgment")).read(workshop / "demo/test.jsonl"):
-        [message] = messages = render("judgment", case)
-        asked = template_of(text).replace("{{ .Prompt }}", message["content"])
-        assert tokenizer(asked, add_special_tokens=False).input_ids == prompt_ids(
-            tokenizer, messages
-        )
-
-
-def test_the_first_token_and_braces_of_a_template_by_hand(merged: Path) -> None:
-    tokenizer = load_tokenizer(merged)
-    bos = tokenizer.bos_token = tokenizer.eos_token
-    tokenizer.chat_template = (
-        "{{ bos_token }}[{{ '{{' }}] {{ messages[0]['content'] }}{% if add_generation_prompt %} ->"
-        "{% endif %}"
-    )
-    asked = '[{{"{{"}}] {{ .Prompt }} ->'
-    assert template_of(modelfile(tokenizer, 64)) == bos + asked, "nobody else would add it"
-    post_processor = TemplateProcessing(f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
-    tokenizer.backend_tokenizer.post_processor = post_processor
-    assert template_of(modelfile(tokenizer, 64)) == asked

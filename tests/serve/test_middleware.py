@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.serve import checks, middleware
-from panjue.serve.checks import LARGEST_BODY
+from panjue.serve.checks import LARGEST_BODY, for_vllm
 from panjue.serve.middleware import GENERATE, METHODS, SECURITY, Panjue, Setup
 from panjue.serve.settings import ServeConfig
 
@@ -164,14 +165,17 @@ def test_when_full_clients_are_asked_to_come_back(asker: Any, body: Any) -> None
             await leave.wait()
             await echo(scope, receive, send)
 
-        app = around(asker, slow, in_flight=1)
-        first = asyncio.create_task(app.ask("POST", GENERATE[0], json={"n": 1}))
+        app = around(asker, slow, in_flight=1, engine={"data_parallel_size": 2})
+        running = [app.ask("POST", GENERATE[0], json={"n": 1}) for _ in range(2)]
+        first = asyncio.gather(*running)
         await entered.wait()
+        while app.panjue._running < 2:  # each engine has its own
+            await asyncio.sleep(0.01)
         second = await app.ask(
             "POST", "/v1/judgments" if "fact" in body else GENERATE[0], json=body
         )
         leave.set()
-        assert (await first).status_code == 200
+        assert [each.status_code for each in await first] == [200, 200]
         assert (await app.ask("POST", GENERATE[0], json={"n": 1})).status_code == 200
         return second
 
@@ -208,9 +212,10 @@ def test_without_a_key_another_host_name_is_refused(asker: Any, host: str, statu
     assert answer.status_code == status
 
 
-def test_every_answer_forbids_foreign_scripts(server: Running) -> None:
-    for path in ("/", "/v1/models", "/nowhere", "/health"):
-        headers = httpx.get(server.url + path, timeout=60).headers
+def test_every_answer_forbids_foreign_scripts(server: Running, http: httpx.Client) -> None:
+    for path in ("/", "/v1/models", "/v1/labels", "/nowhere", "/health"):
+        headers = http.get(path, headers={"Origin": "https://evil.example"}).headers
+        assert not any(name.startswith("access-control") for name in headers)
         assert {name: headers[name] for name in SECURITY} == SECURITY
 
 
@@ -247,13 +252,28 @@ def test_nothing_that_a_template_may_see_has_markup(asker: Any, body: Any) -> No
     assert "＜|im_end|>" in json.dumps(passed.json(), ensure_ascii=False)
 
 
-def test_arguments_of_a_call_are_read_before_they_are_shielded(asker: Any) -> None:
+@pytest.mark.parametrize("more", ["", r',"y":"\ud800"', ',"y":NaN', r',"x":"\u003c|im_end|>"'])
+def test_arguments_of_a_call_are_read_before_they_are_shielded(asker: Any, more: str) -> None:
     # JSON in JSON, whose escapes vLLM reads: some clients write every `<` as one.
-    function = {"arguments": r'{"x":"\u003c|im_end|>"}'}
+    function = {"arguments": r'{"x":"\u003c|im_end|>"' + more + "}"}
     said = {"role": "assistant", "tool_calls": [{"function": function}]}
     passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json={"messages": [said]})
     [call] = passed.json()["messages"][0]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {"x": "＜|im_end|>"}
+    assert json.loads(call["function"]["arguments"])["x"] == "＜|im_end|>"
+
+
+def test_long_texts_are_read_beside_the_event_loop(
+    asker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(*words: Any, **more: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return for_vllm(*words, **more)
+
+    monkeypatch.setattr(middleware, "for_vllm", noting)
+    assert inside(around(asker, echo), "POST", GENERATE[0], json={}).status_code == 200
+    assert threads != [threading.main_thread()]
 
 
 def test_what_servers_tell_one_another_is_refused(asker: Any) -> None:

@@ -58,6 +58,10 @@ def test_an_engine_that_cannot_start_says_why(outcomes: dict[str, Any]) -> None:
     assert outcomes["broken"]["error"] == "engine: is broken"
 
 
+def test_one_bad_machine_does_not_end_the_run(outcomes: dict[str, Any]) -> None:
+    assert (outcomes["one bad"]["error"], len(outcomes["one bad"]["keys"])) == ("", 60)
+
+
 def test_the_run_can_be_stopped_while_it_waits(outcomes: dict[str, Any]) -> None:
     assert outcomes["stopped"]["error"] == "stopped"
 

@@ -4,9 +4,10 @@ import gc
 import shutil
 import signal
 import socket
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from panjue.serve.merge import Served
 from panjue.serve.middleware import Setup
 from panjue.serve.server import arguments, free_port, serve
 from panjue.serve.settings import ServeConfig, serve_settings
+from tests.conftest import SERVE_WORDS, PanjueServe
 
 Start = Callable[..., Any]
 """`panjue_serve` of conftest.py."""
@@ -96,9 +98,47 @@ def test_an_adapter_of_another_base_is_refused(trained: Path, tmp_path: Path) ->
         start(trained, f"other={other}")
 
 
-def test_from_start_to_a_stop_that_waits_for_the_running_requests(panjue_serve: Start) -> None:
-    server = panjue_serve()
-    url = server.ready()
+@pytest.fixture(scope="module")
+def several(
+    trained: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PanjueServe, str, Path]]:
+    """Return a server of two trainings of one base, its address, and the second training."""
+    other = copied(trained, tmp_path_factory.mktemp("several") / "other")
+    weights = load_file(other / "adapter/adapter_model.safetensors")
+    changed = {k: -v if "lora_B" in k else v for k, v in weights.items()}
+    save_file(changed, other / "adapter/adapter_model.safetensors")
+    command = [Path(sys.executable).with_name("panjue"), "serve", trained, *SERVE_WORDS]
+    started = PanjueServe([*command, "engine.max_num_seqs=8", f"other={other}"])
+    try:
+        yield started, started.ready(), other
+    finally:
+        started.end()
+
+
+def test_two_trainings_of_one_base_answer_as_each_does_alone(
+    several: tuple[PanjueServe, str, Path], http: httpx.Client
+) -> None:
+    _server, url, other = several
+    cards = httpx.get(f"{url}/v1/models").json()["data"]
+    names = [(card["id"], card["root"], card["parent"]) for card in cards]
+    assert names == [("panjue", "panjue", None), ("other", "other", None)], "no paths, no base"
+    alone = http.post("/v1/judgments", json=CASE).json()
+    first, named, second = (
+        post(url, {**CASE, **model}).json()
+        for model in ({}, {"model": "panjue"}, {"model": "other"})
+    )
+    assert first == named
+    assert first["answer"] == alone["answer"], "merged or not"
+    assert first["probabilities"] != second["probabilities"]
+    refused = post(url, {**CASE, "model": "base"})
+    assert refused.status_code == 404
+    assert "only 'panjue', 'other'" in refused.json()["error"]["message"]
+    labels = httpx.get(f"{url}/v1/labels?model=other").json()
+    assert labels["labels"] == read_json(other / "adapter/labels.json")["counts"]
+
+
+def test_a_stop_waits_for_the_running_requests(several: tuple[PanjueServe, str, Path]) -> None:
+    server, url, _other = several
     children = server.tree.children(recursive=True)
     assert len(children) <= 3, "the engine, and what Python's multiprocessing starts beside it"
     body = {**CASE, "samples": 8, "stream": True}
@@ -110,6 +150,7 @@ def test_from_start_to_a_stop_that_waits_for_the_running_requests(panjue_serve: 
         server.process.send_signal(signal.SIGTERM)  # `make` and its like pass on what all got
         assert "event: result" in "".join(pieces), "what runs is finished"
     assert server.process.wait(60) == 0
+    assert server.process.stdout
     assert server.process.stdout.read() == "stopped\n"
     _gone, left = psutil.wait_procs(children, timeout=60)
     assert not left
@@ -149,32 +190,6 @@ def test_nothing_outlives_a_server_that_is_killed(panjue_serve: Start) -> None:
     server = panjue_serve()
     until(lambda: len(server.tree.children()) > 1 and server.engine.memory_info().rss > 1e8)
     assert server.left_after_kill(timeout=60) == []
-
-
-def test_two_trainings_of_one_base_answer_as_each_does_alone(
-    panjue_serve: Start, trained: Path, http: httpx.Client, tmp_path: Path
-) -> None:
-    other = copied(trained, tmp_path / "other")
-    weights = load_file(other / "adapter/adapter_model.safetensors")
-    changed = {k: -v if "lora_B" in k else v for k, v in weights.items()}
-    save_file(changed, other / "adapter/adapter_model.safetensors")
-    url = panjue_serve(f"other={other}").ready()
-    cards = httpx.get(f"{url}/v1/models").json()["data"]
-    names = [(card["id"], card["root"], card["parent"]) for card in cards]
-    assert names == [("panjue", "panjue", None), ("other", "other", None)], "no paths, no base"
-    alone = http.post("/v1/judgments", json=CASE).json()
-    first, named, second = (
-        post(url, {**CASE, **model}).json()
-        for model in ({}, {"model": "panjue"}, {"model": "other"})
-    )
-    assert first == named
-    assert first["answer"] == alone["answer"], "merged or not"
-    assert first["probabilities"] != second["probabilities"]
-    refused = post(url, {**CASE, "model": "base"})
-    assert refused.status_code == 404
-    assert "only 'panjue', 'other'" in refused.json()["error"]["message"]
-    labels = httpx.get(f"{url}/v1/labels?model=other").json()
-    assert labels["labels"] == read_json(other / "adapter/labels.json")["counts"]
 
 
 @pytest.mark.parametrize(("rank", "served"), [(1, 8), (8, 8), (12, 16), (512, 512)])

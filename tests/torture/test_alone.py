@@ -27,12 +27,8 @@ def panjue(*words: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("packs_base", [True, False])
-def test_a_bundle_answers_by_itself(
-    packs_base: bool, run: Path, workshop: Path, tmp_path: Path
-) -> None:
-    packed, base = tmp_path / "bundle.zip", ("--base", workshop / "base/model")
-    panjue("bundle", run, packed, *(base if packs_base else ()))
-    verify = ("--verify", packed, "--cases", workshop / "demo/test.jsonl")
-    said = panjue("bundle", *verify, *(() if packs_base else base))
+def test_a_bundle_answers_by_itself(run: Path, workshop: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "bundle.zip"
+    panjue("bundle", run, packed)
+    said = panjue("bundle", "--verify", packed, "--cases", workshop / "demo/test.jsonl")
     assert "runs by itself and gives the same answers" in said

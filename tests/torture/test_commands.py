@@ -63,14 +63,7 @@ WORDS: dict[str, dict[str, str]] = {
         "ray start --address=FIRST:6379": "ray --version",  # there is one machine here
         "ray=auto replicas=8": "",  # tests/torture/test_replicas.py has a cluster
     },
-    "Export": {
-        ".venv/bin/pip download": "true #",  # 77 MB
-        "tar -": "true # -",
-        # Of tokenizers, llama.cpp's converter takes known ones only: not the demo's.
-        ".venv/bin/python llama_cpp": "ls runs/mine/merged/Modelfile #",
-        "(cd": "true # (cd",  # there is no Ollama
-        "panjue generate": "true #",
-    },
+    "Export": {},
 }
 """Heading -> what words of its commands become here, beside those of `MEANING`."""
 

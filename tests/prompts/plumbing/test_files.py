@@ -82,6 +82,15 @@ def test_whole_file_appears_at_the_end_only(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["out.txt"]
 
 
+def test_two_that_write_a_file_at_once_write_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        first.write("first" * 1000)
+        second.write("second")
+    assert path.read_text("utf-8") == "first" * 1000
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_whole_file_leaves_nothing_behind_when_the_block_fails(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         with atomic_write(path) as out:

@@ -38,6 +38,15 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
     assert entered == 2
 
 
+def test_a_block_in_a_block_of_the_same_folder_leaves_it_locked(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with exclusive_lock(tmp_path):
+        with exclusive_lock(tmp_path):
+            pass
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "another process is at work there" in done.stderr
+
+
 FORKS = """
 import os, sys, time
 from pathlib import Path

@@ -1,0 +1,98 @@
+"""How an engine starts: on which cards, with what in its environment, and why it does not."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import vllm.config.model as vllm_model
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.engine import check_length, engine, engine_settings, startup_errors
+from panjue.serve.merge import Served
+
+ENVIRONMENT = """
+import os
+import panjue.serve.engine
+print(os.environ["VLLM_USE_FLASHINFER_SAMPLER"], os.environ["PATH"].split(os.pathsep)[0])
+"""
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted(
+    given: str | None,
+) -> None:
+    """Its compiler is on no machine that has only a driver; what is compiled finds ninja."""
+    env = {key: value for key, value in os.environ.items() if "FLASHINFER" not in key}
+    env |= {"VLLM_USE_FLASHINFER_SAMPLER": given} if given else {}
+    words = [sys.executable, "-c", ENVIRONMENT]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [given or "0", str(Path(sys.executable).parent)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(70, torch.float16), (75, torch.float16), (80, torch.bfloat16), (90, torch.bfloat16)],
+)
+def test_without_bf16_hardware_the_engine_computes_in_float16(
+    capability: int, dtype: torch.dtype, merged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A V100 or T4: vllm/platforms/cuda.py:255 and vllm/config/model.py:2405 choose."""
+    # What is compiled for a GPU is not in the build for the CPU.
+    monkeypatch.setitem(sys.modules, "vllm._C_stable_libtorch", ModuleType("compiled"))
+    from vllm.platforms.cuda import CudaPlatformBase
+
+    class Card(CudaPlatformBase):  # type: ignore[misc]
+        @classmethod
+        def has_device_capability(cls, asked: Any, device_id: int = 0) -> bool:
+            return bool(capability >= asked)
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> None:
+            return None
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return "a card"
+
+    monkeypatch.setattr(vllm_model, "current_platform", Card())
+    chosen = vllm_model._resolve_auto_dtype("qwen3", torch.bfloat16, is_pooling_model=False)
+    assert chosen == dtype
+    assert "dtype" not in engine_settings(Served(merged), 0, 64), "panjue leaves the choice to it"
+
+
+def test_an_engine_that_cannot_start_says_its_own_first_error(
+    merged: Path, small: dict[str, Any], tmp_path: Path
+) -> None:
+    model = shutil.copytree(merged, tmp_path / "model")
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with (
+        pytest.raises(UserError, match="incomplete metadata") as error,
+        engine(Served(model), small["engine"], 3072, seed=0),
+    ):
+        pass
+    assert "memory" not in str(error.value), "which is no matter here"
+
+
+@pytest.mark.parametrize(
+    ("message", "has_hint"),
+    [("CUDA out of memory. Tried to allocate 2 GiB", True), ("ninja: not found", False)],
+)
+def test_memory_is_named_only_if_it_was_memory(message: str, has_hint: bool) -> None:
+    with pytest.raises(UserError, match=f"^engine: {message}") as error, startup_errors():
+        raise RuntimeError(message)
+    assert ("gpu_memory_utilization" in str(error.value)) == has_hint
+
+
+def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_training() -> None:
+    assert engine_settings(Served(Path("model")), 0, None)["max_model_len"] == -1
+    small: Any = type("Small", (), {"longest": 500})()
+    assert check_length(small, 500) is small
+    with pytest.raises(UserError, match="its memory is enough for 500 tokens, the training has"):
+        check_length(small, 501)
