@@ -1,8 +1,8 @@
 """Completions in, answers and scores out.
 
 Read in this order: answers.py (a test file with its answers), decoding.py (completions ->
-submission), beliefs.py, decide.py, pool.py and classifier.py (several replies -> one answer),
-tune.py and fit_pool.py (fit that), values.py (the one loop that scores), score.py, baselines.py,
+submission), beliefs.py, pool.py, classifier.py, rule.py and decide.py (replies -> one answer),
+tune.py (fits that), values.py (the one loop that scores), score.py, baselines.py,
 calibration.py, compare.py, fields.py, group_counts.py, fairness.py,
 report.py, report_page.py, card.py; check.py and check_cases.py stand apart.
 """

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from panjue.eval.classifier import CLASSIFIER_NAME, trained_classifier
-from panjue.eval.decide import Decider
-from panjue.eval.pool import Pool
+from panjue.eval.classifier import CLASSIFIER_NAME
+from panjue.eval.decide import Decider, decider_of
 from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
@@ -55,7 +54,7 @@ class Baselines:
             answer = task.ask.decode("", example, self._labels).answer
             yield task.score.fallback, gold, task.data.write(example, answer)
         if self._classifying:
-            answer = self._classifying.decide_alone(example).answer
+            answer = self._classifying.decide(example, {"refused": ""}).answer
             yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
         yield from task.score.baselines(example)
 
@@ -79,5 +78,4 @@ def classifier_alone(task: Task, run: Path, gold: Path) -> Decider | None:
     is_seen = digest in (training.train_sha256, training.mix_sha256)
     if is_seen and not answers.record.held_out:
         return None
-    pool = Pool(trained_classifier(trained, task), {})
-    return Decider(task, load_labels(run / "labels.json"), pool=pool)
+    return decider_of(task, load_labels(run / "labels.json"), trained)

@@ -5,7 +5,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -31,18 +31,6 @@ LAST_CHARACTER = chr(0x10FFFF)
 """Sorts after every character of a label."""
 
 
-class Found(NamedTuple):
-    """The beliefs from one completion.
-
-    Attributes:
-        items: For every item of the answer: field -> belief.
-        is_readable: Whether a reply was readable; else they are of the fallback.
-    """
-
-    items: list[dict[str, Belief]]
-    is_readable: bool
-
-
 class LabelIndex:
     """The labels of one field, as JSON strings, to be found by their first characters."""
 
@@ -66,7 +54,7 @@ class LabelIndex:
         yield from ((label, mass * self.counts[label] / total) for label in labels)
 
 
-class Beliefs:
+class Estimator:
     """Estimates, from completions, the distribution of every field that a task decides."""
 
     def __init__(self, task: Task, labels: Labels) -> None:
@@ -77,9 +65,12 @@ class Beliefs:
             for field in task.answer.fields
         }
 
-    def of(self, example: Example, completion: Mapping[str, Any]) -> Found:
+    def beliefs(
+        self, example: Example, completion: Mapping[str, Any]
+    ) -> list[dict[str, Belief]] | None:
         """Return, for every item of the answer, the belief about each field.
 
+        None if no reply is readable.
         Every readable reply has the same weight. A reply's alternative tokens at the end of a
         value count with their probabilities too, which lowers the variance (Rao-Blackwell).
         """
@@ -90,8 +81,6 @@ class Beliefs:
             for text, choices in zip(texts, alternatives, strict=True)
         ]
         readable = [reply for reply in replies if reply[2].readable]
-        is_readable = bool(readable)
-        readable = readable or replies[:1]
         sums: list[dict[str, Belief]] = []
         for text, choices, decoded in readable:
             items = self._decides.items_of(decoded.answer)
@@ -102,7 +91,7 @@ class Beliefs:
                     belief = self._belief(text, choices, spans.get((i, field), []), field, item)
                     for value, mass in belief.items():
                         sums[i][field][value] += mass / len(readable)
-        return Found(sums, is_readable)
+        return sums or None
 
     def _spans(self, text: str) -> dict[tuple[int, str], list[Span]]:
         """Return (item, field) -> the spans of its values in the reply."""

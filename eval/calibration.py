@@ -1,7 +1,7 @@
 """Calibration of a run's confidences: how often the judgments of each confidence are right."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,28 +82,19 @@ class Certainty:
         if confidence_row is None or row is None:
             return
         predicted = self._decides.items_of(row)
-        items = (confidence_row["confidence"], _align(self._decides.items_of(gold), predicted))
-        if any(len(part) != len(predicted) for part in items):
+        if len(confidence_row["confidence"]) != len(predicted):
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
-        for confidence, gold_item, item in zip(*items, predicted, strict=True):
-            for name, (confidences, correct) in self._judgments.items():
-                confidences.append(confidence[name])
-                correct.append(_as_set(gold_item[name]) == _as_set(item[name]))
+        golds = {item.get("name"): item for item in self._decides.items_of(gold)}
+        # By name as in the metric: persons whom gold does not have, or a second time, are ignored.
+        for confidence, item in zip(confidence_row["confidence"], predicted, strict=True):
+            if gold_item := golds.pop(item.get("name"), None):
+                for name, (confidences, correct) in self._judgments.items():
+                    confidences.append(confidence[name])
+                    correct.append(_as_set(gold_item[name]) == _as_set(item[name]))
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
-
-
-def _align(gold: Sequence[Row], predicted: Sequence[Row]) -> Sequence[Row]:
-    """Return the gold items in the order of the predicted ones: by name, as the metric does."""
-    if not all("name" in item for item in (*predicted, *gold)):
-        return gold
-    by_name = {str(item["name"]): item for item in gold}
-    names = [str(item["name"]) for item in predicted]
-    if sorted(names) != sorted(by_name):
-        return ()
-    return [by_name[name] for name in names]
 
 
 def _as_set(value: Any) -> Any:

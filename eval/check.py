@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from panjue.eval.decoding import decoding_of, never_asked
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -13,7 +14,8 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     """Yield every fault of `submission`, one line of text each: `FILE:PLACE: fault`.
 
     A correct submission has the task's form, answers every case of `cases` once and in order, and
-    every row passes the task's own rules. If `labels.json` is beside it, other labels are faults.
+    every row passes the task's own rules. If `labels.json` is beside it, other labels are faults;
+    if `decode.json` is, so are cases that the model was never asked.
     Only the ids, and cases that were skipped by rows out of order, are kept in memory.
     """
     task = reader.task
@@ -51,6 +53,9 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
         )
     skipped.update((str(example.id), example) for example in remaining)
     yield from (f"{submission}: id {key} is not answered" for key in skipped)
+    decoding = decoding_of(submission) if submission.is_file() else None
+    for refusal in decoding.get("refusals", ()) if decoding else ():
+        yield f"{submission}: {never_asked([refusal])}"
     if not records:
         yield f"{submission}: the file is empty"
 

@@ -27,6 +27,7 @@ class CasesCheck:
         names: Names of the persons that the answers are about, over all cases.
         absent: `id: name` of the names that are not in the text. That is no fault.
         notes: `id: note` on gold answers.
+        refused: `id: reason` of gold answers that training refuses.
         groups: Attribute -> group -> cases.
         labels: The labels of the gold answers.
     """
@@ -37,6 +38,7 @@ class CasesCheck:
     names: int = 0
     absent: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     labels: Labels = field(default_factory=Labels)
 
@@ -62,6 +64,8 @@ class CasesCheck:
             yield f"names: {self.names}{absent}"
         if self.notes:
             yield _some("notes on gold answers", self.notes)
+        if self.refused:
+            yield _some("gold answers that training refuses", self.refused)
         for attribute, groups in self.groups.items():
             yield f"cases by {attribute}: {_counts(groups)}"
         for kind, counts in self.labels.counts.items():
@@ -87,8 +91,18 @@ def check_cases(reader: Reader, path: Path) -> CasesCheck:
         raise UserError(f"{path}: no row is a case; the first, {place}: {reason}{hint}{way_out}")
     if not result.cases:
         raise UserError(f"{path}: has no cases")
+    result.refused = list(_refused(reader, path, result.labels))
     result.faults = [f"{path}:{place}: {reason}" for (_, place), reason in bad.items()]
     return result
+
+
+def _refused(reader: Reader, path: Path, labels: Labels) -> Iterator[str]:
+    """Yield `id: reason` of the gold answers that no reply of the task can give."""
+    ask = reader.task.ask
+    for example in reader.read(path):
+        for question in reader.task.answer.training_examples(example) if example.answer else ():
+            if repairs := ask.decode(ask.target(question), question, labels).repairs:
+                yield f"{question.id}: {repairs[0]}"
 
 
 def _counted(examples: Iterable[Example], result: CasesCheck) -> Iterator[Example]:

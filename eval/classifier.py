@@ -17,7 +17,7 @@ from scipy.sparse import csr_array, hstack
 from scipy.special import expit, softmax
 
 from panjue.prompts.example import Example, First
-from panjue.prompts.model import CLASSIFIER, DECISION, has_classifier
+from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256
 from panjue.prompts.task import Task
@@ -194,14 +194,6 @@ class Classifier:
             arrays |= {f"{name}.{key}": getattr(field.weights, key) for key in CSR}
             arrays[f"{name}.bias"] = field.bias
         np.savez_compressed(path, allow_pickle=False, **arrays)
-
-
-def trained_classifier(trained: Path, task: Task) -> Classifier:
-    """Return the classifier in the folder of an adapter or model."""
-    classifier = load_classifier(trained, task)
-    if classifier is None:
-        raise UserError(f"{trained / DECISION}: needs a classifier, which training did not fit")
-    return classifier
 
 
 def load_classifier(trained: Path, task: Task) -> Classifier | None:

@@ -1,6 +1,7 @@
 """Beliefs -> the answer of highest expected score: label sets by F1, classes by probability."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -9,17 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.eval.beliefs import Belief, Beliefs, marginals
-from panjue.eval.classifier import trained_classifier
-from panjue.eval.pool import Pool
-from panjue.prompts.example import Answer, Example
+from panjue.eval.beliefs import Belief, Estimator, marginals
+from panjue.eval.classifier import Classifier, Opinion, load_classifier
+from panjue.eval.pool import belief_of, pool_beliefs
+from panjue.eval.rule import Rule
+from panjue.prompts.example import Answer, Example, first_reply
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import DECISION
-from panjue.prompts.plumbing.files import read_json, sha256
-from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.task import Task
 
 LabelSet = frozenset[str]
+
+Beliefs = Sequence[Mapping[str, Belief]]
+"""For every item of an answer: field -> belief."""
 
 MAX_JOINT_LABELS = 8
 MIN_JOINT_PROBABILITY = 0.01
@@ -45,6 +47,21 @@ class Decision:
     classes: list[dict[str, Belief]]
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an example before its answer is decided.
+
+    Attributes:
+        first: The answer of the first reply; the task's fallback if there is none.
+        beliefs: For every item of the answer: field -> belief; None without a readable reply.
+        opinions: The text classifier's, for every item; None if there is no classifier.
+    """
+
+    first: Answer
+    beliefs: Beliefs | None
+    opinions: list[dict[str, Opinion]] | None
+
+
 class Decider:
     """Decides answers from completions, with the training's labels as a prior."""
 
@@ -52,31 +69,14 @@ class Decider:
         self,
         task: Task,
         labels: Labels,
-        pair_price: float = 0.0,
-        class_prior: float = 0.0,
-        class_ratios: Mapping[str, Mapping[str, float]] | None = None,
-        pool: Pool | None = None,
+        rule: Rule | None = None,
+        classifier: Classifier | None = None,
     ) -> None:
-        """Prepare for one task and its labels.
-
-        Args:
-            task: A task whose answers are decided.
-            labels: Its labels with their counts and the table of pairs.
-            pair_price: Price, in F1, of a label of the first set that training never saw together
-                with any decided label of the second set, and vice versa. 0 turns it off.
-            class_prior: Weight of the class frequencies: beliefs are multiplied by `class_ratios`
-                to this power and scaled to sum to 1. 0 turns it off.
-            class_ratios: Field -> class -> real frequency divided by the model's mean belief;
-                1 if not named. It corrects label shift, as training may have mixed in cases of
-                another kind (Saerens et al., Neural Computation 2002).
-            pool: Pools the beliefs with a text classifier's.
-        """
+        """Prepare for one task, its labels, and the text classifier of the same training."""
         assert task.answer.fields, "the answers of this task are not decided"
         self._task, self._labels, self._decides = task, labels, task.answer
-        self._beliefs = Beliefs(task, labels)
-        self.pair_price, self.class_prior = pair_price, class_prior
-        self._class_ratios = class_ratios or {}
-        self.pool = pool
+        self._estimator = Estimator(task, labels)
+        self.rule, self.classifier = rule or Rule(), classifier
 
     def decide(
         self, example: Example, completion: Mapping[str, Any], *, keep_first: bool = False
@@ -85,54 +85,74 @@ class Decider:
 
         With `keep_first` the answer is the first reply, unchanged, with its confidence.
         """
-        first = self._task.ask.decode(completion["texts"][0], example, self._labels).answer
-        return self.decide_from(first, self.beliefs(example, completion), keep_first=keep_first)
+        return self.decide_from(self.evidence(example, completion), keep_first=keep_first)
 
-    def beliefs(self, example: Example, completion: Mapping[str, Any]) -> list[dict[str, Belief]]:
-        """Return the beliefs from a completion, pooled with the classifier's if there is one.
+    def with_rule(self, rule: Rule) -> "Decider":
+        """Return the decider with another rule."""
+        other = copy(self)
+        other.rule = rule
+        return other
 
-        If no reply is readable, they are the classifier's own.
+    def evidence(self, example: Example, completion: Mapping[str, Any]) -> Evidence:
+        """Return what a completion, which may be refused, and the classifier say."""
+        opinions = self.classifier.opinions(example) if self.classifier else None
+        first = self._task.ask.decode(first_reply(completion), example, self._labels).answer
+        is_asked = completion.get("refused") is None
+        beliefs = self._estimator.beliefs(example, completion) if is_asked else None
+        return Evidence(first, beliefs, opinions)
+
+    def decide_from(self, evidence: Evidence, *, keep_first: bool = False) -> Decision:
+        """Decide from the evidence."""
+        keep_first = keep_first and (evidence.beliefs is not None or evidence.opinions is None)
+        return self.decide_beliefs(evidence.first, self.beliefs(evidence), keep_first=keep_first)
+
+    def beliefs(self, evidence: Evidence) -> Beliefs | None:
+        """Return the beliefs to decide from; without a readable reply those of the classifier.
+
+        None if there is no classifier either.
         """
-        found = self._beliefs.of(example, completion)
-        if self.pool is None:
-            return found.items
-        if not found.is_readable:
-            return self.pool.alone(example)
-        return self.pool(example, found.items)
+        if evidence.opinions is None or self.classifier is None:
+            return evidence.beliefs
+        fields = self.classifier.fields
+        if evidence.beliefs is None or self.rule.classifier_alone:
+            return [
+                {name: belief_of(fields[name], opinion[name]) for name in opinion}
+                for opinion in evidence.opinions
+            ]
+        return [
+            {
+                name: pool_beliefs(b, belief_of(fields[name], opinion[name], b), exponents[name])
+                if name in (exponents := self.rule.exponents)
+                else b
+                for name, b in belief.items()
+            }
+            for belief, opinion in zip(evidence.beliefs, evidence.opinions, strict=True)
+        ]
 
-    def decide_alone(self, example: Example) -> Decision:
-        """Return what the classifier alone decides about an example that has no reply."""
-        assert self.pool, "there is no classifier"
-        fallback = self._task.ask.decode("", example, self._labels).answer
-        return self.decide_from(fallback, self.pool.alone(example))
-
-    def decide_from(
-        self, first: Answer, beliefs: Sequence[Mapping[str, Belief]], *, keep_first: bool = False
+    def decide_beliefs(
+        self, first: Answer, beliefs: Beliefs | None, *, keep_first: bool = False
     ) -> Decision:
-        """Decide from the given beliefs; the fields that are not decided stay as in `first`."""
+        """Decide from beliefs; the fields that are not decided stay as in the first answer.
+
+        Without beliefs the first answer stays.
+        """
         items, confidence, classes = [], [], []
-        for item, raw_belief in zip(self._decides.items_of(first), beliefs, strict=True):
+        first_items, names = self._decides.items_of(first), self._decides.fields
+        certain = [{name: {_key(item[name]): 1.0} for name in names} for item in first_items]
+        keep_first = keep_first or beliefs is None
+        for item, raw_belief in zip(first_items, beliefs or certain, strict=True):
             weighted = {f: self._weighted(f, raw_belief[f]) for f in self._decides.classes}
             belief = {**raw_belief, **weighted}
-            chosen = (
-                {f: item[f] for f in self._decides.fields} if keep_first else self.fields(belief)
-            )
+            chosen = {name: item[name] for name in names} if keep_first else self.fields(belief)
             items.append({**item, **chosen})
             classes.append(weighted)
-            confidence.append(
-                {
-                    field: belief[field].get(frozenset(v) if isinstance(v, list) else v, 0.0)
-                    for field, v in chosen.items()
-                }
-            )
+            confidence.append({f: belief[f].get(_key(value), 0.0) for f, value in chosen.items()})
         return Decision(self._decides.with_items(first, items), confidence, classes)
 
     def _weighted(self, field: str, belief: Belief) -> Belief:
         """Return the belief about a class, weighted by the class prior."""
-        ratios = self._class_ratios.get(field, {})
-        weights = {
-            label: p * ratios.get(label, 1.0) ** self.class_prior for label, p in belief.items()
-        }
+        ratios, prior = self.rule.class_ratios.get(field, {}), self.rule.class_prior
+        weights = {label: p * ratios.get(label, 1.0) ** prior for label, p in belief.items()}
         total = sum(weights.values())
         return {label: weight / total for label, weight in weights.items()}
 
@@ -140,13 +160,13 @@ class Decider:
         """Return the decided fields of one item, labels likeliest first."""
         sets = self._decides.sets
         max_sizes = {name: self._labels.most[self._decides.kind(name)] for name in sets}
-        if len(sets) == 2 and self.pair_price:  # pairs are of two fields
+        if len(sets) == 2 and self.rule.pair_price:  # pairs are of two fields
             first, second = sets
             chosen: tuple[LabelSet, ...] = best_pair(
                 (belief[first], belief[second]),
                 (max_sizes[first], max_sizes[second]),
                 self._labels.pairs,
-                self.pair_price,
+                self.rule.pair_price,
             )
         else:
             chosen = tuple(best_set(belief[field], max_sizes[field]) for field in sets)
@@ -159,45 +179,19 @@ class Decider:
         return decided
 
 
-def fitted_decider(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
-    """Return the decider with the settings that `panjue tune` wrote into `trained`, if any.
-
-    It has a text classifier if that gains in one of the fields.
+def decider_of(task: Task, labels: Labels, trained: Path | None) -> Decider | None:
+    """Return the decider of a training, with its text classifier if it has one, and no rule yet.
 
     None if the task's answers are not decided.
     """
     if not task.answer.fields:
         return None
-    fitted = _fitted(trained)
-    names = ("pair_price", "class_prior", "class_ratios")
-    settings = {name: fitted[name] for name in names if name in fitted}
-    if trained and fitted.get("exponents"):
-        exponents = {name: (one, other) for name, (one, other) in fitted["exponents"].items()}
-        settings["pool"] = Pool(trained_classifier(trained, task), exponents)
-    return Decider(task, labels, **settings)
+    return Decider(task, labels, classifier=load_classifier(trained, task) if trained else None)
 
 
-def decision_sha256(trained: Path | None) -> str | None:
-    """Return the hash of the settings that `panjue tune` wrote into `trained`, if any."""
-    path = trained / DECISION if trained else None
-    return sha256(path) if path and path.exists() else None
-
-
-def cases_of(record: AnswersRecord) -> dict[str, Any]:
-    """Return which cases were answered."""
-    return {"test_sha256": record.test_sha256, "held_out": record.held_out}
-
-
-def is_fitted_on(trained: Path, record: AnswersRecord) -> bool:
-    """Say whether the settings in `trained` were fitted on the cases of these answers."""
-    return _fitted(trained).get("fitted_on") == cases_of(record)
-
-
-def _fitted(trained: Path | None) -> dict[str, Any]:
-    """Return the settings that `panjue tune` wrote into `trained`; empty if there are none."""
-    path = trained / DECISION if trained else None
-    settings: dict[str, Any] = read_json(path) if path and path.exists() else {}
-    return settings
+def _key(value: Any) -> Any:
+    """Return a value of a field as a belief has it."""
+    return frozenset(value) if isinstance(value, list) else value
 
 
 def expected_f1(chosen: LabelSet, belief: Belief) -> float:

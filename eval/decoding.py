@@ -10,17 +10,42 @@ from typing import Any
 
 from panjue.eval.answers import AnsweredFile, open_answers
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.decide import Decider, decision_sha256, fitted_decider
+from panjue.eval.decide import Decider, decider_of
+from panjue.eval.rule import decision_sha256, rule_for
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import atomic_write, dump, exclusive_lock, sha256, write_json
+from panjue.prompts.plumbing.files import (
+    atomic_write,
+    dump,
+    exclusive_lock,
+    read_json,
+    sha256,
+    write_json,
+)
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
+
+
+def never_asked(refusals: Sequence[str]) -> str:
+    """Return a line on the examples that the model was never asked: ids, reasons, way out."""
+    shown, more = refusals[:MAX_SHOWN_REFUSALS], len(refusals) - MAX_SHOWN_REFUSALS
+    rest = f"; {more} more in decode.json" if more > 0 else ""
+    return (
+        f"never asked: {len(refusals)}, their answers are not the model's: "
+        f"id {'; id '.join(shown)}{rest}; a model with a longer context can be asked"
+    )
+
+
+def decoding_of(submission: Path) -> dict[str, Any] | None:
+    """Return the run's decode.json if it describes exactly this submission (by SHA-256)."""
+    path = submission.parent / "decode.json"
+    report: dict[str, Any] = read_json(path) if path.exists() else {}
+    return report if report.get("submission_sha256") == sha256(submission) else None
 
 
 @dataclass
@@ -46,6 +71,7 @@ class Tally:
     pair_price: float | None = None
     class_prior: float | None = None
     classifier: Mapping[str, tuple[float, float]] | None = None
+    classifier_alone: bool = False
     decision_sha256: str | None = None
     fallback: str = "commonest labels"
     submission: Path = Path("submission.jsonl")
@@ -66,9 +92,8 @@ class Tally:
         )
         if self.skipped_rows:
             yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
-        yield from (f"  id {line}" for line in self.refusals[:MAX_SHOWN_REFUSALS])
-        if len(self.refusals) > MAX_SHOWN_REFUSALS:
-            yield "  … all in decode.json"
+        if self.refusals:
+            yield never_asked(self.refusals)
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0
         yield (
             f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
@@ -88,6 +113,8 @@ class Tally:
     def _priors(self) -> str:
         if self.pair_price is None or self.class_prior is None:
             return ""
+        if self.classifier_alone:
+            return ": the text classifier's, as no other was better on held-out cases"
         used = f", with the text classifier for {', '.join(self.classifier or ())}"
         priors = f", pair price {self.pair_price:g}, class prior {self.class_prior:g}"
         return priors + (used if self.classifier else "")
@@ -112,8 +139,10 @@ def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
     task, submission = answered.task, folder / answered.task.data.submission.name
     tally = Tally(fallback=task.score.fallback, submission=submission)
     fitted = answered.trained if answered.record.is_of_adapter else None
-    decider = None if greedy else fitted_decider(task, answered.labels, fitted)
-    if decider and decider.pool:
+    decider = decider_of(task, answered.labels, fitted)
+    if decider and fitted and not greedy:
+        decider = decider.with_rule(rule_for(answered, fitted))
+    if decider and decider.classifier:
         tally.fallback = CLASSIFIER_NAME
     with (
         task.data.submission.writing(submission) as write,
@@ -127,9 +156,10 @@ def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
             if confidence is not None:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
             tally.examples += 1
-    if decider and tally.decided:
-        tally.pair_price, tally.class_prior = decider.pair_price, decider.class_prior
-        tally.classifier = decider.pool.exponents if decider.pool else None
+    if decider and tally.decided and not greedy:
+        rule = decider.rule
+        tally.pair_price, tally.class_prior = rule.pair_price, rule.class_prior
+        tally.classifier, tally.classifier_alone = rule.exponents or None, rule.classifier_alone
         tally.decision_sha256 = decision_sha256(fitted)
     else:
         (folder / "confidence.jsonl").unlink()
@@ -164,20 +194,24 @@ class _Replies:
         if task.answer.several_calls:
             return run_steps(task.answer.solving(example), partial(self._call, example)), None
         row = self.answered.row(self.rows, {"id": example.id})
-        first = self._decoded(example, row).answer
+        decoded = self._decoded(example, row)
         replies = row.get("texts", ())[: self.most]
-        has_pool = decider is not None and decider.pool is not None
-        if has_pool or (len(replies) > 1 and (decider or task.answer.ranked)):
-            tally.decided += 1
-            tally.replies += len(replies)
         if task.answer.ranked:
             answer, filled = ranked(task, example, replies, self.answered.labels)
+            tally.decided += len(replies) > 1
+            tally.replies += len(replies) if len(replies) > 1 else 0
             tally.filled += filled
             return answer, None
-        if decider and (len(replies) > 1 or has_pool):
-            decision = decider.decide(example, row) if replies else decider.decide_alone(example)
+        if decider is None:
+            return decoded.answer, None
+        if decider.rule.uses_classifier or len(replies) > 1:
+            tally.decided += 1
+            tally.replies += len(replies)
+            decision = decider.decide(example, row)
             return decision.answer, decision.confidence
-        return first, None
+        if decider.classifier and not decoded.readable:
+            return decider.decide(example, {"refused": ""}).answer, None
+        return decoded.answer, None
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
         """Return the stored reply to one of an example's calls."""

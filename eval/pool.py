@@ -1,13 +1,10 @@
 """Pool two beliefs about a field: the model's, and the text classifier's."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import prod
 
 from panjue.eval.beliefs import Belief, marginals
-from panjue.eval.classifier import Classifier, FieldWeights, Opinion
-from panjue.prompts.example import Example
+from panjue.eval.classifier import FieldWeights, Opinion
 
 Exponents = tuple[float, float]
 """Exponents of the model's belief and of the classifier's."""
@@ -30,53 +27,6 @@ MIN_PROBABILITY = 1e-4
 
 TINY_PROBABILITY = 1e-9
 """No probability of a value counts as less."""
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Pools beliefs with the opinions of a classifier.
-
-    Attributes:
-        classifier: The classifier of the same training.
-        exponents: Field -> its exponents; the other fields keep the model's belief.
-    """
-
-    classifier: Classifier
-    exponents: Mapping[str, Exponents]
-
-    def __call__(self, example: Example, items: list[dict[str, Belief]]) -> list[dict[str, Belief]]:
-        """Return the pooled beliefs about every item's fields."""
-        return self.with_opinions(self.classifier.opinions(example), items)
-
-    def with_opinions(
-        self, opinions: Sequence[Mapping[str, Opinion]], items: list[dict[str, Belief]]
-    ) -> list[dict[str, Belief]]:
-        """Do the same with the classifier's opinions on the items."""
-        return [
-            {
-                name: self._pooled(name, belief, opinion[name])
-                if name in self.exponents
-                else belief
-                for name, belief in item.items()
-            }
-            for item, opinion in zip(items, opinions, strict=True)
-        ]
-
-    def alone(self, example: Example) -> list[dict[str, Belief]]:
-        """Return the classifier's own beliefs about every item's fields."""
-        return self.of_opinions(self.classifier.opinions(example))
-
-    def of_opinions(self, opinions: Sequence[Mapping[str, Opinion]]) -> list[dict[str, Belief]]:
-        """Do the same with the classifier's opinions on the items."""
-        fields = self.classifier.fields
-        return [
-            {name: belief_of(fields[name], opinion[name]) for name in opinion}
-            for opinion in opinions
-        ]
-
-    def _pooled(self, name: str, belief: Belief, opinion: Opinion) -> Belief:
-        second = belief_of(self.classifier.fields[name], opinion, belief)
-        return pool_beliefs(belief, second, self.exponents[name])
 
 
 def pool_beliefs(first: Belief, second: Belief, exponents: Exponents) -> Belief:
@@ -119,17 +69,15 @@ def belief_of(field: FieldWeights, opinion: Opinion, other: Belief | None = None
     ranked = sorted(opinion, key=lambda label: (-opinion[label], label))[:LABELS_OF_EACH]
     known = marginals(other or {})
     labels = dict.fromkeys([*ranked, *sorted(known, key=lambda k: (-known[k], k))[:LABELS_OF_EACH]])
-    sets = {
-        frozenset(chosen)
-        for size in range(1, MAX_FORMED_SIZE + 1)
-        for chosen in combinations(labels, size)
-    }
-    sets |= {frozenset(ranked[:size]) for size in range(1, len(ranked) + 1)}
-    sets |= set(other or ()) | ({frozenset()} if field.may_be_empty else set())
+    formed = (combinations(labels, size) for size in range(1, MAX_FORMED_SIZE + 1))
+    largest = (ranked[:size] for size in range(1, len(ranked) + 1))
+    empty = ((),) if field.may_be_empty else ()
+    # In an order that does not depend on hashes: sums of floats would differ between processes.
+    sets = dict.fromkeys(map(frozenset, chain(*formed, largest, other or (), empty)))
     inside = {
         label: min(max(p, TINY_PROBABILITY), 1 - TINY_PROBABILITY) for label, p in opinion.items()
     }
     odds = {label: p / (1 - p) for label, p in inside.items()}
     none = prod(1 - p for p in inside.values())
     scale = none if field.may_be_empty else none / max(1 - none, TINY_PROBABILITY)
-    return {s: scale * prod(odds.get(label, TINY_PROBABILITY) for label in s) for s in sets}
+    return {s: scale * prod(odds.get(label, TINY_PROBABILITY) for label in sorted(s)) for s in sets}

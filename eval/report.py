@@ -10,10 +10,11 @@ from typing import Any
 from panjue.eval.answers import AnsweredFile, method_of
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.decide import decision_sha256, is_fitted_on
+from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.fields import items_of
-from panjue.eval.score import ScoreResult, decoding_of, score
+from panjue.eval.rule import decision_sha256, is_fitted_on
+from panjue.eval.score import ScoreResult, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import sha256

@@ -12,12 +12,12 @@ from rich.table import Table
 from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.decide import decision_sha256, is_fitted_on
+from panjue.eval.decoding import decoding_of, never_asked
+from panjue.eval.rule import decision_sha256, is_fitted_on
 from panjue.eval.values import MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import DECISION
-from panjue.prompts.plumbing.files import read_json, sha256
 from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
@@ -45,6 +45,7 @@ class ScoreResult:
         faulty: Rows in which `panjue check` finds a fault that the contest may refuse.
         compared_by: How texts were compared, if the metrics compare texts.
         notes: `id: note` on gold examples.
+        never_asked: `id: reason` of the examples that the model was never asked about.
         in_sample: How the answers come from these very cases, if they do.
         unknown_baselines: Baseline without a score -> why it has none.
     """
@@ -62,6 +63,7 @@ class ScoreResult:
     calibration: dict[str, Calibration] | None = None
     compared_by: str | None = None
     notes: list[str] = field(default_factory=list)
+    never_asked: Sequence[str] = ()
     in_sample: str | None = None
     unknown_baselines: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ class ScoreResult:
             "unknown_gold_labels": self.unknown_labels,
             **({"compared_by": self.compared_by} if self.compared_by else {}),
             **({"notes": self.notes} if self.notes else {}),
+            **({"never_asked": self.never_asked} if self.never_asked else {}),
             **({"in_sample": self.in_sample} if self.in_sample else {}),
             "calibration": self.calibration
             and {name: result.to_json() for name, result in self.calibration.items()},
@@ -146,6 +149,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         calibration=certainty.fields() if certainty else None,
         compared_by=task.score.compared_by,
         notes=notes,
+        never_asked=decoding.get("refusals", ()) if decoding else (),
         in_sample=in_sample(run, decoding) if decoding else None,
         unknown_baselines=baselines.unknown,
     )
@@ -208,13 +212,6 @@ def certainty_of(task: Task, run: Path) -> Certainty | None:
     return Certainty(task, path) if task.answer.fields and path.exists() else None
 
 
-def decoding_of(submission: Path) -> dict[str, Any] | None:
-    """Return the run's decode.json if it describes exactly this submission (by SHA-256)."""
-    path = submission.parent / "decode.json"
-    report: dict[str, Any] = read_json(path) if path.exists() else {}
-    return report if report.get("submission_sha256") == sha256(submission) else None
-
-
 def show(scores: ScoreResult, console: Console) -> None:
     """Print the tables."""
     title = escape(scores.compared_by) if scores.compared_by else None
@@ -255,6 +252,12 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | Non
     return table
 
 
+def _unweighted_groups(groups: Mapping[str, Mapping[str, Summary]]) -> Iterator[str]:
+    for attribute, summaries in groups.items():
+        if names := [name for name, summary in summaries.items() if summary.unweighted]:
+            yield f"by {attribute}, unweighted means as all weights are 0: {', '.join(names)}"
+
+
 def remarks(scores: ScoreResult) -> Iterator[str]:
     """Yield the lines that are printed below the tables."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
@@ -267,13 +270,15 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"{scores.faulty} rows have faults that the contest may refuse; see `panjue check`"
     if scores.total.unweighted:
         yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
+    else:
+        yield from _unweighted_groups(scores.groups)
+    if scores.never_asked:
+        yield never_asked(scores.never_asked)
     if scores.notes:
         yield f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)"
         yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
-    if scores.unreadable_rate is None:
-        yield "unreadable replies: unknown, there is no decode.json of this submission"
-    else:
-        yield f"unreadable replies: {scores.unreadable_rate:.2%}"
+    rate, unknown = scores.unreadable_rate, "unknown, there is no decode.json of this submission"
+    yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
     headline, value = list(scores.total.mean.items())[-1]

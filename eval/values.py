@@ -278,12 +278,17 @@ def gold_row(task: Task, gold: Path, example: Example) -> Row:
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
-    """Return the metrics of `resamples` bootstrap draws of examples (seed 0)."""
+    """Return the metrics of `resamples` bootstrap draws of examples (seed 0).
+
+    A draw without a weighted example has no value: NaN.
+    """
     generator = np.random.default_rng(0)
     n = len(weights)
     sums, totals = np.empty((resamples, values.shape[1])), np.empty(resamples)
     for i in range(resamples):
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
-        drawn = counts * weights if (counts * weights).any() else counts
+        drawn = counts * weights
         sums[i], totals[i] = drawn @ values, drawn.sum()
-    return pooled(task, sums, totals)
+    draws = pooled(task, sums, np.where(totals, totals, 1))
+    draws[totals == 0] = np.nan
+    return draws

@@ -69,6 +69,9 @@ def fit(
     for example, is_mixed in chain(*parts):
         assert example.answer is not None, "training examples have answers"
         items, key = decides.items_of(example.answer), text_hash(example)
+        is_empty = any(not item[name] for item in items for name in decides.sets)
+        if is_empty and task.ask.decode(task.ask.target(example), example, known).repairs:
+            continue  # an empty label list that the training of the model refuses too
         texts += views(example, len(items))
         gold += [{name: item[name] for name in decides.fields} for item in items]
         keys += [key] * len(items)

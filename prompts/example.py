@@ -203,14 +203,26 @@ def first_reply(row: Mapping[str, Any]) -> str:
 UNKNOWN = "-"
 """The group of an example whose attribute is not known."""
 
-UNKNOWN_VALUES = (None, "", UNKNOWN, "n/a", "N/A")
+UNKNOWN_WORDS = ("", UNKNOWN, "n/a", "na", "<na>", "nan", "none", "null")
 
 
 def groups_of(groups: Any) -> dict[str, str]:
-    """Return attribute -> group, without the unknown ones."""
+    """Return attribute -> group, `UNKNOWN` if it is not known."""
     if not isinstance(groups, dict):
         raise UserError("groups must be an object: attribute to group")
-    for name, group in groups.items():
-        if not isinstance(group, str | int | float | None):
-            raise UserError(f"group {name!r} must be one text or number")
-    return {name: str(group) for name, group in groups.items() if group not in UNKNOWN_VALUES}
+    return {name: group_of(name, value) for name, value in groups.items()}
+
+
+def known_groups(groups: Any) -> dict[str, str]:
+    """Return attribute -> group, without the unknown ones."""
+    return {name: group for name, group in groups_of(groups).items() if group != UNKNOWN}
+
+
+def group_of(attribute: str, value: Any) -> str:
+    """Return the group that a value of a file means; every attribute is read here."""
+    if not isinstance(value, str | int | float | None):
+        raise UserError(f"group {attribute!r} must be one text or number")
+    if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column
+        value = int(value)
+    text = str(value).strip()
+    return UNKNOWN if text.casefold() in UNKNOWN_WORDS else text

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from panjue.prompts.example import Example, groups_of
+from panjue.prompts.example import UNKNOWN, Example, groups_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump, lines, located, parse_case
 from panjue.prompts.plumbing.rows import format_hint
@@ -73,6 +73,7 @@ class Reader:
             row = load()
             example = self.task.data.read(row)
             groups = {**example.groups, **self._further_groups(example, row)}
+            groups = {name: group for name, group in groups.items() if group != UNKNOWN}
             before = first.setdefault(str(example.id), place)
             if before != place:
                 raise UserError(f"id {example.id} is already used at {before}")
@@ -91,7 +92,10 @@ class Reader:
         return format_hint(path, self.task.data.fields, self.task.data.convertible)
 
     def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the groups from the row's `groups` and from the side file; the latter win."""
+        """Return the groups from the row's `groups` and from the side file; the latter win.
+
+        An unknown group of the side file wins too.
+        """
         return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from panjue.eval.score import decoding_of
+from panjue.eval.decoding import decoding_of
 from panjue.prompts.model import model_files, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.eval.decide import Decider, fitted_decider
+from panjue.eval.decide import Decider, decider_of
+from panjue.eval.rule import Rule, read_fitted
 from panjue.prompts.example import Example, first_reply
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import is_demo
@@ -77,7 +78,8 @@ class ServedRun:
         max_tokens = config.max_tokens or record.max_tokens
         self.asker = Asker(self.task, labels, self.folders.model, max_tokens)
         fitted = None if config.adapter == "none" else trained
-        self._decider = fitted_decider(self.task, labels, fitted)
+        self._decider, rules = decider_of(self.task, labels, fitted), read_fitted(fitted)
+        self._rules = rules.rules if rules else {}
         self.demo = is_demo(self.folders.model)
         self._source = (run, config)
 
@@ -130,7 +132,9 @@ class ServedRun:
         if "refused" in completion:
             raise UserError(completion["refused"])
         usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}
-        decided = await asyncio.to_thread(decide, self.asker, self._decider, example, completion)
+        rule = self._rules.get(case.samples, Rule())
+        decider = self._decider.with_rule(rule) if self._decider else None
+        decided = await asyncio.to_thread(decide, self.asker, decider, example, completion)
         return {
             "defendants": list(example.names),
             **decided,
@@ -148,7 +152,7 @@ def decide(
     decoded = task.ask.decode(first_reply(completion), example, asker.labels)
     answer = decoded.answer
     if decider:
-        is_alone = len(completion["texts"]) == 1 and not decider.pool
+        is_alone = len(completion["texts"]) == 1 and not decider.rule.uses_classifier
         decision = decider.decide(example, completion, keep_first=is_alone)
         answer = decision.answer
         confidence = {"confidence": decision.confidence, "probabilities": decision.classes}

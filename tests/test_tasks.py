@@ -67,7 +67,10 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     assert row["id"] == example.id
     assert list(task.data.check(example, row, labels)) == []
     gold, alone = task.gold(example), np.array(1.0)
-    assert pooled(task, metric_values(task, gold, row, ""), alone) == pytest.approx(1.0)
+    perfect = pooled(task, metric_values(task, gold, row, ""), alone)
+    # FairLex's macro F1 of label sets counts a class that is absent as 0.
+    is_over_all = [name == "macro_f1" and bool(task.answer.sets) for name in task.score.names]
+    assert perfect[~np.array(is_over_all)] == pytest.approx(1.0)
     unanswered = pooled(task, metric_values(task, gold, None, ""), alone)
     assert ((unanswered >= 0) & (unanswered < 1)).all()
     assert task.score.weight(example) >= 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from panjue.prompts.example import Answer, Decide, Decoded, Example, groups_of
+from panjue.prompts.example import Answer, Decide, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, normal, snap, strings_in
 from panjue.prompts.plumbing.errors import UserError
@@ -73,11 +73,13 @@ class Classes:
             names=(person,) if person else (),
             inputs={"person": person},
             answer={self.key: self._words(row[self.key])} if self.key in row else None,
-            groups=groups_of(groups),
+            groups=known_groups(groups),
         )
 
     def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if not names or not isinstance(value, int) or value == -1:  # -1: a missing ClassLabel
             return None if value == -1 else value
         if not 0 <= value < len(names):
@@ -179,6 +181,7 @@ class Classes:
 
     def task(self, *languages: str) -> Task:
         """Return the task for texts in these languages."""
+        names = self.words if self.named else ()
         return Task(
             Data(
                 self.read,
@@ -190,7 +193,7 @@ class Classes:
             ),
             Ask(self.prompt, self.schema, self.decode, labels=self.labels),
             Score(
-                (accuracy, macro_f1(len(self.words), self.words if self.named else ())),
+                (accuracy, macro_f1(len(self.words), names, several=self.several)),
                 fallback="commonest class",
                 classes=self.classes,
                 order={"class": (*self.words, NONE) if self.several else tuple(self.words)},
@@ -210,12 +213,12 @@ class Classes:
         )
 
 
-def macro_f1(classes: int, names: Sequence[str] = ()) -> CorpusMetric:
-    """Return macro F1 over the classes 0 to `classes` - 1 that occur in gold or in predictions.
+def macro_f1(classes: int, names: Sequence[str] = (), *, several: bool = False) -> CorpusMetric:
+    """Return macro F1 as scikit-learn has it: `f1_score(average="macro", zero_division=0)`.
 
-    If the rows have `names`, a class is the index of its name. With one class per example it
-    equals scikit-learn's `f1_score(average="macro", zero_division=0)`. An empty set of classes is
-    a class of its own, as in FairLex. An example without a row predicts no class.
+    With one class per example it is over the classes that occur in gold or in predictions; with
+    `several` it is over all of them, and an empty set is a class of its own, as in FairLex. If the
+    rows have `names`, a class is the index of its name. Without a row no class is predicted.
     """
     width = classes + 1
 
@@ -227,8 +230,8 @@ def macro_f1(classes: int, names: Sequence[str] = ()) -> CorpusMetric:
 
     def value(sums: Numbers) -> Numbers:
         f1 = f1_by_class(sums)
-        present = ~np.isnan(f1)
-        scores: Numbers = np.where(present, f1, 0).sum(-1) / np.maximum(present.sum(-1), 1)
+        present = ~np.isnan(f1) | several
+        scores: Numbers = np.nan_to_num(f1).sum(-1) / np.maximum(present.sum(-1), 1)
         return scores
 
     return CorpusMetric("macro_f1", 3 * width, counts, value)

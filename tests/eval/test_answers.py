@@ -1,16 +1,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
-from panjue.eval.check import check
 from panjue.eval.decoding import decode_answers
-from panjue.eval.score import score
+from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_lines, sha256, write_json
+from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -82,7 +82,33 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
         {"id": 5, "judgments": guesses},
         {"id": "f", "judgments": [first, {**second, "penalty": 8}]},
     ]
-    assert list(check(Reader(TASK), run / "submission.jsonl", run.parent / "test.jsonl")) == []
+
+
+def test_a_case_that_was_never_asked_is_named_everywhere(
+    run: Path, case: Row, write: Write, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    decode_answers(run)
+    reason = "id 5: the prompt needs 9000 tokens, max_tokens is 4096"
+    said = (
+        f"never asked: 1, their answers are not the model's: {reason}; "
+        "a model with a longer context can be asked"
+    )
+    assert said in list(decode_answers(run).lines())
+    people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
+    gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
+    scores = score(Reader(TASK), gold, run / "submission.jsonl")
+    assert said in list(remarks(scores))
+    assert scores.to_json()["never_asked"] == [reason.removeprefix("id ")]
+    checked = panjue("check", run, "--cases", run.parent / "test.jsonl")
+    assert checked.returncode == 1
+    assert checked.stdout.splitlines() == [
+        f"{run}/submission.jsonl: {said}",
+        f"{run}: 1 faults",
+    ]
+    write_json(run / "manifest.json", {**read_json(run / "manifest.json"), "trained": None})
+    done = panjue("report", run, "--gold", gold)
+    assert done.returncode == 0, done.stderr
+    assert "never asked: 1" in (run / "report.html").read_text("utf-8")
 
 
 def test_what_was_met_is_counted(run: Path) -> None:
@@ -114,6 +140,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "filled": 0,
         "fallback": "commonest labels",
         "classifier": None,
+        "classifier_alone": False,
         "submission": "submission.jsonl",
     }
     # The name before the colon is gone, so that kinds of repair add up.
@@ -135,8 +162,10 @@ def test_the_summary_for_a_person(run: Path) -> None:
     assert lines[0].startswith(
         "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable"
     )
-    assert lines[1] == "1 cut by length, 1 could not be asked, 1 shortened to fit"
-    assert lines[2] == "  id 5: the prompt needs 9000 tokens, max_tokens is 4096"
+    assert lines[1] == (
+        "1 cut by length, 1 could not be asked (their answer: commonest labels), 1 shortened to fit"
+    )
+    assert lines[2].startswith("never asked: 1, ")
     assert lines[3] == "500 prompt tokens (25% from the cache), 200 output tokens"
     assert lines[4] == "5 answers decided from 10 replies, pair price 0, class prior 0"
     assert lines[5].startswith("1 greedy replies pass a near tie")
@@ -150,6 +179,7 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     decode_answers(run)
     before = written()
     assert set(before) == {
+        ".lock",
         "completions.jsonl",
         "confidence.jsonl",
         "decode.json",
@@ -187,6 +217,7 @@ def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: 
     with pytest.raises(UserError, match=r"completions\.jsonl: no row for id 4; .*generate"):
         decode_answers(run)
     assert sorted(path.name for path in run.iterdir()) == [
+        ".lock",
         "completions.jsonl",
         "labels.json",
         "manifest.json",

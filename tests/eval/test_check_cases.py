@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -65,6 +66,31 @@ def test_a_clean_file_is_clean(case: Row, write: Write, panjue: Panjue) -> None:
     said = done.stdout.splitlines()
     assert said[1] == "names: 1"
     assert said[-1] == f"{path}: clean"
+
+
+def test_gold_that_training_refuses_is_counted(case: Row, write: Write) -> None:
+    rows = [
+        case(1, ("甲", *THEFT)),
+        case(2, ("甲", [], ["264"], 8)),
+        case(3, ("甲", ["盗窃罪"], [], 8)),
+    ]
+    [line] = [
+        line
+        for line in check_cases(READER, write("cases.jsonl", rows)).lines()
+        if "training refuses" in line
+    ]
+    assert line.startswith("2 gold answers that training refuses: id 2: ")
+
+
+def test_a_label_that_no_reply_can_give_is_counted_for_any_task(write: Write) -> None:
+    """A new task whose file has a label that its decoder turns into another one."""
+    severity = load_task("severity")
+    rules = replace(
+        severity.ask, target=lambda example: str(example.answer and example.answer["label"])[:2]
+    )
+    task = replace(severity, ask=rules)
+    path = write("cases.jsonl", [{"id": n, "fact": "甲。", "label": n} for n in (0, 1)])
+    assert len(check_cases(Reader(task), path).refused) == 2
 
 
 def test_many_labels_are_counted_and_the_most_frequent_shown(case: Row, write: Write) -> None:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.beliefs import Belief, Beliefs, LabelIndex, walk
-from panjue.eval.decide import Decider, best_pair, best_set, expected_f1, fitted_decider
+from panjue.eval.beliefs import Belief, Estimator, LabelIndex, walk
+from panjue.eval.decide import Decider, best_pair, best_set, decider_of, expected_f1
+from panjue.eval.rule import Rule
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
@@ -195,7 +196,9 @@ def test_samples_outvote_the_first_reply_and_say_how_surely() -> None:
 def test_the_pair_prior_mends_an_article_that_goes_with_no_charge() -> None:
     texts = [reply("盗窃罪", "266", 13)] * 3 + [reply("盗窃罪", "264", 13)] * 2
     row = {"texts": texts}
-    plain, priced = (Decider(TASK, LABELS, s).decide(CASE, row).answer for s in (0.0, 0.5))
+    plain, priced = (
+        Decider(TASK, LABELS, Rule(price)).decide(CASE, row).answer for price in (0.0, 0.5)
+    )
     assert plain["judgments"][0]["articles"] == ["266"]
     assert priced["judgments"][0]["articles"] == ["264"]
 
@@ -204,7 +207,7 @@ def test_a_class_that_is_commoner_than_believed_wins_among_near_equals() -> None
     row = {"texts": [reply("盗窃罪", "264", 8)] * 3 + [reply("盗窃罪", "264", 13)] * 2}
     ratios = {"penalty": {PENALTIES[13]: 1.4}}
     decided = [
-        Decider(TASK, LABELS, class_prior=prior, class_ratios=ratios).decide(CASE, row)
+        Decider(TASK, LABELS, Rule(class_prior=prior, class_ratios=ratios)).decide(CASE, row)
         for prior in (0.0, 1.0, 2.0)
     ]
     # 0.6 against 0.4 * 1.4 ** prior.
@@ -241,7 +244,7 @@ def test_any_replies_and_forks_at_all_are_decided(replies: list[tuple[str, list[
         "texts": [text for text, _ in replies],
         "alternatives": [alternatives for _, alternatives in replies],
     }
-    decision = Decider(TASK, LABELS, 0.2).decide(CASE, row)
+    decision = Decider(TASK, LABELS, Rule(0.2)).decide(CASE, row)
     [judgment] = decision.answer["judgments"]
     assert judgment["charges"]
     assert judgment["articles"]
@@ -253,7 +256,7 @@ def test_beliefs_are_probabilities() -> None:
         "texts": [text, "nonsense"],
         "alternatives": [[[text.index("六个月"), [["六个月", 0.7], ["十年", 0.3]]]], []],
     }
-    [item] = Beliefs(TASK, LABELS).of(CASE, row).items
+    [item] = Estimator(TASK, LABELS).beliefs(CASE, row) or []
     for belief in item.values():
         assert sum(belief.values()) == pytest.approx(1)
 
@@ -272,7 +275,7 @@ def test_a_class_and_a_set_of_classes_are_decided(
     task = load_task(name)
     example = Example(id=1, text="Text.")
     gold = [Example(id=i, text="Text.", answer={field: value}) for i, value in enumerate(replies)]
-    decider = fitted_decider(task, task.ask.labels(gold), None)
+    decider = decider_of(task, task.ask.labels(gold), None)
     assert decider
     row = {"texts": [dump({field: value}) for value in replies]}
     decision = decider.decide(example, row)

@@ -149,7 +149,36 @@ def test_a_side_file_and_rows_that_it_lacks(folder: Path) -> None:
         side_groups(side)
     write(side, [{"id": 1, "gender": "other"}, {"id": 2, "gender": None}])
     found = made(folder, "gender", min_n=1, side=side).attributes["gender"]
-    assert {n: g.n for n, g in found.groups.items()} == {"male": 3, "female": 2, "other": 1}
+    assert {n: g.n for n, g in found.groups.items()} == {"male": 2, "female": 2, "other": 1}
+
+
+UNKNOWN: list[Any] = [None, "", " ", "-", "nan", "NaN", "None", "null", "N/A", "<NA>", math.nan]
+
+
+@pytest.mark.parametrize("value", UNKNOWN)
+def test_unknown_is_unknown_wherever_it_is_written(value: Any, folder: Path) -> None:
+    rows = [
+        case(1, 1, gender=value),
+        case(2, 1, gender="male"),
+        case(3, 1, groups={"court": value}),
+    ]
+    write(folder / "gold.jsonl", [*rows, case(4, 1, gender="female", groups={"court": "高"})])
+    side = write(folder / "side.jsonl", [{"id": 2, "gender": value}])
+    found = made(folder, "gender", "court", min_n=1, side=side).attributes
+    assert {name: group.n for name, group in found["gender"].groups.items()} == {"female": 1}
+    assert {name: group.n for name, group in found["court"].groups.items()} == {"高": 1}
+    assert (found["gender"].unknown, found["court"].unknown) == (3, 3)
+    assert score(Reader(TASK), folder / "gold.jsonl", folder).groups["court"].keys() == {"-", "高"}
+
+
+@pytest.mark.parametrize(("value", "group"), [(0, "male"), (1.0, "female"), (-1, "-"), (-1.0, "-")])
+def test_a_number_of_a_named_group_may_be_a_float_as_pandas_writes_it(
+    value: float, group: str, folder: Path
+) -> None:
+    path = write(folder / "gold.jsonl", [case(1, 1, gender=value, groups={"year": 2020.0})])
+    [example] = Reader(TASK).read(path)
+    assert example.groups.get("gender", "-") == group
+    assert example.groups["year"] == "2020"
 
 
 def test_groups_of_the_line_itself(folder: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from panjue.eval.score import ScoreResult, score, show
-from panjue.eval.values import MetricValues, summarize
+from panjue.eval.values import MetricValues, percentiles, resampled, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -275,6 +275,25 @@ def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]
     assert low <= high
     assert summary.unweighted == (not any(weights))
     assert summarize(columns(weights, values), resamples=40) == summary
+
+
+def test_a_draw_without_a_weighted_example_has_no_value() -> None:
+    """Three weighted examples of a hundred: five draws of a hundred have none of them."""
+    weights, values = [1.0] * 3 + [0.0] * 97, [0.2, 0.25, 0.3] + [0.9] * 97
+    low, high = summarize(columns(weights, values)).interval["final"]
+    assert 0.2 - 1e-9 <= low < high <= 0.3 + 1e-9
+    first, second = (
+        columns(weights, values),
+        columns(weights, [v + 0.1 for v in values[:3]] + [0] * 97),
+    )
+    draws = [resampled(of.task, of.weights, of.values, 1000) for of in (first, second)]
+    assert percentiles(draws[1] - draws[0])[:, 0] == pytest.approx([0.1, 0.1])
+    assert 20 < np.isnan(draws[0]).sum() < 80
+
+
+def test_groups_of_weight_0_say_so(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
+    said = printed(score(Reader(TASK), gold, write("submission.jsonl", answers)))
+    assert "by defendants, unweighted means as all weights are 0: 1" in said
 
 
 def test_the_interval_narrows_with_more_examples() -> None:

@@ -14,6 +14,7 @@ from panjue.finetune.classifier import fit as fit_known
 from panjue.prompts.example import Example
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task, load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 SEVERITY = load_task("severity")
 WORDS = {"偷": "一年以下", "抢": "三年以上五年以下", "杀": "十年以上"}
@@ -63,6 +64,22 @@ def test_label_sets_with_the_empty_one_are_learnt() -> None:
         [item] = classifier.opinions(example)
         assert example.answer
         assert [name for name, p in item["labels"].items() if p > 0.5] == example.answer["labels"]
+
+
+def test_an_empty_label_list_that_training_refuses_is_not_learnt() -> None:
+    task = load_task("judgment")
+    judged = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[13]}
+    cases = [
+        Example(
+            id=i,
+            text=f"甲盗窃{i}。",
+            names=("甲",),
+            answer={"judgments": [{**judged, "charges": ["盗窃罪"] if i else []}]},
+        )
+        for i in range(20)
+    ]
+    fields = fit(task, cases, (), seed=0).fields
+    assert not fields["charges"].may_be_empty
 
 
 def test_two_defendants_are_told_apart_by_their_own_clauses() -> None:

@@ -182,6 +182,14 @@ def test_nothing_that_is_read_is_written_over(
     assert typed(monkeypatch, "score", gold, path, "--json", of_run) == 2
     assert of_run.read_text("utf-8") == "{}"
     of_run.unlink()
+    (folder / "manifest.json").write_text("{}", "utf-8")
+    weights = folder / "adapter/weights.json"
+    weights.parent.mkdir()
+    for content, code in (("{}", 2), ("[1]", 2), ("no JSON", 2), ('{"interval": {}}', 0)):
+        weights.write_text(content, "utf-8")
+        assert typed(monkeypatch, "fairness", gold, path, "--by", "x", "--json", weights) == 2
+        assert ("belongs to a run" in capsys.readouterr().err) == bool(code), content
+    (folder / "manifest.json").unlink()
     capsys.readouterr()
     assert typed(monkeypatch, "fairness", gold, path, "--by", "defendants", "--json", gold) == 2
     assert path.read_bytes() == before

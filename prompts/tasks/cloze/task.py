@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from panjue.prompts.example import Answer, Decoded, Example, Rank
+from panjue.prompts.example import Answer, Decoded, Example, Rank, known_groups
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, strings_in
 from panjue.prompts.plumbing.errors import UserError
@@ -59,7 +59,7 @@ def read(row: Mapping[str, Any]) -> Example:
         names=(MASK,),  # `shorten` keeps its sentence
         answer={"answers": answers} if gold else None,
         references=(gold,) if gold else (),
-        groups={name: str(row[name]) for name in GROUPS if name in row},
+        groups=known_groups({name: row[name] for name in GROUPS if name in row}),
     )
 
 

@@ -154,12 +154,15 @@ def make_matching(embeddings: str = BUILT_IN, judge: str = AGREE) -> Matching:
 
 
 def says_yes(reply: str, judge: str) -> bool:
-    """Return whether a judge's reply is a yes: its last 是, 否, yes or no decides."""
-    words = re.findall(r"是否|不是|是|否|\byes\b|\bno\b", after_thinking(reply).lower())
-    verdicts = [word for word in words if word != "是否"]
-    if not verdicts or ("<think>" in reply and "</think>" not in reply):
-        raise UserError(f"{judge}: answers {reply[:80]!r}, neither 是 nor 否; set another judge")
-    return verdicts[-1] in {"是", "yes"}
+    """Return whether a judge's reply is a yes: its first clause, or its only verdict."""
+    text = after_thinking(reply).lower().replace("是否", "")
+    first, *_ = re.findall(r"[^\W_]+", text) or [""]
+    clauses = [first] if first in {"是", "是的", "否", "不是", "yes", "no"} else [text]
+    words = re.findall(r"不是|是|否|\byes\b|\bno\b", clauses[0])
+    verdicts = {word in {"是", "yes"} for word in words}
+    if len(verdicts) != 1 or ("<think>" in reply and "</think>" not in reply):
+        raise UserError(f"{judge}: answers {reply[:80]!r}, not one of 是 and 否; set another judge")
+    return verdicts.pop()
 
 
 def _endpoint_judge(name: str) -> Judge:

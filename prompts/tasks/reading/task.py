@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
 from panjue.prompts.plumbing.errors import UserError
@@ -76,13 +76,12 @@ def read(row: Mapping[str, Any]) -> Example:
     text. `is_impossible` is not read: the references contain this information.
     """
     key, context, question = id_of(row), text_of(row, "context"), text_of(row, "question")
-    for field in ("casename", "domain"):
-        if not isinstance(row.get(field) or "", str):
-            raise UserError(f"{field!r} must be a text")
+    if not isinstance(row.get("casename") or "", str):
+        raise UserError("'casename' must be a text")
     texts = _references(row["answers"]) if "answers" in row else ()
     kinds, counts = Counter(map(kind_of, texts)), Counter(texts)
     gold = max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]), default=None)
-    groups = {"domain": row["domain"]} if row.get("domain") else {}
+    groups = known_groups({"domain": row.get("domain")})
     if gold is not None:
         groups["type"] = kind_of(gold)
     return Example(

@@ -429,10 +429,22 @@ def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> 
         ("是否为同一件事：否", False),
         ("不是", False),
         ("<think>是不是呢</think>\n是", True),
+        ("否。前者是盗窃，后者是销赃。", False),
+        ("No, the first is 是", False),
+        ("是的，二者是同一件事", True),
+        ("两者不是同一件事", False),
+        ("两者是同一件事，答案：是", True),
+        ("前者是盗窃，后者不是", None),
+        ("The answer is yes or no", None),
+        ("也许", None),
     ],
 )
-def test_what_a_judge_says(reply: str, said: bool) -> None:
-    assert says_yes(reply, "judge") is said
+def test_what_a_judge_says(reply: str, said: bool | None) -> None:
+    if said is not None:
+        assert says_yes(reply, "judge") is said
+        return
+    with pytest.raises(UserError, match="not one of 是 and 否; set another judge"):
+        says_yes(reply, "judge")
 
 
 def test_metrics_compare_by_what_they_are_given() -> None:
