@@ -149,7 +149,8 @@ def read_reply(reply: Any) -> EndpointOutput:
         each = range((usage.completion_tokens if usage else 0) // len(reply.choices))
         details = usage and getattr(usage, "prompt_tokens_details", None)
         choices = [
-            Choice(choice.message.content, str(choice.finish_reason), each)
+            # `join` takes nothing but text.
+            Choice("".join(choice.message.content), str(choice.finish_reason), each)
             for choice in reply.choices
             if choice.message.content is not None
         ]

@@ -221,6 +221,8 @@ BROKEN_OFF = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}
     [
         ({"choices": []}, "not in OpenAI's format"),
         ({"choices": [{}]}, "not in OpenAI's format"),
+        ({"choices": [{"message": {"content": [{}]}}]}, "not in OpenAI's format"),
+        ({"choices": [{"message": {"content": 7}}]}, "not in OpenAI's format"),
         (BROKEN_OFF, "aborted its reply"),
     ],
 )
