@@ -101,6 +101,8 @@ class Engine:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
                 for reply in output.outputs if decodes_here else ():
                     reply.text = text_of(reply, self.llm.tokenizer)
+                    if len(output.outputs) > 1:
+                        await asyncio.sleep(0)  # 32 long replies take tens of milliseconds
                 text = output.outputs[0].text
                 on_text(text[shown:])
                 shown = len(text)
