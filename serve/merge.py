@@ -122,15 +122,11 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
     try:
         # The adapter is in float32: each sum is computed in it, then rounded to the base's type.
         model = PeftModel.from_pretrained(base_model, str(adapter))
-    except (LookupError, TypeError, ValueError, SafetensorError) as error:
-        raise UserError(f"{adapter}: {first_line(error)}; restore it, or train again") from None
-    before = logits(model)
-    try:
+        before = logits(model)
         model.merge_and_unload().to(dtype).save_pretrained(out)
-    except SafetensorError as error:
-        raise UserError(f"{out}: {error}; is the disk full?") from None
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora") from None
+    except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        # It is broken, of a kind that peft cannot merge, or the disk is full.
+        raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model  # their memory is needed for the merged model
     check_same(before, logits(load(out)), dtype, adapter)
 
