@@ -103,15 +103,10 @@ class Embedded:
 @lru_cache(maxsize=8)
 def similarity(name: str = BUILT_IN) -> Similarity:
     """Return the similarity of this name: `ngrams`, or `URL#MODEL` of an endpoint."""
-    check_similarity(name)
-    endpoint = parse_endpoint(name)
-    return Embedded(*endpoint) if endpoint else ngrams
-
-
-def check_similarity(name: str) -> None:
-    """Check a name of `similarity` before any text is embedded."""
-    if parse_endpoint(name) or name == BUILT_IN:
-        return
+    if endpoint := parse_endpoint(name):
+        return Embedded(*endpoint)
+    if name == BUILT_IN:
+        return ngrams
     if name.startswith(("http://", "https://")) and "#" not in name:
         raise UserError(f"similarity: add the model: {name}#MODEL")
     raise UserError(f"similarity: {name!r} is neither {BUILT_IN} nor URL#MODEL")

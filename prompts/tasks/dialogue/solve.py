@@ -5,18 +5,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from panjue.prompts.example import Decoded, Example, Solving, Turn
 from panjue.prompts.plumbing.config import Config
 from panjue.prompts.shorten import GAP
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS
-from panjue.prompts.tasks.dialogue.similarity import (
-    BUILT_IN,
-    Similarity,
-    check_similarity,
-    similarity,
-)
+from panjue.prompts.tasks.dialogue.similarity import ngrams
 from panjue.prompts.tasks.metrics import Row
 
 OTHER = "其他"
@@ -43,11 +38,11 @@ def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range
 class Bucket:
     """The events of one dialogue: each sentence is in exactly one, whose account grows by it."""
 
-    def __init__(self, similar: Similarity, same_event: float) -> None:
+    def __init__(self, same_event: float) -> None:
         """Start empty; names with a similarity of at least `same_event` are one event."""
         self.accounts: dict[str, list[tuple[Turn, str]]] = {}  # event -> (sentence, its target)
         self.event_of: dict[int, str] = {}
-        self._similar, self._same_event = similar, same_event
+        self._same_event = same_event
 
     def add(self, turn: Turn, target: str, event: str) -> None:
         """Add a sentence to the event with the same or the most similar name, or to a new event."""
@@ -60,7 +55,7 @@ class Bucket:
         names = list(self.accounts)
         if event in names or not names:
             return event
-        cosines = self._similar([event], names)[0]
+        cosines = ngrams([event], names)[0]
         best = int(cosines.argmax())
         return names[best] if cosines[best] >= self._same_event else event
 
@@ -99,22 +94,12 @@ class Settings(Config):
     """Events whose names have at least this similarity are one event."""
     nearest: int = Field(5, ge=1)
     """Earlier sentences that `way: retrieval` shows with a sentence."""
-    emotions: Literal["window", "whole"] = "window"
-    """Emotion chains by windows, or of the whole dialogue in one call."""
-    emotion_window: int = Field(30, ge=1)
-    """Sentences per window of emotion chains."""
+    emotion_window: int | None = Field(30, ge=1)
+    """Sentences per window of emotion chains; null: one window over all."""
     emotion_step: int = Field(10, ge=1)
     """New sentences of each later window of emotion chains."""
     merge: bool = True
     """Whether equal consecutive states of a chain become one."""
-    similarity: str = BUILT_IN
-    """`ngrams`, or URL#MODEL of an endpoint with embeddings."""
-
-    @field_validator("similarity")
-    @classmethod
-    def _is_similarity(cls, name: str) -> str:
-        check_similarity(name)
-        return name
 
     @model_validator(mode="after")
     def _steps_fit(self) -> "Settings":
@@ -156,7 +141,7 @@ def solve(dialogue: Example, settings: Settings) -> Solving:
 def first_pass(dialogue: Example, settings: Settings) -> Generator[Any, Any, Bucket]:
     """Slide a window over the dialogue and assign its sentences to events."""
     turns = dialogue.turns
-    bucket = Bucket(similarity(settings.similarity), settings.same_event)
+    bucket = Bucket(settings.same_event)
     positions = windows(len(turns), settings.window or len(turns), settings.step)
     for number, (seen, new) in enumerate(positions):
         asked = turns[new.start : new.stop]
@@ -194,7 +179,7 @@ def sextuple_questions(
 ) -> Iterator[Example]:
     """Yield one question per sentence; it shows nothing after its sentence."""
     texts = [turn.sentence for turn in turns]
-    cosines = similarity(settings.similarity)(texts, texts) if settings.way == "retrieval" else None
+    cosines = ngrams(texts, texts) if settings.way == "retrieval" else None
     for i, turn in enumerate(turns):
         shown: Sequence[Turn] = turns[max(0, i - (settings.window or i)) : i]
         context, text = "此前的对话：", ""
@@ -222,10 +207,8 @@ def emotion_questions(
 ) -> Iterator[Example]:
     """Yield the questions for emotion chains, given the sextuples and the events so far."""
     lines = [_line(turn, sextuple) for turn, sextuple in zip(turns, sentences, strict=True)]
-    size, step = settings.emotion_window, settings.emotion_step
-    if settings.emotions == "whole":
-        size = step = len(turns)
-    for number, (seen, new) in enumerate(windows(len(turns), size, step)):
+    size = settings.emotion_window or len(turns)
+    for number, (seen, new) in enumerate(windows(len(turns), size, settings.emotion_step)):
         asked = tuple(turns[new.start : new.stop])
         question = _question(dialogue, f"emotions {number}", (), asked)
         text = "".join(lines[i] for i in (*seen, *new))
