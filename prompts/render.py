@@ -18,8 +18,8 @@ def prompt_files(task: str) -> list[Path]:
     return [folder / "prompt.md", *sorted(folder.glob("prompt-*.md"))]
 
 
-RULES = "2"
-"""Version of the rules that turn a text into a prompt: to shorten and to neutralize it.
+RULES = "3"
+"""Version of the rules that turn a text into a prompt, and an answer into the reply to learn.
 Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
 reports the difference."""
 

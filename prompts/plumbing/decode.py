@@ -7,7 +7,7 @@ characters, 18 s), and it reads a 12 that was cut after its first digit as 1: li
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 STRING = r'"(?:[^"\\]++|\\.)*+"'
@@ -16,33 +16,18 @@ THINKING = re.compile(r"^.*?</think>", re.DOTALL)
 
 
 def load_json(reply: str) -> Any:
-    """Return the value of `reply` as JSON, or None if it is not valid JSON."""
+    """Return the value of `reply` as JSON; None if it is not valid, or an object repeats a key."""
     try:
-        return json.loads(reply)
+        return json.loads(reply, object_pairs_hook=_without_repeated_keys)
     except (ValueError, RecursionError):
         return None
 
 
-def named_objects(text: str, keys: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return (name, object) of every object with one of `keys` in the first JSON of `text`.
-
-    They are in the order of the text. Empty if the text has no complete JSON.
-    """
-    start = min((i for i in (text.find("{"), text.find("[")) if i >= 0), default=-1)
-    try:
-        value = json.JSONDecoder().raw_decode(text, start)[0] if start >= 0 else None
-    except (ValueError, RecursionError):
-        return []
-    named, stack = [], [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            name = next((item[key] for key in keys if isinstance(item.get(key), str)), None)
-            named += [(name, item)] if name is not None else []
-            stack += reversed(item.values())
-        elif isinstance(item, list):
-            stack += reversed(item)
-    return named
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key is repeated")
+    return value
 
 
 def flatten_forms(text: str) -> str:
@@ -62,13 +47,17 @@ def after_thinking(reply: str) -> str:
 
 
 def field_text(segment: str, keys: str) -> str | None:
-    """Return the text of the value after the first of the keys (`a|b`): string, list or number.
+    """Return the first of `field_texts`, or None."""
+    return next(iter(field_texts(segment, keys)), None)
+
+
+def field_texts(segment: str, keys: str) -> list[str]:
+    """Return the texts of the values after one of the keys (`a|b`): strings, lists or numbers.
 
     Of a list that was cut off the existing part counts; a number that may be cut does not.
     """
     value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?:\.0++)?+(?=\s*+[,}}\]])"
-    match = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
-    return match[1] if match else None
+    return re.findall(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
 
 
 def strings_in(text: str) -> list[str]:

@@ -108,7 +108,7 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
         "拘役",
         "管制一年以上",
         "管制一年以下",
-        "免予刑事处罚",
+        "单处罚金或免予刑事处罚",
     )
     assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
     assert found.orders["penalty"] == [ten, year]

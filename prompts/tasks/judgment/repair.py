@@ -1,23 +1,21 @@
 """Read the judgments of a nearly correct reply, which a strict reader would reject."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Decoded
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import (
-    STRING,
-    field_text,
+    field_texts,
     flatten_forms,
-    named_objects,
     normal,
     snap,
     strings_in,
-    unquote,
 )
-from panjue.prompts.plumbing.files import dump
+from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.articles import article_of
+from panjue.prompts.tasks.judgment.objects import Named, Scanner
 
 PENALTIES = (
     "死刑",
@@ -34,18 +32,24 @@ PENALTIES = (
     "有期徒刑九个月以上一年以下",
     "有期徒刑六个月以上九个月以下",
     "有期徒刑六个月以下",
-    "免予刑事处罚",
+    "单处罚金或免予刑事处罚",
 )
 """The penalty classes 0-14 as words; a term belongs to the class of which it is the upper limit.
 
 Words, not numbers: a base model knows their meaning, but would have to learn that of a bare 10.
 """
 
+PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES} | dict.fromkeys(
+    ("单处罚金", "免予刑事处罚"), PENALTIES[14]
+)
+"""A penalty class as a reply may write it -> the class."""
+
 NAME_KEYS = "name|姓名|被告人"
 KEYS = {"charges": "charges?|罪名", "articles": "articles?|法条|条文"}
 PENALTY_KEYS = "penalty|刑罚等级|刑罚"
 SEPARATORS = re.compile(r"[、,，;；]")
-NAME = re.compile(rf'"(?:{NAME_KEYS})"\s*+:\s*+({STRING})')
+KEY = re.compile("|".join((NAME_KEYS, *KEYS.values(), PENALTY_KEYS)))
+FIELD = re.compile(rf'"(?:{"|".join((*KEYS.values(), PENALTY_KEYS))})"\s*+:')
 
 
 def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
@@ -54,7 +58,9 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     Total and linear in the reply's length: every defendant gets known labels for any reply, and
     every repair and guess is listed.
     """
-    segments, repairs = _assign(_segments(reply), names)
+    # The original text first: in the plain text a curly quote inside a name would end the name.
+    objects = _objects(reply) or _objects(flatten_forms(reply))
+    segments, repairs = _assign(objects, names)
     judgments = []
     for name in names:
         judgment, notes = _judge(name, segments.get(name), labels)
@@ -65,42 +71,55 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     return Decoded({"judgments": judgments}, tuple(repairs), readable=bool(segments))
 
 
-def _segments(text: str) -> list[tuple[str, str]]:
-    """Return (name, text about this defendant): JSON objects, else the text from name to name."""
-    keys, plain = NAME_KEYS.split("|"), flatten_forms(text)
-    # The original text first: in the plain text a curly quote inside a name would end the name.
-    items = named_objects(text, keys) or named_objects(plain, keys)
-    if items:
-        return [(name, flatten_forms(dump(item))) for name, item in items]
-    matches = list(NAME.finditer(plain))
-    ends = [match.start() for match in matches[1:]] + [len(plain)]
-    return [(unquote(m[1]), plain[m.end() : end]) for m, end in zip(matches, ends, strict=False)]
+def _objects(text: str) -> list[Named]:
+    """Return the objects that have a name and a field of a judgment."""
+    objects = Scanner(text, frozenset(NAME_KEYS.split("|")), KEY).objects()
+    return [found for found in objects if FIELD.search(flatten_forms(found.text))]
 
 
-def _assign(
-    segments: list[tuple[str, str]], names: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Give each defendant the first segment with their name, else the one at their position."""
-    forms = {flatten_forms(name): name for name in names}  # also reverses `neutralize`
+def _assign(objects: Sequence[Named], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Give each defendant the text of the first object with their name.
+
+    A name in another width, case or spacing counts if it can be one defendant's alone, and if that
+    one has no object with the exact name.
+    """
+    exact, similar = (_by_form(form, names) for form in (neutralize, _loose))
     assigned: dict[str, str] = {}
-    repairs = []
-    unknown = {}
-    for place, (written, segment) in enumerate(segments):
-        name = forms.get(flatten_forms(written))
-        if name is None:
-            unknown[place] = (written, segment)
-        elif name in assigned:
-            repairs.append(f"{name}: answered twice, the first counts")
+    repairs, others = [], []
+    for found in objects:
+        owners = {name for written in found.names for name in exact.get(neutralize(written), ())}
+        if len(found.names) > 1:
+            repairs.append("an object with several names, dropped")
+        elif len(owners) != 1:
+            others.append(found)
         else:
-            assigned[name] = segment
-    for place, (written, segment) in unknown.items():
-        name = names[place] if place < len(names) else None
-        if name is None or name in assigned or len(segments) != len(names):
+            _add(assigned, owners.pop(), found, repairs)
+    for found in others:
+        [written] = found.names
+        owners = similar.get(_loose(written), set())
+        if len(owners) == 1:
+            _add(assigned, *owners, found, repairs)
+        else:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
-        else:
-            repairs.append(f"name {written[:40]!r} -> {name!r} by position")
-            assigned[name] = segment
     return assigned, repairs
+
+
+def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, set[str]]:
+    forms: dict[str, set[str]] = {}
+    for name in names:
+        forms.setdefault(form(name), set()).add(name)
+    return forms
+
+
+def _loose(name: str) -> str:
+    return "".join(flatten_forms(name).split()).casefold()
+
+
+def _add(assigned: dict[str, str], name: str, found: Named, repairs: list[str]) -> None:
+    if name in assigned:
+        repairs.append(f"{name}: answered twice, the first counts")
+    else:
+        assigned[name] = flatten_forms(found.text)
 
 
 def _judge(name: str, segment: str | None, labels: Labels) -> tuple[dict[str, Any], list[str]]:
@@ -118,12 +137,11 @@ def _judge(name: str, segment: str | None, labels: Labels) -> tuple[dict[str, An
 
 def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[str], list[str]]:
     most = labels.most.get(field, 0)
-    text = segment and field_text(segment, KEYS[field])
+    text, repairs = _one_text(segment, KEYS[field], field)
     known = labels.normal_forms.get(field, {})
     found: dict[str, None] = {}
-    repairs = []
     # Limits a runaway list: no answer needs many more labels than those in training.
-    for written in _split_joined(strings_in(text or "")[: 4 * most], field, known):
+    for written in _split_joined(strings_in(text)[: 4 * most], field, known):
         label = article_of(written, known) if field == "articles" else snap(written, known)
         if label != written:
             repairs.append(
@@ -140,6 +158,14 @@ def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[st
     if not found:
         repairs.append(f"{field} missing, commonest used")
     return list(found)[:most], repairs
+
+
+def _one_text(segment: str | None, keys: str, field: str) -> tuple[str, list[str]]:
+    """Return the text of a field; empty if the field has several values, which may be others'."""
+    texts = field_texts(segment or "", keys)
+    if len(set(texts)) > 1:
+        return "", [f"{field} given {len(texts)} times, dropped"]
+    return (texts or [""])[0], [f"{field} repeated"] * (len(texts) > 1)
 
 
 def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
@@ -162,17 +188,18 @@ def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) 
 
 
 def _penalty_in(segment: str | None, labels: Labels) -> tuple[str, list[str]]:
-    text = segment and field_text(segment, PENALTY_KEYS)
-    written = next(iter(strings_in(text or "")), "")
-    if normal(written) in PENALTIES:
-        return normal(written), []
+    text, repairs = _one_text(segment, PENALTY_KEYS, "penalty")
+    written = next(iter(strings_in(text)), "")
+    if penalty := PENALTY_WORDS.get(normal(written)):
+        is_other = normal(written) != penalty
+        return penalty, [*repairs, *[f"penalty {written!r} -> {penalty!r}"] * is_other]
     # Only the number of a class: the 6 of 6个月 is not one.
     number = re.fullmatch(r'[\s"\[第]*(\d{1,2})(?:\.0+)?[\s"\]级档类]*', text or "")
     if number and int(number[1]) < len(PENALTIES):
         penalty = PENALTIES[int(number[1])]
-        return penalty, [f"penalty {number[1]} -> {penalty!r}"]
+        return penalty, [*repairs, f"penalty {number[1]} -> {penalty!r}"]
     commonest = labels.commonest("penalty") or PENALTIES[10]
-    return commonest, ["penalty missing or of no class, commonest used"]
+    return commonest, [*repairs, "penalty missing or of no class, commonest used"]
 
 
 def _commonest(labels: Labels, field: str) -> list[str]:

@@ -73,12 +73,16 @@ def read(row: Mapping[str, Any]) -> Example:
     """Read one question.
 
     Of several references, the gold answer is one of the commonest type, then of the commonest
-    text. `is_impossible` is not read: the references contain this information.
+    text. A hidden file has blanks in place of references: without a text, only `is_impossible`
+    "true" is an answer.
     """
     key, context, question = id_of(row), text_of(row, "context"), text_of(row, "question")
     if not isinstance(row.get("casename") or "", str):
         raise UserError("'casename' must be a text")
     texts = _references(row["answers"]) if "answers" in row else ()
+    if not any(texts) and (not texts or "is_impossible" in row):
+        texts = (texts or ("",)) if row.get("is_impossible") in ("true", True) else ()
+    unseen = [text for text in texts if kind_of(text) == "span" and text not in context]
     kinds, counts = Counter(map(kind_of, texts)), Counter(texts)
     gold = max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]), default=None)
     groups = known_groups({"domain": row.get("domain")})
@@ -92,6 +96,7 @@ def read(row: Mapping[str, Any]) -> Example:
         references=leave_one_out(texts),
         groups=groups,
         anchor=question,
+        notes=tuple(f"the reference {text[:40]!r} is not in the text" for text in unseen),
     )
 
 
@@ -102,7 +107,7 @@ def _references(answers: Any) -> tuple[str, ...]:
     texts = tuple(value for value in values if isinstance(value, str))
     if len(texts) < len(items):
         raise UserError("'answers' must be a list of {answer_start, text}")
-    return texts or ("",)
+    return texts
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

@@ -45,11 +45,34 @@ def answers(*texts: str) -> list[dict[str, Any]]:
         (["YES", "NO", "YES"], "yes", ""),
         (["NO"], "no", ""),
         (["", "", "甲"], "unknown", ""),
-        ([], "unknown", ""),
     ],
 )
 def test_what_is_taught_of_several_references(texts: list[str], kind: str, span: str) -> None:
     assert asked(answers=answers(*texts)).answer == {"type": kind, "answer": span}
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["", ""]])
+def test_a_blank_is_no_answer_unless_the_question_is_said_to_have_none(texts: list[str]) -> None:
+    for said in ("true", True):
+        found = asked(answers=answers(*texts), is_impossible=said)
+        assert found.answer == {"type": "unknown", "answer": ""}
+        assert found.references
+    for blank in ("", None, "false", False, "null"):
+        hidden = asked(answers=answers(*texts), is_impossible=blank)
+        assert (hidden.answer, hidden.references, "type" in hidden.groups) == (None, (), False)
+    assert (asked(answers=answers(*texts)).answer is None) == (not texts)
+
+
+def test_a_reference_that_is_not_in_the_text_is_noted() -> None:
+    found = asked(answers=answers("800元", "900元", "YES", ""))
+    assert found.notes == ("the reference '900元' is not in the text",)
+
+
+def test_a_hidden_file_cannot_be_scored(tmp_path: Path) -> None:
+    question = {"id": "1", "question": "谁？", "answers": [], "is_impossible": ""}
+    paragraph = {"context": TEXT, "casename": "", "qas": [question]}
+    with pytest.raises(UserError, match="gold"):
+        scored(tmp_path, [{"paragraphs": [paragraph]}], {"1": "甲"})
 
 
 def changed(folder: Path, *changes: tuple[str, Any]) -> Path:
@@ -172,7 +195,12 @@ def test_faults(row: dict[str, Any], complaint: str | None) -> None:
 def document(*answers: tuple[str, ...], domain: str = "civil", text: str = "原告甲。") -> Any:
     """Return a document with one question for each tuple of references."""
     qas = [
-        {"id": f"{domain}_{i}", "question": "谁？", "answers": [{"text": t} for t in texts]}
+        {
+            "id": f"{domain}_{i}",
+            "question": "谁？",
+            "answers": [{"text": t} for t in texts],
+            "is_impossible": str(not any(texts)).lower(),
+        }
         for i, texts in enumerate(answers)
     ]
     paragraph = {"context": text, "casename": "纠纷", "qas": qas}

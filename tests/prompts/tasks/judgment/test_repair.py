@@ -187,6 +187,13 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ),
         ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
         ("articles", ["26、4"], ["264"], "articles '26' unknown, dropped"),
+        (
+            "penalty",
+            "免予刑事处罚",
+            PENALTIES[14],
+            "penalty '免予刑事处罚' -> '单处罚金或免予刑事处罚'",
+        ),
+        ("penalty", "单处罚金", PENALTIES[14], "penalty '单处罚金' -> '单处罚金或免予刑事处罚'"),
         ("penalty", 3.0, PENALTIES[3], "penalty 3 -> '管制一年以上'"),
         ("penalty", 15, PENALTIES[10], "penalty missing or of no class, commonest used"),
         ("penalty", -1, PENALTIES[10], "penalty missing or of no class, commonest used"),

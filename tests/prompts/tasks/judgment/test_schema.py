@@ -132,7 +132,7 @@ def test_sixty_three_defendants_and_all_labels_make_a_grammar() -> None:
             "name": name,
             "charges": [charges[-1]],
             "articles": [articles[-1]],
-            "penalty": "免予刑事处罚",
+            "penalty": "单处罚金或免予刑事处罚",
         }
         for name in names
     ]
