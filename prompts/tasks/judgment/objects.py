@@ -40,7 +40,7 @@ class Scanner:
 
     A string that follows one of the keys `name_keys` is a name. A bare word that is a key (matches
     `key`) means that a quotation mark is missing or too many: every open object ends there, and
-    the search starts again at the next brace.
+    the search starts again at the next brace, which may be in what seemed to be a string.
     """
 
     def __init__(self, text: str, name_keys: frozenset[str], key: re.Pattern[str]) -> None:
@@ -48,6 +48,7 @@ class Scanner:
         self._text, self._name_keys, self._key = text, name_keys, key
         self._levels: list[_Level] = []
         self._found: list[Named] = []
+        self._read_twice = 0  # end of the text that no third reading is for: the time stays linear
 
     def objects(self) -> list[Named]:
         """Return the named objects in the order of the text."""
@@ -61,6 +62,7 @@ class Scanner:
     def _read(self, start: int) -> int:
         """Read the outermost object that starts here; return where the reading stopped."""
         after = ""  # the key before the token
+        string = start
         for token in TOKEN.finditer(self._text, start):
             word, is_value = token[0], bool(after)
             if token["remark"]:
@@ -74,6 +76,7 @@ class Scanner:
                 continue
             elif token["end"]:
                 self._add_string(word, is_name=after in self._name_keys)
+                string = token.start()
             elif token["string"]:
                 return len(self._text)  # cut
             elif word in "]}":
@@ -81,7 +84,9 @@ class Scanner:
                 if not self._levels:
                     return token.end()
             elif self._key.fullmatch(word):
-                return token.end()
+                again = token.end() > self._read_twice
+                self._read_twice = token.end()
+                return string + 1 if again else token.end()
             elif word == "," or token.end() < len(self._text):  # else a number that may be cut
                 self._levels[-1].parts.append(word)
             after = ""
@@ -99,9 +104,10 @@ class Scanner:
             self._levels[-1].names.add(value)
 
     def _end(self, *, is_object: bool) -> None:
-        """Close the innermost object, or list, and what is still open in it."""
-        depths = [i for i, level in enumerate(self._levels) if level.is_object == is_object]
-        while depths and len(self._levels) > depths[-1]:
+        """Close the innermost object with the lists in it; or a list, if that is innermost."""
+        while is_object and not self._levels[-1].is_object:
+            self._close(is_cut=False)
+        if self._levels[-1].is_object == is_object:
             self._close(is_cut=False)
 
     def _close(self, *, is_cut: bool) -> None:

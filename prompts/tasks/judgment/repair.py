@@ -1,6 +1,7 @@
 """Read the judgments of a nearly correct reply, which a strict reader would reject."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ KEY = re.compile("|".join((NAME_KEYS, *KEYS.values(), PENALTY_KEYS)))
 FIELD = re.compile(rf'"(?:{"|".join((*KEYS.values(), PENALTY_KEYS))})"\s*+:')
 
 
+def name_in_reply(name: str) -> str:
+    """Return a name as replies have it: many tokenizers compose accents and change U+F9E1."""
+    return unicodedata.normalize("NFC", neutralize(name))
+
+
 def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     """Find each defendant's judgment in a reply with fences, remarks, other forms or a cut end.
 
@@ -83,11 +89,12 @@ def _assign(objects: Sequence[Named], names: Sequence[str]) -> tuple[dict[str, s
     A name in another width, case or spacing counts if it can be one defendant's alone, and if that
     one has no object with the exact name.
     """
-    exact, similar = (_by_form(form, names) for form in (neutralize, _loose))
+    exact, similar = (_by_form(form, names) for form in (name_in_reply, _loose))
     assigned: dict[str, str] = {}
     repairs, others = [], []
     for found in objects:
-        owners = {name for written in found.names for name in exact.get(neutralize(written), ())}
+        forms = map(name_in_reply, found.names)
+        owners = {name for form in forms for name in exact.get(form, ())}
         if len(found.names) > 1:
             repairs.append("an object with several names, dropped")
         elif len(owners) != 1:

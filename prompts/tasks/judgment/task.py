@@ -10,12 +10,12 @@ from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.render import neutralize, render
+from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
-from panjue.prompts.tasks.judgment.repair import PENALTIES, repair
+from panjue.prompts.tasks.judgment.repair import PENALTIES, name_in_reply, repair
 
 KEYS = ("name", *FIELDS, "penalty")
 """The fields of a judgment."""
@@ -62,7 +62,7 @@ def _judgment_schema(name: str) -> Schema:
     return {
         "type": "object",
         "properties": {
-            "name": {"const": neutralize(name)},
+            "name": {"const": name_in_reply(name)},
             **{field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]},
         },
         "required": list(KEYS),
@@ -73,7 +73,7 @@ def _judgment_schema(name: str) -> Schema:
 def target(example: Example) -> str:
     """Return the gold reply."""
     assert example.answer is not None, "a test case has no target"
-    judgments = [{**j, "name": neutralize(j["name"])} for j in example.answer["judgments"]]
+    judgments = [{**j, "name": name_in_reply(j["name"])} for j in example.answer["judgments"]]
     return dump({"judgments": judgments})
 
 
@@ -93,7 +93,7 @@ def _read_strictly(reply: str, example: Example, labels: Labels) -> Answer | Non
         return None
     if not all(map(_is_valid, judgments, example.names, [labels] * len(judgments))):
         return None
-    # The reply has the neutralized names; the answer needs those of the case.
+    # The names of the reply are neutralized; the answer needs those of the case.
     pairs = zip(judgments, example.names, strict=True)
     return {"judgments": [{**judgment, "name": name} for judgment, name in pairs]}
 
@@ -102,7 +102,7 @@ def _is_valid(judgment: Any, name: str, labels: Labels) -> bool:
     return (
         isinstance(judgment, dict)
         and list(judgment) == list(KEYS)
-        and judgment["name"] == neutralize(name)
+        and judgment["name"] == name_in_reply(name)
         and isinstance(judgment["penalty"], str)
         and judgment["penalty"] in PENALTIES
         and all(_is_label_list(judgment[field], field, labels) for field in FIELDS)

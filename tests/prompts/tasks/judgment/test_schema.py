@@ -1,6 +1,7 @@
 """The grammar of a case takes its gold reply and nothing that is wrong: by two readers of it."""
 
 import json
+import unicodedata
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from panjue.prompts.tasks.judgment.task import schema, target
+from panjue.prompts.tasks.judgment.task import decode, schema, target
 
 # No control characters: no name has them, and DEL llguidance takes only in its escaped form.
 NAME = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
@@ -75,6 +76,21 @@ def test_every_gold_reply_is_taken(labels: Labels, names: list[str], draw: st.Da
     Draft202012Validator.check_schema(rules)
     assert accepts(rules, target(example))
     assert matches(rules, target(example))
+
+
+def test_names_that_a_tokenizer_normalizes_are_written_as_it_writes_them(labels: Labels) -> None:
+    """Qwen's tokenizers turn U+F9E1 into U+674E, and e with U+0301 into one character."""
+    names = ("\uf9e1某", "Jose\u0301", "<\uf9e1>")
+    judgments = [
+        {"name": name, "charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[2]}
+        for name in names
+    ]
+    example = Example(1, "事实", names, answer={"judgments": judgments})
+    reply = unicodedata.normalize("NFC", target(example))
+    assert accepts(schema(example, labels), reply)
+    decoded = decode(reply, example, labels)
+    assert (decoded.answer, decoded.repairs) == (example.answer, ())
+    assert decode(f"答：{reply}", example, labels).answer == example.answer
 
 
 def changed(case: Example, *path: str | int, to: object) -> str:
