@@ -117,6 +117,13 @@ def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
         raise UserError(f"expected a JSON {expected}, found {type(row).__name__}")
     if rb"\u" in raw:
         check_text(row)
+    return with_whole_id(row)
+
+
+def with_whole_id(row: Json) -> Json:
+    """Turn an `id` such as 0.0 into the integer: pandas writes so a column with empty places."""
+    if isinstance(row, dict) and isinstance(key := row.get("id"), float) and key.is_integer():
+        row["id"] = int(key)
     return row
 
 

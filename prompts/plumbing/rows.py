@@ -20,6 +20,7 @@ from panjue.prompts.plumbing.files import (
     open_bytes,
     parse_case,
     parse_line,
+    with_whole_id,
 )
 
 
@@ -58,7 +59,8 @@ def _checked_row(row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"expected a JSON object, found {type(row).__name__}")
     check_text(row)
-    return row
+    checked: dict[str, Any] = with_whole_id(row)
+    return checked
 
 
 OTHER_FORMATS = {

@@ -75,7 +75,7 @@ def article_of(written: str, known: Mapping[str, str]) -> str | None:
     """Return the known article that `written` means, or None.
 
     条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. A paragraph
-    (款) is dropped only if no paragraph of its article is a label.
+    (款) is dropped only if no paragraph of its article is a label, and added only if one alone is.
 
     `known` has `normal(label)` -> label.
     """
@@ -88,11 +88,11 @@ def article_of(written: str, known: Mapping[str, str]) -> str | None:
     inserted = match["point"] or match["inserted"]
     article = f"{number(match['article'])}" + (f".{number(inserted)}" if inserted else "")
     paragraph = match["paragraph"] or match["hyphen"]
+    paragraphs = [label for form, label in known.items() if form.startswith(f"{article}-")]
     if paragraph is None:
-        return known.get(article)
+        return known.get(article) or (paragraphs[0] if len(paragraphs) == 1 else None)
     if exact := known.get(f"{article}-{number(paragraph)}"):
         return exact
     if match["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:
         return None  # 133-1 may mean 133.1
-    has_paragraphs = any(form.startswith(f"{article}-") for form in known)
-    return None if has_paragraphs else known.get(article)
+    return None if paragraphs else known.get(article)

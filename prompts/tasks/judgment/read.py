@@ -6,6 +6,7 @@ from typing import Any
 
 from panjue.prompts.example import Answer, Example
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, located
 from panjue.prompts.task import id_of, text_of
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
@@ -18,13 +19,14 @@ FIELDS = ("charges", "articles")
 
 
 def penalty_class(penalty: Mapping[str, Any]) -> int:
-    """Return the class 0-14 of a sentence, the first match wins; TypeError: a flag is no bool."""
-    if any(type(penalty[flag]) is not bool for flag in ("death_penalty", "life_imprisonment")):
-        raise TypeError  # "false" would mean death
+    """Return the class 0-14 of a sentence, the first match wins; KeyError: a field is missing."""
+    for flag in ("death_penalty", "life_imprisonment"):
+        if type(penalty[flag]) is not bool:  # "false" would mean death
+            raise UserError(f"{flag!r} must be true or false, found {shown(penalty[flag])}")
     for term in TERMS:
         months = penalty[term]
         if type(months) not in (int, float) or not 0 <= months < math.inf:
-            raise UserError(f"'penalty' has {term} {months!r}; it must be months, 0 or more")
+            raise UserError(f"{term!r} must be months, 0 or more, found {shown(months)}")
     if penalty["death_penalty"]:
         return 0
     if penalty["life_imprisonment"]:
@@ -34,6 +36,11 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
     if penalty["surveillance"] > 0:
         return 3 if penalty["surveillance"] > 12 else 4
     return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON, not too long for a message."""
+    return f"{dump(value):.40}"
 
 
 def sentence(**given: Any) -> dict[str, Any]:
@@ -52,8 +59,8 @@ def read(row: Mapping[str, Any]) -> Example:
     answer: Answer | None = None
     if "outcomes" in row:
         judgments = _judgments(row["outcomes"])
-        if set(judgments) != set(names):
-            raise UserError("'outcomes' must have exactly one entry per defendant")
+        if odd := sorted(set(judgments) ^ set(names)):
+            raise UserError(f"{shown(odd)}: not in both 'defendants' and 'outcomes'")
         answer = {"judgments": [judgments[name] for name in names]}
     return Example(
         id=key,
@@ -80,28 +87,35 @@ def _is_names(names: Any) -> bool:
 
 
 def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(outcomes, list):
+        raise UserError(f"'outcomes' must be a list, found {shown(outcomes)}")
     judgments: dict[str, dict[str, Any]] = {}
-    rows: list[Any] = outcomes if isinstance(outcomes, list) else [None]
-    for outcome in rows:
-        try:
-            name, penalty = outcome["name"], outcome["penalty"]
-            sets = {field: _labels_of(outcome[field]) for field in FIELDS}
-            if not isinstance(name, str) or name in judgments:
-                raise UserError(f"'outcomes' has {name!r} twice or not as a name")
-            label = PENALTIES[penalty_class(penalty)]
-            judgments[name] = {"name": name, **sets, "penalty": label}
-        except KeyError as error:
-            raise UserError(f"'outcomes' lacks {error}") from None
-        except TypeError:
-            raise UserError(
-                "'outcomes' must be a list of {name, penalty, charges, articles}"
-            ) from None
+    for outcome in outcomes:
+        name = outcome.get("name") if isinstance(outcome, dict) else None
+        if not isinstance(name, str) or name in judgments:
+            raise UserError(f"'outcomes' needs each name once, found {shown(outcome)}")
+        with located(f"defendant {name!r}"):
+            judgments[name] = {"name": name, **_judgment(outcome)}
     return judgments
 
 
-def _labels_of(value: Any) -> list[str]:
+def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        sets = {field: _labels_of(field, outcome[field]) for field in FIELDS}
+        penalty = outcome["penalty"]
+        if not isinstance(penalty, dict):
+            raise UserError(f"'penalty' must be an object, found {shown(penalty)}")
+        return {**sets, "penalty": PENALTIES[penalty_class(penalty)]}
+    except KeyError as error:
+        raise UserError(f"{error} is missing") from None
+
+
+def _labels_of(field: str, value: Any) -> list[str]:
+    """Return a list of labels, each once; an article may be a number."""
     if not isinstance(value, list):  # a string would be read as a list of its characters
-        raise TypeError
-    if not all(isinstance(label, str | int) for label in value):
-        raise TypeError
-    return list(dict.fromkeys(map(str, value)))
+        raise UserError(f"{field!r} must be a list, found {shown(value)}")
+    for label in value:
+        is_text = isinstance(label, str) and label.strip()
+        if not is_text and (field == "charges" or type(label) is not int or label < 1):
+            raise UserError(f"{field!r} has {shown(label)}, which is no label")
+    return list(dict.fromkeys(str(label).strip() for label in value))

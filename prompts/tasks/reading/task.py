@@ -14,7 +14,7 @@ from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record, check_text, dump
+from panjue.prompts.plumbing.files import Record, check_text, dump, with_whole_id
 from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
@@ -64,7 +64,7 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
     if not all(isinstance(part, dict) for part in (document, paragraph, question)):
         raise UserError("expected {paragraphs: [{context, qas: [{id, question, …}]}]}")
-    row = {**{"domain": document.get("domain")}, **paragraph, **question}
+    row = with_whole_id({"domain": document.get("domain"), **paragraph, **question})
     check_text({key: value for key, value in row.items() if key != "qas"})
     return row
 

@@ -82,11 +82,13 @@ def test_every_real_article_is_itself_or_where_it_is_unknown_nothing(
         assert article_of(written, known) == article, written
         others = {other: label for other, label in known.items() if other != form}
         hidden = article_of(written, others)
-        # Only a paragraph of an article whose other paragraphs are no labels is the article.
+        # A paragraph of an article whose other paragraphs are no labels is the article; an article
+        # of which one paragraph is a label is this one.
         base = article.partition("-")[0]
         siblings = [label for label in others.values() if label.startswith(f"{base}-")]
         whole = base if "-" in article and base in others and not siblings else None
-        assert hidden == whole, written
+        only = siblings[0] if "-" not in article and len(siblings) == 1 else None
+        assert hidden == (whole or only), written
 
 
 @pytest.mark.parametrize("way", CHARGES)
@@ -157,6 +159,15 @@ KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "
 )
 def test_articles_by_hand(written: str, article: str | None) -> None:
     assert article_of(written, KNOWN) == article
+
+
+def test_an_article_with_one_paragraph_among_the_labels_is_that_one() -> None:
+    known = {label: label for label in ("292-1", "303-1", "303-2", "177.1-1", "133.1")}
+    for written, article in {
+        "第二百九十二条": "292-1", "292": "292-1", "292-2": None, "第303条": None,
+        "第177条之一": "177.1-1", "第177条": None, "第133条": None,
+    }.items():  # fmt: skip
+        assert article_of(written, known) == article, written
 
 
 @pytest.mark.parametrize(

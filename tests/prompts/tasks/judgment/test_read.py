@@ -33,7 +33,7 @@ CASE: dict[str, Any] = {
             "name": "乙",
             "penalty": PENALTY,
             "charges": ["诈骗罪"],
-            "articles": [266, "266", "303-2"],
+            "articles": [266, " 266", "303-2"],
         },
         {"name": "甲", "penalty": PENALTY, "charges": ["盗窃罪"], "articles": ["264"]},
     ],
@@ -80,9 +80,9 @@ def put(value: object, *way: str | int) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+BOTH = "not in both 'defendants' and 'outcomes'"
+ONCE = "'outcomes' needs each name once, found"
 NAMES = "'defendants' must list the defendants' names, one or more, each once"
-SHAPE = "'outcomes' must be a list of {name, penalty, charges, articles}"
-EACH = "'outcomes' must have exactly one entry per defendant"
 
 
 @pytest.mark.parametrize(
@@ -95,21 +95,39 @@ EACH = "'outcomes' must have exactly one entry per defendant"
         (put([], "defendants"), NAMES),
         (put(["甲", "甲"], "defendants"), NAMES),
         (put(["甲", 2], "defendants"), NAMES),
-        (put(["甲", "丙"], "defendants"), EACH),
-        (put(["甲"], "defendants"), EACH),
-        (without("outcomes", 0), EACH),
-        (put({}, "outcomes"), SHAPE),
-        (put(None, "outcomes", 0, "charges"), SHAPE),
-        (put("诈骗罪", "outcomes", 0, "charges"), SHAPE),
-        (
-            put("12", "outcomes", 0, "penalty", "imprisonment"),
-            "'penalty' has imprisonment '12'; it must be months, 0 or more",
+        (put(["甲", "丙"], "defendants"), f'["丙","乙"]: {BOTH}'),
+        (put(["甲"], "defendants"), f'["乙"]: {BOTH}'),
+        (put(["甲", "乙 "], "defendants"), f'["乙","乙 "]: {BOTH}'),
+        (without("outcomes", 0), f'["乙"]: {BOTH}'),
+        (put({}, "outcomes"), "'outcomes' must be a list, found {}"),
+        (put(None, "outcomes"), "'outcomes' must be a list, found null"),
+        (put([3], "outcomes"), "'outcomes' needs each name once, found 3"),
+        (put({"name": "甲"}, "outcomes", 0), "defendant '甲': 'charges' is missing"),
+        (put({"name": None}, "outcomes", 0), f'{ONCE} {{"name":null}}'),
+        (put({"name": "甲"}, "outcomes", 1), "defendant '甲': 'charges' is missing"),
+        (put(7, "outcomes", 1, "name"), f'{ONCE} {{"name":7,"penalty":{{"surveillance":0,"d'),
+        (without("outcomes", 0, "articles"), "defendant '乙': 'articles' is missing"),
+        (without("outcomes", 1, "penalty", "detention"), "defendant '乙': 'detention' is missing"),
+        *(
+            (put(value, "outcomes", 0, *way), f"defendant '乙': {way[-1]!r} {complaint}")
+            for way, value, complaint in (
+                (("charges",), None, "must be a list, found null"),
+                (("charges",), "诈骗罪", 'must be a list, found "诈骗罪"'),
+                (("charges",), ["盗窃罪", " "], 'has " ", which is no label'),
+                (("charges",), [True], "has true, which is no label"),
+                (("charges",), [12], "has 12, which is no label"),
+                (("articles",), [264.0], "has 264.0, which is no label"),
+                (("articles",), [""], 'has "", which is no label'),
+                (("articles",), [-1], "has -1, which is no label"),
+                (("articles",), [["264"]], 'has ["264"], which is no label'),
+                (("penalty",), None, "must be an object, found null"),
+                (("penalty",), 3, "must be an object, found 3"),
+                (("penalty", "death_penalty"), 0, "must be true or false, found 0"),
+                (("penalty", "life_imprisonment"), "false", 'must be true or false, found "false"'),
+                (("penalty", "imprisonment"), "12", 'must be months, 0 or more, found "12"'),
+                (("penalty", "detention"), None, "must be months, 0 or more, found null"),
+            )
         ),
-        (put(3, "outcomes", 0, "penalty"), SHAPE),
-        (put("甲", "outcomes", 0, "name"), "'outcomes' has '甲' twice or not as a name"),
-        (put(7, "outcomes", 0, "name"), "'outcomes' has 7 twice or not as a name"),
-        (without("outcomes", 0, "articles"), "'outcomes' lacks 'articles'"),
-        (without("outcomes", 1, "penalty", "detention"), "'outcomes' lacks 'detention'"),
     ],
 )
 def test_a_wrong_line_is_told_what_is_wrong(
