@@ -128,5 +128,5 @@ def check(
                 faults += 1
     if reader.skipped.rows:
         print(reader.skipped)
-    print(f"{file}: {faults} faults" if faults else f"{file}: clean")
+    print(f"{file}: {faults} fault{'s' * (faults > 1)}" if faults else f"{file}: clean")
     raise typer.Exit(1 if faults else 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, sha256
+from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
 
 CLASSIFIER = "classifier.npz"
@@ -40,12 +40,12 @@ def model_folder(name: str) -> Path:
     if not folder.is_dir():
         folder = _from_hub(name)
     if (folder / "adapter_config.json").exists():
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         raise UserError(f"{folder}: is an adapter; give the base model to be trained ({base})")
     if not (folder / "config.json").exists():
         raise UserError(f"{folder}: has no config.json; give the folder of the base model")
     configs = [folder / "config.json", folder / "tokenizer_config.json"]
-    if any("auto_map" in read_json(path) for path in configs if path.exists()):
+    if any("auto_map" in read_object(path) for path in configs if path.exists()):
         raise UserError(f"{folder}: needs its own code (auto_map), which panjue never runs")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: has no .safetensors weights; convert the model first")
@@ -59,9 +59,9 @@ def is_demo(folder: Path) -> bool:
     `panjue base`.
     """
     seen: set[Path] = set()  # a copied manifest may name its own folder
-    while folder not in seen and (folder / "manifest.json").exists():
-        seen.add(folder)
-        folder = Path(read_json(folder / "manifest.json").get("base") or folder)
+    while folder.resolve() not in seen and (folder / "manifest.json").exists():
+        seen.add(folder.resolve())
+        folder = Path(str(read_object(folder / "manifest.json").get("base") or folder))
     return (folder / "start.json").exists()
 
 
@@ -93,7 +93,7 @@ def _from_hub(name: str) -> Path:
 
 def lora_rank(adapter: Path) -> int | None:
     """Return an adapter's rank, rounded up to one that vLLM has; None if it has none as large."""
-    config = read_json(adapter / "adapter_config.json")
+    config = read_object(adapter / "adapter_config.json")
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     return next((size for size in VLLM_RANKS if size >= rank), None)
 
@@ -101,7 +101,7 @@ def lora_rank(adapter: Path) -> int | None:
 def has_classifier(trained: Path) -> bool:
     """Say whether the training of an adapter or model fitted a classifier."""
     path = trained / "manifest.json"
-    return path.exists() and "classifier_sha256" in read_json(path)
+    return path.exists() and "classifier_sha256" in read_object(path)
 
 
 def load_tokenizer(folder: Path) -> Any:

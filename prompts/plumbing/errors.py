@@ -5,6 +5,7 @@ import errno
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 
 SIGNAL_DEBOUNCE_S = 2.0
 """A second signal within this time is a copy: `make` and launchers forward a signal to processes
@@ -21,7 +22,7 @@ class UserError(Exception):
 
 
 class Unreadable(UserError):
-    """A file cannot be opened; its content is not the problem."""
+    """A file cannot be opened, or is of another kind: its rows are not the problem."""
 
 
 class Stopped(BaseException):
@@ -38,7 +39,12 @@ class Stopped(BaseException):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return _nearest(word, tuple(known))
+
+
+@lru_cache(maxsize=1024)  # a label that is wrong in a whole file is looked for once
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -37,6 +37,9 @@ LARGEST_LINE = 2**24
 """Maximum bytes of a line: about five million characters, more than any case has."""
 
 
+UTF_16 = "UTF-16 or binary; save it as UTF-8"
+
+
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
 
@@ -55,10 +58,36 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, raw
 
 
+MAGIC = {
+    b"PK\x03\x04": "a ZIP or Excel file; unpack it, or save the table as UTF-8 JSON lines",
+    b"PAR1": "Parquet; pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True)",
+    b"ARROW1": "Arrow; convert it to JSON lines",
+    b"\x1f\x8b": "gzip; unpack it with gunzip",
+    b"BZh": "bzip2; unpack it with bunzip2",
+    b"\xfd7zXZ": "xz; unpack it with unxz",
+    b"\x28\xb5\x2f\xfd": "zstd; unpack it with unzstd",
+    b"7z\xbc\xaf": "7z; unpack it",
+    b"Rar!": "RAR; unpack it",
+    b"%PDF": "PDF; its text must be written as JSON lines",
+    b"\xd0\xcf\x11\xe0": "an old Excel or Word file; save it as UTF-8 JSON lines",
+    b"version https://git-lfs": "a pointer of Git LFS; get the file itself with git lfs pull",
+    b"<": "HTML or XML, perhaps the web page of a failed download; download the file again",
+    b"\xff\xfe": UTF_16,
+    b"\xfe\xff": UTF_16,
+}
+"""First bytes of a file that is no JSON or CSV -> what it is, and the way out."""
+
+
 def open_bytes(path: Path) -> BinaryIO:
-    """Open an input file."""
+    """Open an input file; it must look like text in UTF-8."""
     try:
-        return path.open("rb")
+        file = path.open("rb")
+        start = file.peek(64).lstrip()
+        what = next((what for magic, what in MAGIC.items() if start.startswith(magic)), "")
+        if what or b"\0" in start[:2]:
+            file.close()
+            raise Unreadable(f"{path}: is {what or UTF_16}")
+        return file
     except IsADirectoryError:
         raise Unreadable(
             f"{path}: is a folder, expected a file; check the order of the files and --task"
@@ -106,7 +135,20 @@ def load(raw: bytes) -> Json:
     except RecursionError:
         raise UserError("not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise UserError(f"not JSON: {error}") from None
+        raise UserError(f"not JSON: {error}{_json_hint(raw, error)}") from None
+
+
+def _json_hint(raw: bytes, error: ValueError) -> str:
+    """Return what to do about text that is not JSON; it may be empty."""
+    text, problem = raw.strip(), getattr(error, "msg", "")
+    if text in (b"{", b"["):
+        return "; a value over several lines: write each on one line"
+    if b"\r" in text and b"\n" not in text:
+        return "; its lines end with CR alone: save it with LF"
+    if problem == "Extra data":
+        return "; several values: write one a line"
+    at_end = getattr(error, "pos", 0) >= len(text.decode("utf-8")) or "Unterminated" in problem
+    return "; it is not ended: was the file cut?" if at_end and not raw.endswith(b"\n") else ""
 
 
 def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
@@ -206,6 +248,12 @@ def write_json(path: Path, value: Json) -> None:
     with atomic_write(path) as out:
         json.dump(value, out, ensure_ascii=False, indent=2)
         out.write("\n")
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    """Read a JSON file that has one object."""
+    with open_bytes(path) as file, located(str(path)):
+        return parse_line(file.read())
 
 
 def read_json(path: Path) -> Json:

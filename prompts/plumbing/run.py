@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import difference, read_json, sha256, write_json
+from panjue.prompts.plumbing.files import difference, read_object, sha256, write_json
 
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
@@ -38,7 +38,7 @@ class Record(BaseModel):
         """Read the record in a folder."""
         path = folder / MANIFEST
         try:
-            return cls.model_validate(read_json(path))
+            return cls.model_validate(read_object(path))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "it"
@@ -206,4 +206,4 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
 def _has_answers(folder: Path) -> bool:
     """Say whether a folder has the answers to one test file, in a run or copied out of it."""
     path = folder / MANIFEST
-    return path.is_file() and (folder.parent.name == ANSWERS or "test_sha256" in read_json(path))
+    return path.is_file() and (folder.parent.name == ANSWERS or "test_sha256" in read_object(path))

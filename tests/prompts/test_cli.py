@@ -123,7 +123,7 @@ def test_check_says_by_its_exit_code_whether_the_file_is_clean(
     assert capsys.readouterr().out == f"{path}: clean\n"
     path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]), "utf-8")
     assert typed(monkeypatch, *words) == 1
-    assert capsys.readouterr().out == f"{path}: id 0 is not answered\n{path}: 1 faults\n"
+    assert capsys.readouterr().out == f"{path}: id 0 is not answered\n{path}: 1 fault\n"
 
 
 def test_what_a_user_can_mend_is_one_line_and_exit_code_two(

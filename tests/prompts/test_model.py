@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts.model import DECISION, MIB, is_demo, model_folder, model_sha256
+from panjue.prompts.model import (
+    DECISION,
+    MIB,
+    has_classifier,
+    is_demo,
+    model_folder,
+    model_sha256,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.run import RunRecord, find_answers
 
 
 @pytest.fixture
@@ -104,3 +112,20 @@ def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Pa
         "(http://127.0.0.1:9: "
     )
     assert line.endswith("); set HF_ENDPOINT to a mirror, or give a folder")
+
+
+def test_a_manifest_that_names_its_own_folder_or_is_no_object_comes_to_an_end(folder: Path) -> None:
+    other = folder.with_name("other")
+    other.mkdir()
+    for base in (folder, other, folder / "."):
+        write_json(folder / "manifest.json", {"base": str(base)})
+        write_json(other / "manifest.json", {"base": str(folder)})
+        assert not is_demo(folder)
+    for wrong in ([], 3, None, "base"):
+        write_json(folder / "manifest.json", wrong)
+        for read in (is_demo, has_classifier, RunRecord.read, find_answers):
+            with pytest.raises(UserError, match=r"manifest.json: .*expected a JSON object"):
+                read(folder)
+        write_json(folder / "adapter_config.json", wrong)
+        with pytest.raises(UserError, match=r"adapter_config.json: .*expected a JSON object"):
+            model_folder(str(folder))

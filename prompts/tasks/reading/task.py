@@ -235,7 +235,7 @@ def closest(span: str, text: str) -> tuple[int, int]:
 def _best_end(distances: NDArray[np.int64], text: str, span: str) -> int:
     """Return the end with the least distance, preferably after the last character of `span`."""
     ends = [int(end) for end in np.flatnonzero(distances == distances.min())]
-    return next((end for end in ends if text[:end].endswith(span[-1:])), ends[0])
+    return next((end for end in ends if text.endswith(span[-1:], 0, end)), ends[0])
 
 
 def edit_distances(span: str, text: str, row: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,72 @@
+"""A file that is not of ours is one line, with what it is and the way out, in every command."""
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import task_folders
+from panjue.prompts.tasks.judgment.demo import write_demo
+from tests.prompts.test_cli import typed
+
+ROW = dump({"id": 0, "fact": "甲盗窃。", "defendants": ["甲"]})
+ARCHIVE = io.BytesIO()
+with zipfile.ZipFile(ARCHIVE, "w") as archive:
+    archive.writestr("cases.jsonl", ROW)
+
+FILES = {
+    "UTF-16 with CRLF": (f"{ROW}\r\n{ROW}\r\n".encode("utf-16"), "UTF-16"),
+    "UTF-16 without a mark": (f"{ROW}\r\n".encode("utf-16-le"), "UTF-16"),
+    "big-endian UTF-16": (f"{ROW}\r\n".encode("utf-16-be"), "UTF-16"),
+    "GBK": (f"{ROW}\n".encode("gbk"), "not UTF-8 at byte"),
+    "zip": (ARCHIVE.getvalue(), "ZIP or Excel"),
+    "gzip": (gzip.compress(ROW.encode()), "gunzip"),
+    "Parquet": (b"PAR1\x15\x04\x15", "to_json"),
+    "an LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs"),
+    "HTML": (b"\n<!DOCTYPE html>\n<html></html>\n", "web page"),
+    "CR alone": (f"{ROW}\r{ROW}\r".encode(), "save it with LF"),
+    "several a line": (f"{ROW}{ROW}\n".encode(), "write one a line"),
+    "indented": (b'{\n "id": 0,\n "fact": "x"\n}\n', "write each on one line"),
+    "torn": (ROW[:-9].encode(), "was the file cut?"),
+    "deep": (b'{"id":' + b"[" * 970 + b"]" * 970 + b"}\n", ""),
+    "a long first line": (b'{"id":0,"x":"' + b"a" * 140_000 + b'"}\n', ""),
+    "numbers": (b"1\n2\n", ""),
+    "nothing": (b"", ""),
+}
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    write_demo(tmp_path, {"test": 2})
+    return tmp_path / "test.jsonl"
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_command_names_what_it_cannot_read(
+    kind: str, demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, told = FILES[kind]
+    path, out = demo.with_name("other.data"), demo.with_name("out")
+    path.write_bytes(content)
+    for words in (
+        ("check", path),
+        ("check", path, "--cases", demo),
+        ("check", demo, "--cases", path),
+        ("convert", path, out),
+        ("score", path, demo),
+        ("score", demo, path),
+        ("fairness", demo, demo, "--by", "x", "--groups", path),
+        ("fairness", path, demo, "--by", "x"),
+        *(("check", path, "--task", task) for task in task_folders() if task != "dialogue"),
+        *(("score", path, path, "--task", task) for task in ("cloze", "reading", "scotus")),
+        *(("check", path, "--cases", path, "--task", task) for task in ("cloze", "reading")),
+    ):
+        code = typed(monkeypatch, *words)
+        said = capsys.readouterr()
+        assert code in {1, 2} or not told, words
+        assert said.err.count("\n") == (code == 2), (words, said.err)
+        if "cloze" not in words and "reading" not in words and str(path) in said.err:
+            assert told in said.err + said.out, words
