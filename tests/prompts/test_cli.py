@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from panjue.prompts import cli
 from panjue.prompts.cli import main
+from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
@@ -124,6 +126,14 @@ def test_check_says_by_its_exit_code_whether_the_file_is_clean(
     path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]), "utf-8")
     assert typed(monkeypatch, *words) == 1
     assert capsys.readouterr().out == f"{path}: id 0 is not answered\n{path}: 1 fault\n"
+
+
+def test_a_label_that_is_wrong_everywhere_is_looked_for_once() -> None:
+    known = [f"第{n}号罪" for n in range(320)]
+    began = time.process_time()
+    hints = {did_you_mean("第七号罪名", known) for _ in range(3000)}
+    assert len(hints) == 1
+    assert time.process_time() - began < 1  # 3 s and more where it was looked for each time
 
 
 def test_what_a_user_can_mend_is_one_line_and_exit_code_two(

@@ -16,6 +16,14 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from tests.prompts.tasks.judgment.test_neighbours import (
+    NAMES,
+    decoded,
+    judgment,
+    reply_of,
+    strangers,
+    written,
+)
 
 TASK = load_task("judgment")
 Record = Callable[[str, object], None]
@@ -69,6 +77,21 @@ def test_mutated_replies_are_answered(cases: Any, full: bool, record_property: R
         seconds.append(time.perf_counter() - began)
     record_property("tries", tries)
     record_property("figure", f"median {1000 * median(seconds):.2f} ms")
+
+
+def test_no_mutated_reply_gives_a_value_of_another(full: bool, record_property: Record) -> None:
+    """Replies of several people in any order, with one sign of JSON wrong, or cut at one."""
+    draw, tries = random.Random(1), 200_000 if full else 2_000
+    unlike = [name for name in NAMES if " " not in name]  # without it, it is another's name
+    for _ in range(tries):
+        names = draw.sample(unlike, draw.randint(1, 5))
+        rows = [written(judgment(name), draw) for name in names]
+        reply = reply_of(rows, draw)
+        place = draw.choice([i for i, sign in enumerate(reply) if sign in '",{}[]: \n'])
+        torn = draw.choice(["", draw.choice('",{}[]:\\ \n'), reply[place : place + 1] * 2])
+        reply = reply[:place] + torn + reply[place + 1 :] if draw.random() < 0.5 else reply[:place]
+        assert not strangers(decoded(reply, names)), reply
+    record_property("tries", tries)
 
 
 def test_any_text_is_answered(cases: Any, full: bool, record_property: Record) -> None:

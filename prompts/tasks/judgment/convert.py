@@ -10,7 +10,8 @@ from typing import Any
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, check_text, dump
 from panjue.prompts.plumbing.rows import case_rows, format_of
-from panjue.prompts.tasks.judgment.read import read, sentence
+from panjue.prompts.tasks.judgment.articles import ARTICLE_ID
+from panjue.prompts.tasks.judgment.read import read, sentence, shown
 
 Noted = tuple[dict[str, Any], list[str]]
 """A case or a part of it, and notes on what the format does not tell."""
@@ -26,6 +27,22 @@ SHORT_TERM = (
     "1 to 5 months: too short for imprisonment, so detention (拘役) or, rarely, surveillance "
     "(管制), the file does not tell; written as detention"
 )
+
+
+CONTRADICTION = "death or life imprisonment beside months; the months are left out"
+
+ITEM = r"""\s*(?:'([^'"\\]*)'|"([^'"\\]*)"|(\d+))\s*"""
+LIST = re.compile(rf"\s*\[(?:{ITEM}(?:,{ITEM})*,?)?\s*\]\s*")
+"""A list as JSON or Python writes it. NumPy leaves out the commas: Python joins the texts then."""
+
+FORMS = {
+    "criminals": re.compile(
+        r"(?!.*[一-龥]\s+[一-龥])[^\s\[\]'\",，、;；](?:[^\[\]'\",，、;；\n]*\S)?"
+    ),
+    "accusation": re.compile(r"(?:\[[一-龥、]+\]|[一-龥、（）()])+"),
+    "relevant_articles": ARTICLE_ID,
+}
+"""Field of `meta` -> what one of its items looks like."""
 
 
 @dataclass
@@ -77,7 +94,7 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
     """Convert a case of CAIL2018; KeyError: a field is missing."""
     meta = _object(row["meta"], "meta")
     term = _object(meta["term_of_imprisonment"], "term_of_imprisonment")
-    names = _list(meta, "criminals", str)
+    names = _list(meta, "criminals")
     if len(names) != 1:
         raise UserError(
             f"'criminals' has {len(names)} names, and 'accusation' is not by name; "
@@ -87,15 +104,15 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
     outcome = {
         "name": names[0],
         "penalty": {**penalty, "fine": meta.get("punish_of_money") or 0},
-        "charges": [charge_name(charge) for charge in _list(meta, "accusation", str)],
-        "articles": [str(article) for article in _list(meta, "relevant_articles", int, str)],
+        "charges": [charge_name(charge) for charge in _list(meta, "accusation")],
+        "articles": _list(meta, "relevant_articles"),
     }
     return {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}, notes
 
 
 def charge_name(accusation: str) -> str:
     """Return a charge as our labels have it: `[走私、贩卖]毒品` -> 走私、贩卖毒品罪."""
-    text = re.sub(r"[\[\]\s]", "", accusation)
+    text = re.sub(r"[\[\]]", "", accusation)
     return text if text.endswith("罪") else f"{text}罪"
 
 
@@ -108,17 +125,24 @@ def _sentence_of_term(term: Mapping[str, Any]) -> Noted:
     if type(months) not in (int, float) or not months >= 0:
         raise UserError(f"'imprisonment' must be months, 0 or more, found {months!r}")
     if any(flags.values()):
-        return sentence(**flags), []
+        return sentence(**flags), [CONTRADICTION] if months or all(flags.values()) else []
     if 0 < months < SHORTEST_IMPRISONMENT:
         return sentence(detention=months), [SHORT_TERM]
     return sentence(imprisonment=months), [] if months else [NO_TERM]
 
 
-def _list(meta: Mapping[str, Any], key: str, *kinds: type) -> list[Any]:
+def _list(meta: Mapping[str, Any], key: str) -> list[str]:
+    """Return the names, charges or articles of a field, which may be a list in a text."""
     values = meta[key]
-    if not isinstance(values, list) or not all(type(item) in kinds for item in values):
-        raise UserError(f"{key!r} has the wrong type: {values!r:.40}")
-    return values
+    if isinstance(values, str) and LIST.fullmatch(values):
+        values = ["".join(groups) for groups in re.findall(ITEM, values)]
+    if not isinstance(values, list):
+        raise UserError(f"{key!r} must be a list, found {shown(values)}")
+    items = [str(item).strip() if type(item) in (str, int) else "" for item in values]
+    for value, item in zip(values, items, strict=True):
+        if not FORMS[key].fullmatch(item):
+            raise UserError(f"{key!r} has {shown(value)}, which is no name, charge or article")
+    return items
 
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:

@@ -93,9 +93,10 @@ class Scanner:
         return len(self._text)
 
     def _add_key(self, word: str) -> str:
+        self._end_lists()  # a list has no keys: its bracket is missing
         key = _value(word[: word.rindex('"') + 1])
         self._levels[-1].parts.append(f"{dump(key)}:")
-        return key if self._levels[-1].is_object else ""
+        return key
 
     def _add_string(self, word: str, *, is_name: bool) -> None:
         value = _value(word)
@@ -105,9 +106,13 @@ class Scanner:
 
     def _end(self, *, is_object: bool) -> None:
         """Close the innermost object with the lists in it; or a list, if that is innermost."""
-        while is_object and not self._levels[-1].is_object:
-            self._close(is_cut=False)
+        if is_object:
+            self._end_lists()
         if self._levels[-1].is_object == is_object:
+            self._close(is_cut=False)
+
+    def _end_lists(self) -> None:
+        while not self._levels[-1].is_object:
             self._close(is_cut=False)
 
     def _close(self, *, is_cut: bool) -> None:

@@ -1,6 +1,7 @@
 """Reading comprehension: files, prompt, schema, and replies that are nearly right."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,13 @@ def test_the_closest_part_is_the_closest_of_all(span: str, text: str) -> None:
         assert (start, end) == (0, 0)
     else:
         assert edits(span, text[start:end]) == least
+
+
+def test_a_periodic_text_takes_a_time_that_grows_with_its_length() -> None:
+    """Every place ends an equally close part, and none with the span's last character."""
+    began = time.process_time()
+    assert closest("甲乙丙", "甲乙" * 400_000) == (0, 2)
+    assert time.process_time() - began < 4  # about 9 s where every place copied what is before it
 
 
 def edits(one: str, other: str) -> int:
