@@ -8,12 +8,13 @@ from panjue.prompts.plumbing.decode import MAX_DEPTH, unquote
 from panjue.prompts.plumbing.files import dump
 
 TOKEN = re.compile(
-    r"(?P<remark>//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/|\Z))"
+    r"(?P<remark>//[^\n{}]*+|/\*(?:[^*{}]++|\*(?!/))*+(?:\*/)?)"
     r'|(?P<string>"(?:[^"\\]++|\\.)*+(?:(?P<end>")(?P<key>\s*+:)?|\\?\Z))'
     r'|[\[\]{},]|[^\s\[\]{},:"]++',
     re.DOTALL,
 )
-"""A string that is cut extends to the end, so that the time stays linear in the length."""
+"""A remark has no braces: one without its end would hide where the next person begins. A string
+that is cut extends to the end, so that the time stays linear in the length."""
 
 
 class Named(NamedTuple):
@@ -116,18 +117,16 @@ class Scanner:
             self._close(is_cut=False)
 
     def _close(self, *, is_cut: bool) -> None:
-        """Close the innermost level; what has no name belongs to the object that it is a part of.
+        """Close the innermost level.
 
-        An element that is cut may have lost its name.
+        An object without a name belongs to the object of which it is a value; in a list, to nobody.
         """
         level = self._levels.pop()
         parts = ["{", *level.parts, "}"] if level.is_object else ["[", *level.parts, "]"]
         if level.names:
             self._found.append(Named(level.start, level.names, " ".join(parts)))
-        elif self._levels:
-            outer = self._levels[-1]
-            if not level.is_object or level.is_value or not (outer.is_object or is_cut):
-                outer.parts += parts[: -1 if is_cut else None]
+        elif self._levels and (not level.is_object or level.is_value):
+            self._levels[-1].parts += parts[: -1 if is_cut else None]
 
 
 def _value(string: str) -> str:

@@ -127,6 +127,10 @@ def test_values_stay_with_their_owner_in_every_form_and_at_every_cut() -> None:
         ('[{"name":"李某","charges":["走私罪"],{"articles":["2"],"penalty":"死刑"', "李某"),
         ('[{"name":"李某","charges":["走私罪],"x":1},{"articles":["2"],"name":"张某"}]', ""),
         ('[{"name":"李某","charges":["走私罪"]},{"articles":["2"],"penalty":"死刑"}]', "李某"),
+        (
+            '[{"name":"李某","charges":["走私罪"] // 从犯 },{"name":"张某",\n"articles":["2"]}]',
+            "李某",
+        ),
         # Another person is mentioned inside.
         ('{"name":"李某","with":[{"name":"张某","charges":["盗窃罪"]}],OWN}', "李某"),
         ('{"name":"案件","charges":["其他罪"],"judgments":[{"name":"李某",OWN}]}', "李某"),
