@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,8 @@ def test_a_manifest_that_names_its_own_folder_or_is_no_object_comes_to_an_end(fo
         write_json(folder / "manifest.json", {"base": str(base)})
         write_json(other / "manifest.json", {"base": str(folder)})
         assert not is_demo(folder)
-    for wrong in ([], 3, None, "base"):
+    not_objects: tuple[Any, ...] = ([], 3, None, "base")
+    for wrong in not_objects:
         write_json(folder / "manifest.json", wrong)
         for read in (is_demo, has_classifier, RunRecord.read, find_answers):
             with pytest.raises(UserError, match=r"manifest.json: .*expected a JSON object"):

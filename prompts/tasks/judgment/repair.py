@@ -105,7 +105,7 @@ def _assign(objects: Sequence[Named], names: Sequence[str]) -> tuple[dict[str, s
         [written] = found.names
         owners = similar.get(_loose(written), set())
         if len(owners) == 1:
-            _add(assigned, *owners, found, repairs)
+            _add(assigned, next(iter(owners)), found, repairs)
         else:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
     return assigned, repairs

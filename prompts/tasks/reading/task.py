@@ -64,7 +64,7 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
     if not all(isinstance(part, dict) for part in (document, paragraph, question)):
         raise UserError("expected {paragraphs: [{context, qas: [{id, question, …}]}]}")
-    row = with_whole_id({"domain": document.get("domain"), **paragraph, **question})
+    row: dict[str, Any] = with_whole_id({"domain": document.get("domain"), **paragraph, **question})
     check_text({key: value for key, value in row.items() if key != "qas"})
     return row
 

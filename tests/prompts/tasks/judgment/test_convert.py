@@ -54,6 +54,28 @@ def cail(months: float = 10, **changes: Any) -> dict[str, Any]:
 
 
 NO_ITEM = "which is no name, charge or article"
+NO_ITEMS: dict[str, tuple[Any, ...]] = {
+    "criminals": (
+        "张某 李某",
+        "张某、李某",
+        "['张某' '李某']",
+        "张某\n李某",
+        "",
+        None,
+        [],
+    ),
+    "accusation": (
+        "盗窃 诈骗",
+        "'盗窃' '诈骗'",
+        "盗窃,诈骗",
+        "",
+        None,
+        264,
+        True,
+        "nan",
+    ),
+    "relevant_articles": (264.5, "264,266", "", True, "盗窃", -264, None),
+}
 
 
 @pytest.mark.parametrize(
@@ -118,29 +140,8 @@ def test_terms_of_cail2018(
             "'accusation' must be a list, found \"['盗窃' '诈骗']\"",
         ),
         *(
-            (cail(**{key: [value]}), f"{key!r} has {dump(value)}, {NO_ITEM}")
-            for key, values in {
-                "criminals": (
-                    "张某 李某",
-                    "张某、李某",
-                    "['张某' '李某']",
-                    "张某\n李某",
-                    "",
-                    None,
-                    [],
-                ),
-                "accusation": (
-                    "盗窃 诈骗",
-                    "'盗窃' '诈骗'",
-                    "盗窃,诈骗",
-                    "",
-                    None,
-                    264,
-                    True,
-                    "nan",
-                ),
-                "relevant_articles": (264.5, "264,266", "", True, "盗窃", -264, None),
-            }.items()
+            (cail(**dict[str, Any]({key: [value]})), f"{key!r} has {dump(value)}, {NO_ITEM}")
+            for key, values in NO_ITEMS.items()
             for value in values
         ),
         (cail(months=-2), "'imprisonment' must be months, 0 or more, found -2"),
