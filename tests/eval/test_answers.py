@@ -103,7 +103,7 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
     assert checked.returncode == 1
     assert checked.stdout.splitlines() == [
         f"{run}/submission.jsonl: {said}",
-        f"{run}: 1 faults",
+        f"{run}: 1 fault",
     ]
     write_json(run / "manifest.json", {**read_json(run / "manifest.json"), "trained": None})
     done = panjue("report", run, "--gold", gold)
