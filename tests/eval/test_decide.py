@@ -56,14 +56,6 @@ def test_no_label_at_all_is_a_decision_only_where_a_reply_had_none() -> None:
     assert best_set({frozenset("a"): 0.01, frozenset("b"): 0.01}, 2)
 
 
-def test_an_uncertain_second_label_is_worth_having_only_when_likely() -> None:
-    def gold(p: float) -> Belief:
-        return {frozenset("ab"): p, frozenset("a"): 1 - p}
-
-    assert best_set(gold(0.45), 3) == {"a"}
-    assert best_set(gold(0.55), 3) == {"a", "b"}
-
-
 def price(first: frozenset[str], second: frozenset[str]) -> int:
     lonely = sum(not any(b in PAIRS.get(a, {}) for b in second) for a in first)
     return lonely + sum(not any(b in PAIRS.get(a, {}) for a in first) for b in second)

@@ -2,11 +2,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment import metric as metrics
@@ -91,37 +89,6 @@ def test_order_changes_nothing(gold: Answer, predicted: Answer, draw: Any) -> No
     draw.shuffle(turned)
     before, after = values(gold, predicted), values(gold, {"judgments": turned})
     assert after == pytest.approx(before)
-
-
-def official(gold: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> NDArray[np.float64]:
-    """The definition of the contest on one case, on one-hot matrices and by position."""
-    columns = []
-    for field in ("charges", "articles"):
-        g, p = (
-            np.array([[label in j[field] for label in LABELS] for j in side], dtype=float)
-            for side in (gold, predicted)
-        )
-        hits = (g * p).sum(axis=1)
-        precision = hits / np.maximum(p.sum(axis=1), 1)
-        recall = hits / np.maximum(g.sum(axis=1), 1)
-        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
-        columns += [precision, recall, f1]
-    columns.append(
-        np.array([g["penalty"] == p["penalty"] for g, p in zip(gold, predicted, strict=True)])
-    )
-    means = np.stack(columns).mean(axis=1)
-    return np.append(means, 0.3 * means[2] + 0.3 * means[5] + 0.4 * means[6])
-
-
-@given(drawn(SETS), st.data())
-def test_the_official_definition_gives_the_same(
-    gold: list[dict[str, Any]], data: st.DataObject
-) -> None:
-    size = len(gold)
-    predicted = data.draw(drawn(SETS).map(lambda found: (found * size)[:size]))
-    predicted = [{**p, "name": g["name"]} for g, p in zip(gold, predicted, strict=True)]
-    found = values({"judgments": gold}, {"judgments": predicted})
-    assert list(found.values()) == pytest.approx(official(gold, predicted).tolist())
 
 
 TWO = {"judgments": [judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a", "b"], ["1", "2"], 8)]}

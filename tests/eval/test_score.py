@@ -312,27 +312,6 @@ def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
     }
 
 
-def test_thousands_of_cases_have_a_narrow_interval(case: Case, row: Case, write: Write) -> None:
-    right = ("盗窃罪", "264", 8)
-    wrong = ("诈骗罪", "266", 10)
-
-    def people(n: int, known: bool) -> list[tuple[str, list[str], list[str], int]]:
-        charge, article, penalty = right if known else wrong
-        return [(f"甲{i}", [charge], [article], penalty) for i in range(2 if n % 2 else 4)]
-
-    size = 4_000
-    gold = write("gold.jsonl", (case(n, *people(n, known=True)) for n in range(size)))
-    # Those of four defendants (weight 2) are right, a quarter of those of two (weight 1) as well.
-    rows = (row(n, *people(n, known=n % 2 == 0 or n % 8 == 1)) for n in reversed(range(size)))
-    scores = score(Reader(TASK), gold, write("submission.jsonl", rows))
-    expected = (2 + 1 * 0.25) / 3
-    assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, expected))
-    assert scores.total.examples == size
-    assert scores.groups["defendants"]["2"].mean["final"] == pytest.approx(0.25)
-    low, high = scores.total.interval["final"]
-    assert 0.025 > high - expected > 0 < expected - low < 0.025
-
-
 @pytest.mark.parametrize("groups", [2, 12])
 def test_a_group_s_name_is_no_markup(
     groups: int, gold: Path, row: Case, write: Write, capsys: pytest.CaptureFixture[str]
