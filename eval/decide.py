@@ -253,11 +253,20 @@ def best_pair(
     # [first sets, second sets]: number of labels of the one set without a pair in the other.
     unpaired_1 = rows_1 @ (rows_2 @ is_pair.T == 0).T
     unpaired_2 = (rows_1 @ is_pair == 0) @ rows_2.T
-    f1_1 = np.array([expected_f1(labels, beliefs[0]) for labels in sets_1])
-    f1_2 = np.array([expected_f1(labels, beliefs[1]) for labels in sets_2])
+    f1_1, f1_2 = _expected_f1s(rows_1, first, beliefs[0]), _expected_f1s(rows_2, second, beliefs[1])
     values = f1_1[:, None] + f1_2 - price * (unpaired_1 + unpaired_2)
     i, j = np.unravel_index(np.argmax(values > values.max() - TOLERANCE), values.shape)
     return sets_1[i], sets_2[j]
+
+
+def _expected_f1s(
+    rows: NDArray[np.int64], labels: Sequence[str], belief: Belief
+) -> NDArray[np.float64]:
+    """Return `expected_f1` of sets of `labels`, which are rows of 0 and 1; none is empty."""
+    has = np.array([[label in gold for gold in belief] for label in labels], dtype=np.int64)
+    sizes = rows.sum(axis=1)[:, None] + np.array([len(gold) for gold in belief])
+    result: NDArray[np.float64] = (2 * (rows @ has) / sizes) @ np.array(list(belief.values()))
+    return result
 
 
 def _likeliest(belief: Belief) -> list[str]:
