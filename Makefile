@@ -4,7 +4,7 @@
 # More settings:  CONFIG=qwen3-8b-qlora SFT="trainer.max_steps=200 gpus=8" GENERATE="samples=8"; V=1 shows the commands
 export PYTHONSAFEPATH = 1
 PYTHON ?= python3
-GPU    := $(shell command -v nvidia-smi 2>/dev/null)
+GPU    := $(shell nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | grep -x '[0-9]*' | sort -n | head -n 1)
 KNOWN  := CONFIG DEV GENERATE GPU MODEL PYTHON RUN SCORE SERVE SFT TASK TEST TRAIN V
 UNKNOWN := $(firstword $(filter-out $(KNOWN),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))))
 nearest = $(shell $(PYTHON) -c "import difflib, sys; print(*difflib.get_close_matches('$(1)'.upper(), sys.argv[1:], 1, 0.5))" $(KNOWN))
@@ -14,7 +14,7 @@ escaped = $(subst $(space),\ ,$(1))
 stem    = $(subst |,$(2),$(basename $(notdir $(subst $(space),|,$(1:/=)))))
 DEMO   := $(if $(TRAIN)$(MODEL)$(TASK)$(filter-out demo,$(CONFIG))$(if $(CONFIG),,$(RUN)),,data/demo/)
 AGAIN  := $(if $(filter sft,$(MAKECMDGOALS))$(SFT)$(MODEL)$(CONFIG)$(TASK)$(if $(RUN),,$(TRAIN)),again)
-CONFIG := $(or $(CONFIG),$(if $(MODEL),$(if $(GPU),qwen3-8b-lora,qwen2.5-0.5b-cpu),demo))
+CONFIG := $(or $(CONFIG),$(if $(MODEL),$(if $(GPU),qwen3-8b-$(if $(filter 0,$(shell [ $(GPU) -lt 39000 ]; echo $$?)),qlora,lora),qwen2.5-0.5b-cpu),demo))
 override RUN := $(or $(RUN:/=),runs/$(CONFIG)$(if $(filter-out judgment,$(TASK)),-$(TASK))$(if $(MODEL),-$(notdir $(subst $(space),_,$(MODEL:/=))))$(if $(TRAIN),-$(call stem,$(TRAIN),_)))
 TRAINED := $(call escaped,$(RUN)/$(if $(wildcard $(call escaped,$(RUN)/model/manifest.json)),model,adapter)/manifest.json)
 GOLD   := $(or $(TEST),$(addsuffix test.jsonl,$(DEMO)))

@@ -14,11 +14,12 @@ from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decoding import decoding_of, never_asked
 from panjue.eval.rule import decision_sha256, is_fitted_on
+from panjue.eval.seen import seen_by
 from panjue.eval.values import MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import DECISION
-from panjue.prompts.plumbing.run import find_answers
+from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
 
@@ -113,11 +114,14 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     values, baselines = MetricValues(task), Baselines(task, labels, run, gold)
     certainty = certainty_of(task, run) if decoding else None
     missing, faulty, unknown, notes, batch = 0, 0, 0, list[str](), list[Example]()
+    answers, seen = find_answers(run) if decoding else None, 0
+    is_seen = seen_by(answers.trained if answers and answers.record.is_of_adapter else None)
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
         missing += row is None
+        seen += is_seen(example)
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += (f"{example.id}: {note}" for note in example.notes)
         batch.append(example)
@@ -150,7 +154,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         compared_by=task.score.compared_by,
         notes=notes,
         never_asked=decoding.get("refusals", ()) if decoding else (),
-        in_sample=in_sample(run, decoding) if decoding else None,
+        in_sample=in_sample(answers, seen, decoding) if answers and decoding else None,
         unknown_baselines=baselines.unknown,
     )
 
@@ -167,16 +171,16 @@ def _unknown_labels(task: Task, examples: Sequence[Example], labels: Labels | No
     )
 
 
-def in_sample(run: Path, decoding: Mapping[str, Any]) -> str | None:
-    """Say how the model or the decision rule of these answers was fitted to their own cases."""
-    answers = find_answers(run)
-    if answers is None or not answers.record.is_of_adapter:
+def in_sample(answers: Answers, seen: int, decoding: Mapping[str, Any]) -> str | None:
+    """Say how the model or the decision rule of these answers was fitted to their own cases.
+
+    `seen` is the number of cases that were trained on.
+    """
+    record, trained = answers.record, answers.trained
+    if not record.is_of_adapter:
         return None
-    record, trained, training = answers.record, answers.trained, answers.training
-    files = (training.train_sha256, training.mix_sha256) if training else ()
-    if record.test_sha256 in files and not record.held_out:
-        held_out = "" if training and training.dev_sha256 else " (all but a tenth)"
-        return f"these cases were trained on{held_out}: {trained} was trained on {record.test}"
+    if seen:
+        return f"{seen} of these cases were trained on"
     fit = decoding.get("decision_sha256")
     if trained and fit and fit == decision_sha256(trained) and is_fitted_on(trained, record):
         return f"the decision rule was fitted on these cases: {trained / DECISION}"

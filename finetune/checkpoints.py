@@ -1,9 +1,15 @@
 """Checkpoints that are marked when complete and ignored otherwise, even after a power cut."""
 
+import errno
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from panjue.prompts.plumbing.files import read_json, sync, sync_names
+from safetensors import SafetensorError
+
+from panjue.prompts.plumbing.files import sync, sync_names
 
 COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
@@ -11,14 +17,16 @@ COMPLETE_MARK = "complete"
 TRAINER_STATE = "trainer_state.json"
 
 
-def is_over(checkpoint: Path, patience: int) -> bool:
-    """Say whether the training had ended at this checkpoint, its evaluation included."""
-    state = read_json(checkpoint / TRAINER_STATE)
-    parts = state["stateful_callbacks"]
-    stopping = parts.get("EarlyStoppingCallback", {}).get("attributes", {})
-    stopped_early = stopping.get("early_stopping_patience_counter", 0) >= patience
-    is_evaluated = not parts["TrainerControl"]["args"]["should_evaluate"]
-    return is_evaluated and (state["global_step"] >= state["max_steps"] or stopped_early)
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Turn what torch and safetensors say of a full disk into the error of the system."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        words = ("unexpected pos", "file write failed", "os error 28", "os error 27")
+        if not any(word in str(error) for word in words):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
 
 
 def mark_complete(checkpoint: Path) -> None:

@@ -150,13 +150,13 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     are fastest without a mask. In packed rows the positions restart at each example; from them
     transformers builds a mask, so that no example sees another.
     """
-    lengths = [len(row["input_ids"]) for row in rows]
-    width = max(lengths)
+    sizes = [len(row["input_ids"]) for row in rows]
+    width = max(sizes)
     batch = {
         name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
         for name, fill in (("input_ids", 0), ("labels", IGNORED))
     }
-    batch["length"] = torch.tensor(lengths)
+    batch["length"] = torch.tensor(sizes)
     if "group" in rows[0]:
         batch["group"] = torch.tensor([row["group"] for row in rows])
     if "seq_lengths" in rows[0]:
@@ -164,9 +164,9 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     return batch
 
 
-def positions(lengths: Sequence[int], width: int) -> Tensor:
-    """Return 0, 1, … for each of `lengths`, and again for the padding up to `width`."""
-    return torch.cat([torch.arange(length) for length in (*lengths, width - sum(lengths))])
+def positions(sizes: Sequence[int], width: int) -> Tensor:
+    """Return 0, 1, … for each of `sizes`, and again for the padding up to `width`."""
+    return torch.cat([torch.arange(size) for size in (*sizes, width - sum(sizes))])
 
 
 Draw = Callable[[torch.Generator], Iterable[int]]
@@ -196,24 +196,37 @@ class EpochSampler(Sampler[int]):
 
 
 def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
-    """Return a sampler that draws all groups equally often, with replacement."""
-    counts = torch.bincount(torch.tensor(groups)).double()
-    weights = (1 / counts)[torch.tensor(groups)]
+    """Return a sampler that takes one example of each group in turn.
 
-    def draw(generator: torch.Generator) -> list[int]:
-        drawn = torch.multinomial(weights, len(groups), True, generator=generator)
-        return [int(index) for index in drawn]
+    A step then has every group. Small groups are repeated, all of their examples equally often.
+    """
+    places = torch.tensor(groups)
+    members = [torch.nonzero(places == group)[:, 0] for group in sorted(set(groups))]
+
+    def draw(generator: torch.Generator) -> Iterator[int]:
+        queues: list[list[int]] = [[] for _ in members]
+        for turn in range(len(groups)):
+            number = turn % len(members)
+            if not queues[number]:
+                order = torch.randperm(len(members[number]), generator=generator)
+                queues[number] = members[number][order].tolist()
+            yield queues[number].pop()
 
     return EpochSampler(len(groups), draw, seed)
 
 
 def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:
     """Return a sampler that puts rows or packs of similar length into the same `step` rows."""
-    is_packed = "seq_lengths" in rows.column_names
-    lengths = [sum(pack) for pack in rows["seq_lengths"]] if is_packed else list(rows["length"])
+    sizes = lengths(rows)
 
     def draw(generator: torch.Generator) -> list[int]:
-        drawn: list[int] = get_length_grouped_indices(lengths, step, generator=generator)
+        drawn: list[int] = get_length_grouped_indices(sizes, step, generator=generator)
         return drawn
 
-    return EpochSampler(len(lengths), draw, seed)
+    return EpochSampler(len(sizes), draw, seed)
+
+
+def lengths(rows: Dataset) -> list[int]:
+    """Return the tokens of each row or pack."""
+    is_packed = "seq_lengths" in rows.column_names
+    return [sum(pack) for pack in rows["seq_lengths"]] if is_packed else list(rows["length"])

@@ -1,12 +1,9 @@
 """The choice of training and held-out examples; each data file is read once."""
 
 import heapq
-import pickle
-import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
@@ -14,58 +11,33 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 
 
-class Spool:
-    """Examples in an unnamed file on disk, which can be iterated several times.
-
-    The labels take a pass before the first row can be made, and a million cases fill the memory.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Start empty; the file is deleted when this process ends."""
-        self._file = TemporaryFile(dir=folder)  # noqa: SIM115  # closed with this object
-        weakref.finalize(self, self._file.close)
-        self._size = 0
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return self._size
-
-    def add(self, example: Example) -> None:
-        """Append an example."""
-        pickle.dump(example, self._file)
-        self._size += 1
-
-    def __iter__(self) -> Iterator[Example]:
-        """Yield the examples in order."""
-        self._file.seek(0)
-        for _ in range(self._size):
-            yield pickle.load(self._file)
-
-
 class Examples:
     """The examples of a training: `train`, `held_out` (`dev`, or a tenth of `train`), `mixable`.
 
-    No text of `mixable` is held out: several files may have the same facts.
+    No text that is held out is trained on: several files may have the same facts.
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
         """Read the files of the config."""
-        config.run.mkdir(parents=True, exist_ok=True)
-        self.train, self.held_out, self.mixable = (Spool(config.run) for _ in range(3))
+        self.train, self.held_out, self.mixable = (list[Example]() for _ in range(3))
         self._reader = reader
         self._file_of_id: dict[str, Path | None] = {}
         held: set[str] = set()
-        for example in self._read(config.train):
-            is_held = config.dev is None and is_held_out(example)
-            (self.held_out if is_held else self.train).add(example)
+        self.dropped = 0  # cases of `train` that `dev` has too
         for example in self._read(config.dev):
-            self.held_out.add(example)
+            self.held_out.append(example)
             held.add(text_hash(example))
+        for example in self._read(config.train):
+            if text_hash(example) in held:
+                self.dropped += 1
+                continue
+            is_held = config.dev is None and is_held_out(example)
+            (self.held_out if is_held else self.train).append(example)
         hashes = []
         for example in self._read(config.mix):
             text = text_hash(example)
             if not (text in held if config.dev else is_held_out(example)):
-                self.mixable.add(example)
+                self.mixable.append(example)
                 hashes.append(text)
         # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
         lowest = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.text import Text
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, RowReport
+from panjue.finetune.data import IGNORED, RowReport, lengths
+from panjue.finetune.examples import Examples
+from panjue.finetune.model import LESS_MEMORY, card_memory
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
@@ -36,14 +39,12 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
     def __init__(self, folder: Path, console: Console) -> None:
         """Write into `folder`, show on `console`; only the main process writes."""
-        self.evaluations = 0  # their number in the whole training, for the time left
-        self._evaluations_s: list[float] = []
-        self._step_ended = time.monotonic()
         self._folder, self._console = folder, console
         self._stack = ExitStack()
         self._meter: Meter | None = None
         self._status = ""
         self._tokens_before = 0
+        self._began = self._steps_s = 0.0  # of this step; in all steps, without evaluations
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
@@ -52,31 +53,22 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._stack.enter_context(shown)
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
-            self._step_ended = time.monotonic()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Note the time."""
+        self._began = time.monotonic()
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Update the meter, and the time left for evaluations."""
-        self._step_ended = time.monotonic()
-        if not self._meter:
-            return
-        left = self.evaluations - sum("eval_loss" in entry for entry in state.log_history)
-        times = self._evaluations_s
-        self._meter.pauses_s = sum(times)
-        self._meter.pauses_left_s = max(left, 0) * sum(times) / len(times) if times else 0.0
-        plural = "s" if left > 1 else ""
-        is_unknown = left > 0 and not times
-        self._meter.unmeasured = f" and {left} evaluation{plural}" if is_unknown else ""
-        self._meter.to(state.global_step, self._status)
-
-    def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """Note how long the evaluation took."""
-        self._evaluations_s.append(time.monotonic() - self._step_ended)
+        """Update the meter."""
+        self._steps_s += time.monotonic() - self._began
+        if self._meter:
+            self._meter.to(state.global_step, self._status)
 
     def on_log(
         self, _: Any, state: TrainerState, __: Any, logs: Mapping[str, Any], **___: Any
     ) -> None:
         """Append the entry to `log.jsonl`; show its loss and speed in the meter."""
-        if not state.is_world_process_zero:
+        if not state.is_world_process_zero or "train_runtime" in logs:  # a summary
             return
         seconds = round(self._meter.seconds, 1) if self._meter else 0.0
         entry = {"step": state.global_step, "seconds": seconds, **logs}
@@ -85,7 +77,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         if "eval_loss" in logs:
             self._show_held_out(state.global_step, logs)
         elif "loss" in logs and self._meter:
-            rate = (state.num_input_tokens_seen - self._tokens_before) / self._meter.busy_s
+            rate = (state.num_input_tokens_seen - self._tokens_before) / max(self._steps_s, 1e-3)
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _keep_entries(self, state: TrainerState) -> None:
@@ -99,8 +91,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         with atomic_write(path) as out:
             for _, row in read_lines(path):
                 is_lost = "eval_loss" in row and row["step"] not in evaluated
-                is_last = "train_runtime" in row
-                if row["step"] <= state.global_step and not is_lost and not is_last:
+                if row["step"] <= state.global_step and not is_lost:
                     out.write(dump(row) + "\n")
 
     def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:
@@ -119,18 +110,26 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
 
 def print_plan(
-    console: Console, trainer: ReplyTrainer, report: RowReport, held_out: RowReport, mixed: int
+    console: Console,
+    trainer: ReplyTrainer,
+    report: RowReport,
+    held_out: RowReport,
+    examples: Examples,
 ) -> None:
     """Print the examples, token percentiles, trained weights, steps and memory."""
-    for name, text in (*data_plan(report, held_out, mixed), *training_plan(trainer)):
+    for name, text in (*data_plan(report, held_out, examples), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", markup=False)
 
 
-def data_plan(report: RowReport, held_out: RowReport, mixed: int) -> Iterator[tuple[str, str]]:
+def data_plan(
+    report: RowReport, held_out: RowReport, examples: Examples
+) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about the examples."""
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
-    if mixed:
-        yield "", f"{mixed} of the training examples come from the mix file"
+    if examples.mixed_size:
+        yield "", f"{examples.mixed_size} of the training examples come from the mix file"
+    if examples.dropped:
+        yield "", f"{examples.dropped} cases of train are in dev too and are not trained on"
     if held_out.refused or held_out.shortened:
         more = f"{len(held_out.refused)} refused, {len(held_out.shortened)} shortened"
         yield "", f"held out: {more} (label not in the training set, or too long)"
@@ -159,6 +158,8 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         strategy = "sharded weights (FSDP)" if shards else "DDP"
         each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples"
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
+    if args.world_size < (cards := torch.cuda.device_count()):
+        yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
     yield "steps", f"{steps(trainer)} of {batch_size(args)} examples or packs"
     yield "evaluations", evaluation_plan(trainer)
     if args.load_best_model_at_end:
@@ -166,8 +167,23 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     else:
         yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
-    memory = (stored + trained * ADAM_BYTES) / 2**30 / (args.world_size if shards else 1)
-    yield "memory", f"{memory:.2f} GiB a device for weights and optimizer, without activations"
+    memory = (stored + trained * ADAM_BYTES) / (args.world_size if shards else 1)
+    yield "memory", memory_plan(trainer, memory)
+
+
+def memory_plan(trainer: ReplyTrainer, needed: float) -> str:
+    """Return what a device needs for weights and optimizer, `needed` bytes, and what it has."""
+    text = f"{needed / 2**30:.2f} GiB a device for weights and optimizer, without activations"
+    card = card_memory()
+    if card is None:
+        return text
+    text += f"; the GPU has {card / 2**30:.1f} GiB"
+    # With checkpointing a layer keeps its input; the logits of replies are a third of the rest.
+    config, rows = trainer.model.config.get_text_config(), trainer.args.train_batch_size
+    tokens = rows * max(lengths(trainer.train_dataset))
+    if needed + 3 * tokens * config.num_hidden_layers * config.hidden_size <= card:
+        return text
+    return f"{text}: that may be too little; {LESS_MEMORY}"
 
 
 def evaluation_plan(trainer: ReplyTrainer) -> str:
@@ -189,12 +205,10 @@ def evaluations(trainer: SFTTrainer) -> int:
     if args.eval_strategy == "no":
         return 0
     if args.eval_strategy == "epoch":
-        every = steps_per_epoch(trainer)
-        delay = args.eval_delay * every
-    else:  # below 1, `eval_steps` is a share of all steps
-        every = int(args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps))
-        delay = args.eval_delay
-    return sum(1 for point in {*range(every, last + 1, every), last} if point >= delay)
+        return int(np.ceil(last / steps_per_epoch(trainer)))
+    # Below 1, `eval_steps` is a share of all steps. The last step is evaluated too.
+    every = args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps)
+    return int(np.ceil(last / every))
 
 
 def steps(trainer: SFTTrainer) -> int:

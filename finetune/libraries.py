@@ -9,11 +9,12 @@ from inspect import signature
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.model import has_bf16
+from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
@@ -28,6 +29,7 @@ MANAGED = {
     "seed": "seed data_seed",
     "packing": "padding_free",
     "gpus and accelerate=finetune/configs/fsdp2.yaml": "fsdp fsdp_config ddp_backend",
+    "batch": "gradient_accumulation_steps",
     "trainer.per_device_train_batch_size: it would restart midway": "auto_find_batch_size",
     "trainer.train_sampling_strategy": "shuffle_dataset",
     "the environment variable HF_TOKEN: settings are saved to disk": "hub_token",
@@ -60,8 +62,18 @@ FLASH_ATTENTION = {
 """Attention that needs a package -> function that says whether transformers can use it here."""
 
 
+POSITIVE = (
+    *("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps"),
+    *("save_total_limit", "per_device_train_batch_size", "per_device_eval_batch_size"),
+)
+"""Numbers in `trainer`; transformers takes some of them at 0 or below for `not set`."""
+
+
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
+    for name in POSITIVE:
+        if isinstance(value := config.trainer.get(name), int | float) and value <= 0:
+            raise UserError(f"trainer.{name}: must be above 0, got {value}")
     check_managed("trainer", config.trainer, MANAGED_SETTINGS)
     check_managed("lora", config.lora, MANAGED_LORA_SETTINGS)
     sampling = config.trainer.get("accelerator_config") or {}
@@ -104,13 +116,14 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
     has_accelerator = torch.accelerator.is_available()
     headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {
-        "bf16": has_bf16(),
         "gradient_checkpointing": has_accelerator,
+        "per_device_eval_batch_size": 1 if has_accelerator else 8,
         "logging_steps": 10,
         "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
         "report_to": ["tensorboard"],
     }
     settings = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
+    settings |= precision(config.trainer) | shares(config, PartialState().num_processes)
     settings.pop("packing", None)  # `data.pack` packs
     settings.pop("save_total_limit", None)  # ReplyTrainer drops old checkpoints itself
     if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
@@ -118,7 +131,7 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
         settings = {**best, **settings}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     try:
-        return TrainerConfig(
+        args = TrainerConfig(
             **settings,
             output_dir=str(config.run / "checkpoints"),
             max_length=None,  # rows never exceed max_tokens, so trl must not cut
@@ -126,7 +139,26 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
             seed=config.seed,
             data_seed=config.seed,  # otherwise the order depends on the number of processes
             use_cpu=not has_accelerator,
-            disable_tqdm=True,  # the journal shows progress
+            disable_tqdm=True,  # Journal shows progress
+            router_aux_loss_coef=0.0,  # the loss is that of the replies; no router logits
         )
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"trainer: {first_line(error)}") from None
+    # A single process would use all visible GPUs (transformers/training_args.py:1917), by
+    # DataParallel, which trl refuses.
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
+
+
+def shares(config: SftConfig, processes: int) -> dict[str, int]:
+    """Return trl's batch sizes: a step has `batch` examples, whatever the number of processes."""
+    each, rest = divmod(config.batch, processes)
+    if rest or not each:
+        raise UserError(
+            f"batch: {config.batch} examples a step cannot be divided among {processes} processes; "
+            f"set batch={processes * max(1, each)}"
+        )
+    default = 1 if torch.accelerator.is_available() else each
+    most = config.trainer.get("per_device_train_batch_size", default)
+    size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
+    return {"per_device_train_batch_size": size, "gradient_accumulation_steps": each // size}

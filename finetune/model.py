@@ -25,8 +25,15 @@ def load_base(
     dtype: torch.dtype,
     quantization: Mapping[str, Any] | None = None,
     attention: str = "sdpa",
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load the base model from safetensors, quantized if `quantization` is given."""
+    """Load the base model from safetensors, quantized if `quantization` is given.
+
+    It goes straight to `device`: by way of the memory of the host, eight processes would need eight
+    copies there.
+    """
+    if quantization:
+        quantization = {"bnb_4bit_compute_dtype": dtype, **quantization}
     bits = BitsAndBytesConfig(**quantization) if quantization else None
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -36,6 +43,7 @@ def load_base(
             use_safetensors=True,
             trust_remote_code=False,
             attn_implementation=attention,
+            device_map={"": device} if device else None,
         )
     except (ValueError, ImportError) as error:
         if "attention" not in str(error).lower():
@@ -70,19 +78,24 @@ def check_packing(config: PretrainedConfig) -> None:
         )
 
 
-def resolve_dtype(name: str, *, bf16: bool) -> torch.dtype:
-    """Return the torch type for the setting `dtype`; `auto` is bfloat16 if `bf16`, else float32."""
-    if name == "auto":
-        return torch.bfloat16 if bf16 else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
+    """Return the torch type for `dtype`; `auto` is that of the training if weights are frozen."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if not frozen:
+        return torch.float32
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
 
 
 def has_bf16() -> bool:
     """Return whether the accelerator computes in bfloat16; without one, whether the CPU does.
 
-    A CPU does so with AVX-512 BF16 or AMX.
+    A CPU does so with AVX-512 BF16 or AMX. A GPU before Ampere only emulates it, slowly, which
+    torch counts as support unless it is asked (torch/cuda/__init__.py, `is_bf16_supported`).
     """
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if torch.accelerator.is_available():
         return bool(is_torch_bf16_gpu_available())
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -92,6 +105,34 @@ def has_bf16() -> bool:
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """LoRA initializations that also change the base's weights, some of them in place. vLLM and `merge`
 use the original base; with it, the adapter would be a different model from the trained one."""
+
+
+LESS_MEMORY = "use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens or a smaller base"
+
+
+def card_memory() -> int | None:
+    """Return the bytes of this process's GPU; None without one."""
+    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+
+
+def check_memory(folder: Path, method: str) -> None:
+    """Refuse a base whose weights alone are more than the GPU has, before minutes of loading."""
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    # Four bits and their scales; float32 with gradient and two moments, of files in bfloat16.
+    needed, card = size * {"qlora": 0.3, "full": 8}.get(method, 1), card_memory()
+    if card is not None and needed > card:
+        raise UserError(
+            f"{folder}: method={method} needs more than {needed / 2**30:.0f} GiB for the weights "
+            f"and the GPU has {card / 2**30:.1f}; {LESS_MEMORY}"
+        )
+
+
+def precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """Return trl's `bf16` and `fp16`: those `given`, or the one that this machine computes in."""
+    if "bf16" in given or "fp16" in given:
+        return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
+    bf16 = has_bf16()
+    return {"bf16": bf16, "fp16": torch.cuda.is_available() and not bf16}
 
 
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:

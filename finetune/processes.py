@@ -23,6 +23,9 @@ def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication."""
     check_driver()
     check_sharding(os.environ, config)
+    # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. Read at the
+    # first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if "LOCAL_RANK" in os.environ:
         end_with_parent()  # after `kill -9` of the launcher its processes would train on
     on_cpu = not torch.accelerator.is_available()
@@ -54,9 +57,14 @@ def check_driver() -> None:
         ) from None
 
 
+def is_sharded(environment: Mapping[str, str]) -> bool:
+    """Say whether accelerate divides the weights among the processes."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
 def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
     """Refuse settings, given to accelerate, that do not go with the config."""
-    if environment.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+    if not is_sharded(environment):
         return
     if not torch.accelerator.is_available():  # accelerate would use DDP
         raise UserError("FSDP: shards on accelerators, and there is none; launch without FSDP")
@@ -66,24 +74,11 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
             "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
             "finetune/configs/fsdp2.yaml"
         )
-    storage = config.quantization.get("bnb_4bit_quant_storage", "uint8")  # bitsandbytes' default
-    if config.method == "qlora" and storage == "uint8":
+    storage = config.quantization.get("bnb_4bit_quant_storage")
+    if config.method == "qlora" and storage != "bfloat16":
         raise UserError(
             "method=qlora: FSDP shards 4-bit weights only if they are stored as the others are; "
             "set quantization.bnb_4bit_quant_storage=bfloat16"
-        )
-
-
-def check_number(checkpoint: Path, processes: int) -> None:
-    """Refuse to resume with another number of processes.
-
-    Each process has saved its own random state and trains on its own share of each step.
-    """
-    before = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
-    if before != processes:
-        raise UserError(
-            f"{checkpoint}: was saved by {before} processes and this training has {processes}; "
-            f"set gpus={before}, or delete {checkpoint.parent} to begin again"
         )
 
 

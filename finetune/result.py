@@ -5,10 +5,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from panjue.eval.card import write_card
+from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
@@ -17,7 +18,6 @@ from panjue.prompts.plumbing.config import DATA, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
-    difference,
     read_json,
     replace_folder,
     sha256,
@@ -27,8 +27,8 @@ from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.task import Task
 
 SAME = (
-    *("task", "on_bad_row", "max_tokens", "method", "dtype", "seed", "score_examples", "patience"),
-    *("attn_implementation", "lora", "quantization"),
+    *("task", "on_bad_row", "batch", "max_tokens", "method", "dtype", "seed", "score_examples"),
+    *("patience", "attn_implementation", "lora", "quantization"),
 )
 """Settings that the record has as they are."""
 
@@ -49,6 +49,7 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         solve=task.answer.provenance().get("solve", {}),
         robust=config.robust.model_dump() if config.robust else None,
         prompt_sha256=prompt_sha256(config.task),
+        processes=PartialState().num_processes,
         trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
         versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     )
@@ -75,17 +76,13 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     return has_result
 
 
-def claim(config: SftConfig, record: RunRecord, console: Console) -> None:
+def claim(config: SftConfig, record: RunRecord) -> None:
     """Write config.yaml and manifest.json, which assign the run folder to this training."""
     run = Run(config.run)
     sections = load_values(config.path) if config.path else {}
     sections = {**sections, "sft": config.model_dump(mode="json")}
     with atomic_write(run.config) as out:
         out.write(OmegaConf.to_yaml(sections))
-    if (run.folder / MANIFEST).exists():
-        before = RunRecord.read(run.folder).versions
-        if diff := difference(before, record.versions):
-            console.print(f"resuming with other versions: {diff}", markup=False)
     record.write(run.folder)
 
 
@@ -113,7 +110,8 @@ def save(
     if trainer.is_world_process_zero():
         shutil.rmtree(temporary, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(temporary))  # all processes take part if weights are sharded
+    with full_disk_named(temporary):
+        trainer.save_model(str(temporary))  # all processes take part if weights are sharded
     if not trainer.is_world_process_zero():
         return
     (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml

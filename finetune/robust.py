@@ -21,7 +21,11 @@ from panjue.finetune.settings import RobustConfig
 from panjue.finetune.trainer import Batch, ReplyTrainer
 
 Sums = Tensor
-"""[3, groups]: each group's number of examples, sum of losses, and sum of `slopes`, in one step."""
+"""[3, 2, groups]: of each half of each group in one step, the number of examples and the sums of
+their losses and `slopes`."""
+
+WEIGHTS = {"vrex": 0.5, "irm": 100.0, "adversarial": 1.0}
+"""Method -> default weight of its penalty, from FairLex (configs/algorithm.py)."""
 
 STATE_FILE = "robust.safetensors"
 
@@ -43,6 +47,8 @@ class Objective:
         self._settings, self._groups = settings, groups
         self.is_balanced = settings.method != "erm"  # groups are sampled equally often
         self.needs_slopes = settings.method == "irm"
+        default = WEIGHTS.get(settings.method, 0.0)
+        self._weight = default if settings.weight is None else settings.weight
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
         self._totals = torch.zeros(2, len(groups), dtype=torch.float64)
         self._penalties: list[float] = []
@@ -51,44 +57,53 @@ class Objective:
             self.adversary = torch.nn.Linear(hidden, len(groups)).to(device)
             self._optimizer = torch.optim.Adam(self.adversary.parameters(), lr=ADVERSARY_RATE)
 
-    def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor | None = None) -> Sums:
-        """Return the sums of one batch for each group."""
-        if slopes is None:
-            slopes = torch.zeros_like(losses)
-        rows = [torch.ones_like(losses), losses, slopes]
-        totals = torch.zeros(3, len(self._groups), dtype=torch.float64, device=losses.device)
-        return totals.index_add_(1, groups, torch.stack(rows).detach().double())
+    def sums(
+        self,
+        losses: Tensor,
+        groups: Tensor,
+        slopes: Tensor | None = None,
+        halves: Tensor | None = None,
+    ) -> Sums:
+        """Return the sums of one batch; `halves` has 0 or 1 for each example."""
+        size, halves = len(self._groups), torch.zeros_like(groups) if halves is None else halves
+        rows = [torch.ones_like(losses), losses, torch.zeros_like(losses)]
+        rows[2] = rows[2] if slopes is None else slopes
+        totals = torch.zeros(3, 2 * size, dtype=torch.float64, device=losses.device)
+        totals.index_add_(1, groups + size * halves, torch.stack(rows).detach().double())
+        return totals.reshape(3, 2, size)
 
     def set_weights(self, sums: Sums, step: int) -> None:
         """Compute the weights of a step from its totals over all batches and processes.
 
         `step` is the number of optimizer steps before this one.
         """
-        counts, losses, slopes = sums
+        slopes = sums[2] / sums[0].clamp(min=1)
+        counts, losses, _ = sums.sum(1)
         divisor = counts.clamp(min=1)
-        means, slope = losses / divisor, slopes / divisor
+        means = losses / divisor
         self._totals += torch.stack([counts, losses]).cpu()
         present = (counts > 0).double()
         uniform = present / present.sum()
-        weight, method = self._settings.weight, self._settings.method
-        slope_weights = torch.zeros_like(means)
+        weight, method = self._weight, self._settings.method
+        slope_weights = torch.zeros_like(slopes)
         if method == "erm":
             loss_weights = counts / counts.sum()
         elif method == "group_dro":
             self.log_weights = self.log_weights.to(means) + self._settings.step * means
             self.log_weights = self.log_weights.log_softmax(0)
             loss_weights = self.log_weights.exp()
-        elif method == "vrex":  # the gradient of mean + weight * population variance
-            centred = (means - (uniform * means).sum()) * present
-            loss_weights = uniform + 2 * weight * uniform * centred
-            self._penalties.append(float((uniform * centred**2).sum()))
+        elif method == "vrex":  # the gradient of mean + weight * variance (unbiased)
+            centred = (means - (uniform * means).sum()) * present / (present.sum() - 1).clamp(min=1)
+            loss_weights = uniform + 2 * weight * centred
+            self._penalties.append(float((centred * means).sum()))
         else:
             loss_weights = uniform
         if method == "irm":
+            # The product of two halves: the square of one mean would count its noise too.
             is_warm = step >= self._settings.warmup
-            self._penalties.append(float((uniform * slope**2).sum()) * is_warm)
-            slope_weights = 2 * weight * uniform * slope * is_warm
-        self._loss_weights, self._slope_weights = loss_weights / divisor, slope_weights / divisor
+            self._penalties.append(float((uniform * slopes.prod(0)).sum()) * is_warm)
+            slope_weights = weight * uniform * slopes.flip(0) * is_warm / sums[0].clamp(min=1)
+        self._loss_weights, self._slope_weights = loss_weights / divisor, slope_weights
 
     def __call__(
         self,
@@ -96,6 +111,7 @@ class Objective:
         groups: Tensor,
         *,
         slopes: Tensor | None = None,
+        halves: Tensor | None = None,
         states: Tensor | None = None,
         batches: int = 1,
     ) -> Tensor:
@@ -106,9 +122,10 @@ class Objective:
         """
         loss: Tensor = (self._loss_weights.to(losses)[groups] * losses).sum()
         if slopes is not None:
-            loss = loss + (self._slope_weights.to(slopes)[groups] * slopes).sum()
+            weights = self._slope_weights.to(slopes)[0 if halves is None else halves, groups]
+            loss = loss + (weights * slopes).sum()
         if states is not None and self.adversary is not None:
-            logits = self.adversary(reverse(states.float(), self._settings.weight))
+            logits = self.adversary(reverse(states.float(), self._weight))
             adversary_loss = cross_entropy(logits, groups)
             self._penalties.append(float(adversary_loss.detach()))
             loss = loss + adversary_loss / batches
@@ -127,7 +144,7 @@ class Objective:
     def log(self) -> Iterator[tuple[str, float]]:
         """Yield each group's mean loss, its weight, and the mean penalty since the last call.
 
-        That is the variance, the squared slope, or the adversary's loss in this process.
+        That is the variance, the product of slopes, or the adversary's loss in this process.
         """
         for name, count, total in zip(self._groups, *self._totals.tolist(), strict=True):
             if count:
@@ -199,28 +216,33 @@ class GroupTrainer(ReplyTrainer):
 
     def training_loss(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the batch's share of its step's objective."""
-        losses, groups, mean_slopes = self._by_example(batch)
+        losses, groups, mean_slopes, halves = self._by_example(batch)
         if self._batches == 1:  # otherwise `get_batch_samples` has begun the step
-            self._begin(self._objective.sums(losses, groups, mean_slopes))
+            self._begin(self._objective.sums(losses, groups, mean_slopes, halves))
         world = self.accelerator.num_processes
         adversarial = self._objective.adversary is not None
         loss = self._objective(
             losses,
             groups,
             slopes=mean_slopes,
+            halves=halves,
             states=pooled(batch.hidden, batch.prompt_mask) if adversarial else None,
             batches=self._batches * world,
         )
         scaled: Tensor = loss * world  # DDP divides by it
         return scaled
 
-    def _by_example(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return each example's mean loss and group, and its mean slope if needed."""
+    def _by_example(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Return each example's mean loss, group, mean slope if needed, and half.
+
+        The length of the prompt decides the half, so that batches and processes change nothing.
+        """
         assert batch.groups is not None, "rows of finetune.data have a group"
+        halves = batch.prompt_mask.sum(1) % 2
         mean_slopes = None
         if self._objective.needs_slopes:
             mean_slopes = batch.per_example(slopes(batch.logits, batch.labels))
-        return batch.per_example(batch.losses), batch.groups, mean_slopes
+        return batch.per_example(batch.losses), batch.groups, mean_slopes, halves
 
     def _begin(self, sums: Tensor) -> None:
         totals = self.accelerator.reduce(sums.to(self.args.device), "sum")

@@ -21,6 +21,19 @@ MAX_BATCH_TOKENS = 2**15
 """Tokens of one batch, padding and replies included: 5 GB of attention cache for an 8B model."""
 
 
+def batch_tokens(config: Any) -> int:
+    """Return the tokens whose attention cache takes half of a GPU's free memory, or the limit."""
+    if not torch.cuda.is_available():
+        return MAX_BATCH_TOKENS
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    free -= torch.cuda.memory_allocated()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Keys and values of each layer, two bytes a number.
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    each = 4 * config.num_hidden_layers * heads * width
+    return int(min(MAX_BATCH_TOKENS, free // 2 // each))
+
+
 @dataclass(frozen=True)
 class Question:
     """A held-out example with the token ids of its prompt and the room for a reply, in tokens.
@@ -56,7 +69,8 @@ class HeldOut:
         refused = [question for question in self.questions if not question.prompt]
         answers = [self._answer(question, "") for question in refused[rank::world]]
         done, last_line = len(refused), time.monotonic()
-        for batch in batches([q for q in self.questions if q.prompt], MAX_BATCH_TOKENS * world):
+        most = min(gather_object([batch_tokens(trainer.model.config.get_text_config())])) * world
+        for batch in batches([q for q in self.questions if q.prompt], most):
             share = batch[rank::world]
             # Where weights are sharded, a process without a share has to gather them too.
             asked = share or (batch[:1] if trainer.is_fsdp_enabled else [])
@@ -72,24 +86,35 @@ class HeldOut:
         example = question.example
         return example, self._task.ask.decode(reply, example, self._labels).answer
 
-    @torch.no_grad()
     def _replies(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
+        """Return the replies; where memory is short, those of half a batch at a time."""
+        try:
+            return self._generate(trainer, batch)
+        except torch.OutOfMemoryError:
+            # Processes that share weights have to decode the same batches.
+            if len(batch) == 1 or trainer.is_fsdp_enabled:
+                raise
+        torch.accelerator.empty_cache()
+        half = len(batch) // 2
+        return self._replies(trainer, batch[:half]) + self._replies(trainer, batch[half:])
+
+    @torch.no_grad()
+    def _generate(self, trainer: Any, batch: Sequence[Question]) -> list[str]:
         pad = self._tokenizer.eos_token_id  # any token: the attention mask hides it
         width = max(len(question.prompt) for question in batch)
         ids = torch.tensor([[pad] * (width - len(q.prompt)) + q.prompt for q in batch])
         mask = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q in batch])
         model = trainer.accelerator.unwrap_model(trainer.model)
-        with trainer.compute_loss_context_manager():
-            output = model.generate(
-                input_ids=ids.to(model.device),
-                attention_mask=mask.to(model.device),
-                max_new_tokens=max(question.room for question in batch),
-                do_sample=False,
-                pad_token_id=pad,
-                eos_token_id=pad,
-                use_cache=True,
-                synced_gpus=trainer.is_fsdp_enabled,
-            )
+        output = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max(question.room for question in batch),
+            do_sample=False,
+            pad_token_id=pad,
+            eos_token_id=pad,
+            use_cache=True,
+            synced_gpus=trainer.is_fsdp_enabled,
+        )
         texts: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
         return texts
 

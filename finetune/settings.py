@@ -29,8 +29,8 @@ class RobustConfig(Config):
     """Attribute that defines the groups. Examples without it form a group of their own."""
     step: float = Field(0.01, gt=0)
     """For group_dro: how fast the weights of groups with high losses grow."""
-    weight: float = Field(0.5, ge=0)
-    """For vrex, irm and adversarial: weight of the penalty."""
+    weight: float | None = Field(None, ge=0)
+    """For vrex, irm and adversarial: weight of the penalty; by default FairLex's."""
     warmup: int = Field(500, ge=0)
     """For irm: optimizer steps before the penalty counts."""
 
@@ -61,6 +61,9 @@ class SftConfig(Config):
     equally often and ignore `trainer.train_sampling_strategy`."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
+    batch: int = Field(16, ge=1)
+    """Examples, or packs, of one step, over all processes. Each process takes
+    `trainer.per_device_train_batch_size` of them at once, or fewer."""
     max_tokens: int = Field(4096, ge=64)
     """Prompt plus reply. Longer prompts are shortened and counted; replies are never cut."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -137,7 +140,9 @@ def check_data(config: SftConfig) -> None:
         if file is not None and not file.exists():
             raise UserError(f"{name}: no file {file}")
         if file is not None and name != "groups":  # a file of another format is found at once
-            next(Reader(task, on_bad_row=config.on_bad_row).read(file), None)
+            reader = Reader(task, on_bad_row=config.on_bad_row)
+            if next(reader.read(file), None) is None and not reader.skipped.rows:
+                raise UserError(f"{name}: {file} is empty")
 
 
 def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:

@@ -1,10 +1,13 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
 import hashlib
+import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,23 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.eval.classifier import FILE_VERSION
-from panjue.finetune.checkpoints import is_over, newest_complete
+from panjue.eval.seen import write_seen
+from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit
 from panjue.finetune.data import RowMaker, RowReport, cached, pack
 from panjue.finetune.examples import Examples
-from panjue.finetune.journal import Journal, evaluations, print_example, print_plan
+from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
-from panjue.finetune.model import Model, check_packing, load_base, resolve_dtype, with_lora
-from panjue.finetune.processes import check_number, join_processes, wait_for
+from panjue.finetune.model import (
+    LESS_MEMORY,
+    Model,
+    check_memory,
+    check_packing,
+    load_base,
+    resolve_dtype,
+    with_lora,
+)
+from panjue.finetune.processes import is_sharded, join_processes, wait_for
 from panjue.finetune.result import claim, is_finished, run_record, save, trained_folder
 from panjue.finetune.robust import GroupTrainer, Objective
 from panjue.finetune.scoring import HeldOut, kept_score
@@ -44,6 +56,10 @@ DATA_KEYS = {"task", "train_sha256", "dev_sha256", "mix_sha256", "mix_ratio", "o
 
 ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "groups_sha256", "solve"}
 """Entries of the record that decide the token rows."""
+
+
+MIN_GROUP = 10
+"""Fewest training examples of a group; each would be repeated too often."""
 
 
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
@@ -89,17 +105,18 @@ def run_training(
     if args.eval_strategy != "no" and config.score_examples and len(examples.held_out):
         held_out = HeldOut(maker, examples.held_out, config.score_examples, console)
     print_stage(config, console, 2, "loading the base model")
-    model = make_model(config, base, bf16=bool(args.bf16))
+    model = make_model(config, base, args)
     trainer = make_trainer(config, model, args, rows, held_out, console)
-    print_plan(console, trainer, rows.report, rows.held_report, examples.mixed_size)
+    print_plan(console, trainer, rows.report, rows.held_report, examples)
     if reader.skipped.rows:
         console.print(f"{'skipped':12s} {reader.skipped}", markup=False)
     if config.dry_run:
         print_example(console, trainer.train_dataset[0], rows.tokenizer)
         return
     if trainer.is_world_process_zero():
-        claim(config, record, console)
+        claim(config, record)
         reader.skipped.write(config.run / "skipped-train.jsonl")
+        write_seen(config.run, chain(examples.train, examples.mixable))
     trainer.accelerator.wait_for_everyone()
     classifier = fitted_classifier(config, examples, maker, record, console)
     result = trained_folder(config)
@@ -108,6 +125,8 @@ def run_training(
         train_or_resume(trainer, config, console)
     except ImportError as error:  # some optimizers have a package of their own
         raise UserError(f"trainer: {first_line(error)}") from None
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
@@ -159,12 +178,17 @@ def token_rows(
     )
 
 
-def make_model(config: SftConfig, folder: Path, *, bf16: bool) -> Model:
+def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
     """Return the base model for `method`, with LoRA layers unless all weights are trained."""
     frozen = config.method != "full"
     quantization = config.quantization if config.method == "qlora" else None
-    dtype = resolve_dtype(config.dtype, bf16=bf16 and frozen)
-    model: Model = load_base(folder, dtype, quantization, config.attn_implementation)
+    dtype = resolve_dtype(config.dtype, args, frozen=frozen)
+    # Under FSDP one process reads the weights, and the others get their shares of them.
+    is_alone = torch.accelerator.is_available() and not is_sharded(os.environ)
+    device = PartialState().device if is_alone else None
+    if is_alone:
+        check_memory(folder, config.method)
+    model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
     if config.trainer.get("packing"):
         check_packing(model.config)
     if frozen:
@@ -182,10 +206,9 @@ def make_trainer(
     console: Console,
 ) -> ReplyTrainer:
     """Return the trainer, ready to start."""
-    journal = Journal(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
-    objective = make_objective(config, model, rows.report.groups)
+    objective = make_objective(config, model, rows)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     try:
         trainer: ReplyTrainer = trainer_class(
@@ -197,22 +220,30 @@ def make_trainer(
             train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
-            callbacks=[journal, *patience],
+            callbacks=[Journal(config.run, console), *patience],
         )
-    # A wrong setting or a missing package; for wandb and other loggers that is a RuntimeError.
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.
+        if isinstance(error, RuntimeError) and "to be installed" not in str(error):
+            raise
         raise UserError(f"trainer: {first_line(error)}") from None
-    trainer.remove_callback(PrinterCallback)  # the journal prints instead
-    journal.evaluations = evaluations(trainer)
+    trainer.remove_callback(PrinterCallback)  # Journal prints instead
     return trainer
 
 
-def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:
+def make_objective(config: SftConfig, model: Model, rows: Rows) -> Objective | None:
     """Return the objective over groups; None to minimize the mean over tokens."""
     if config.robust is None:
         return None
+    groups, counts = rows.report.groups, Counter(rows.train["group"])
     if set(groups) <= {UNKNOWN}:
         raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
+    rare = min(counts, key=lambda place: counts[place])
+    if config.robust.method != "erm" and counts[rare] < MIN_GROUP:
+        raise UserError(
+            f"robust.by: {counts[rare]} examples have the group {groups[rare]!r}; a group needs "
+            f"{MIN_GROUP}, since all are drawn equally often: join it with another group"
+        )
     torch.manual_seed(config.seed)
     hidden = model.config.get_text_config().hidden_size
     return Objective(config.robust, groups, hidden, PartialState().device)
@@ -245,14 +276,10 @@ def fitted_classifier(
 
 
 def train_or_resume(trainer: ReplyTrainer, config: SftConfig, console: Console) -> None:
-    """Train from the newest checkpoint, if there is one; load a training that is over."""
+    """Train from the newest checkpoint, if there is one."""
     checkpoint = newest_complete(config.run / "checkpoints")
     if checkpoint is None:
         trainer.train()
         return
-    check_number(checkpoint, trainer.accelerator.num_processes)
     console.print(f"resuming from {checkpoint}")
-    if is_over(checkpoint, config.patience):
-        trainer.load_finished(checkpoint)
-    else:
-        trainer.resume_from(checkpoint)
+    trainer.resume_from(checkpoint)

@@ -10,16 +10,28 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    EarlyStoppingCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
-from panjue.finetune.checkpoints import TRAINER_STATE, drop, drop_old, mark_complete
+from panjue.finetune.checkpoints import (
+    TRAINER_STATE,
+    drop,
+    drop_old,
+    full_disk_named,
+    mark_complete,
+)
 from panjue.finetune.data import IGNORED, EpochSampler, collate, length_sampler
 from panjue.finetune.scoring import HeldOut
 from panjue.finetune.stop import StopOnSignal
-from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, write_json
 
 NOT_MODEL_INPUTS = ("labels", "group", "length", "skip_logits")
 """Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
@@ -47,6 +59,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._sampler: EpochSampler | None = None
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
+        # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
+        # which most of the late, small updates change nothing.
+        if getattr(self.model, "is_quantized", False):
+            for weight in self.model.parameters():
+                weight.data = weight.data.float() if weight.requires_grad else weight.data
         if stop:
             self.add_callback(stop)
         self.add_callback(Moments(self))
@@ -106,8 +123,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
-        step = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        self._sampler = length_sampler(rows, step, self.args.seed)
+        args = self.args
+        step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self._sampler = length_sampler(rows, step, args.seed)
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
@@ -131,17 +149,38 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 module.reshard()
         super()._load_best_model()
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
         """Compute the held-out loss, then the task's metrics on greedily decoded answers.
 
         Not in a callback, so that early stopping and the choice of the best checkpoint see them.
         """
+        self.model.eval()
         # Without this fork an evaluation would change the dropout of the steps after it.
         with torch.random.fork_rng(devices=[]):
-            output = super().evaluation_loop(*args, **kwargs)
+            metrics = {"eval_loss": self._held_out_loss()}
             if self.held_out:
-                output.metrics.update({f"eval_{k}": v for k, v in self.held_out(self).items()})
-        return output
+                metrics |= {f"eval_{k}": v for k, v in self.held_out(self).items()}
+        return EvalLoopOutput(None, None, metrics, len(self.eval_dataset))
+
+    @torch.no_grad()
+    def _held_out_loss(self) -> float:
+        """Return the mean loss of all held-out reply tokens.
+
+        Each counts once: the evaluation of transformers takes the mean of batches, and gives some
+        rows to two processes.
+        """
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        sums = torch.zeros(2, dtype=torch.float64)
+        size = self.args.per_device_eval_batch_size
+        for start in range(0, len(self.eval_dataset), size * world):
+            places = range(start + rank, min(start + size * world, len(self.eval_dataset)), world)
+            # Where weights are sharded, a process without a share has to gather them too.
+            rows = [self.eval_dataset[place] for place in places or [0]]
+            losses = self.forward_pass(self.model, self._prepare_inputs(collate(rows))).losses
+            if places:
+                sums += torch.tensor([losses.double().sum(), len(losses)], dtype=torch.float64)
+        total, count = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+        return float(total / count)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Log, save, then evaluate: an evaluation that fails loses no step."""
@@ -175,8 +214,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch, unless the evaluation of a resumed step has ended the training."""
+        """Train an epoch, unless the training is over since the step that was resumed."""
         is_over = self.state.global_step >= self.state.max_steps
+        for part in self.callback_handler.callbacks:
+            if isinstance(part, EarlyStoppingCallback):
+                is_over |= part.early_stopping_patience_counter >= part.early_stopping_patience
         self.control.should_training_stop |= is_over
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
@@ -189,7 +231,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         checkpoint = self._checkpoint()
         if self.is_world_process_zero() and checkpoint.exists():
             drop(checkpoint)  # incomplete: a run was killed here
-        super()._save_checkpoint(model, trial)
+        with full_disk_named(checkpoint):
+            super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():
             self.save_extra_state(checkpoint)
@@ -207,15 +250,20 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         """Update what is trained beside the model: nothing here."""
 
     def resume_from(self, checkpoint: Path) -> None:
-        """Resume training from a checkpoint."""
-        self.train(resume_from_checkpoint=str(checkpoint))
+        """Resume training from a checkpoint, in whose folder its best one is, wherever that is.
 
-    def load_finished(self, checkpoint: Path) -> None:
-        """Load the weights of a finished training, from its best checkpoint if it chose one."""
-        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        self._load_from_checkpoint(str(checkpoint))
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
-            self._load_best_model()
+        Transformers forgets a best checkpoint that is not where it was (trainer.py:1684).
+        """
+        state = read_json(checkpoint / TRAINER_STATE)
+        if state["best_model_checkpoint"]:
+            best = checkpoint.parent / Path(state["best_model_checkpoint"]).name
+            if not best.is_dir():
+                raise UserError(f"{best}: the best checkpoint is missing; restore it or train anew")
+            if self.is_world_process_zero():
+                path = checkpoint / TRAINER_STATE
+                write_json(path, {**state, "best_model_checkpoint": str(best)})
+            self.accelerator.wait_for_everyone()
+        self.train(resume_from_checkpoint=str(checkpoint))
 
 
 @dataclass(frozen=True)

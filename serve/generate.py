@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from panjue.eval.seen import seen_by
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import exclusive_lock
@@ -41,10 +42,14 @@ def generate(
     job = make_job(run, test, config)
     reader = Reader(job.task, held_out=config.held_out, on_bad_row=config.on_bad_row)
     console.print("1/3 reading the cases")
-    examples = sum(1 for _ in reader.read(test))
+    is_seen = seen_by(job.trained)
+    flags = [is_seen(example) for example in reader.read(test)]
+    examples, seen = len(flags), sum(flags)
     if not examples:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise UserError(f"{test}: has no cases{skipped}")
+    if seen:
+        console.print(f"{seen} of {examples} cases were trained on; expect lower scores on others")
     if config.held_out:
         check_held_out(run, test)
     record = record_of(job, test)

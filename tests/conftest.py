@@ -36,11 +36,12 @@ sft:
   model: {folder}/base/untrained
   train: {folder}/demo/base.jsonl
   method: full
+  batch: 16
   max_tokens: 1024
   shape: {{vocab_size: 1024, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
     num_attention_heads: 4, num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 16384,
     tie_word_embeddings: true, initializer_range: 0.2}}  # a head_dim of 16 is too narrow for vLLM
-  trainer: {{max_steps: 60, per_device_train_batch_size: 16, learning_rate: 3.0e-3,
+  trainer: {{max_steps: 60, learning_rate: 3.0e-3,
     save_strategy: "no", eval_strategy: "no"}}
 """
 
@@ -49,9 +50,10 @@ sft:
   run: {folder}/run
   model: {folder}/base/model
   train: {folder}/demo/train.jsonl
+  batch: 8
   max_tokens: 1024
   lora: {{r: 8, target_modules: all-linear}}
-  trainer: {{max_steps: 12, per_device_train_batch_size: 8, learning_rate: 2.0e-3,
+  trainer: {{max_steps: 12, learning_rate: 2.0e-3,
     logging_steps: 1, save_strategy: steps, save_steps: 6, eval_strategy: steps, eval_steps: 6,
     report_to: [tensorboard]}}
 generate:

@@ -19,10 +19,10 @@ OWN = ("TRAIN=train.jsonl", "TASK=reading", "CONFIG=mine", "MODEL=models/mine", 
 Planned = Callable[..., list[str]]
 
 
-def make(*words: str) -> subprocess.CompletedProcess[str]:
+def make(*words: str, gpu: str | None = "GPU=") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["make", "-n", *words],
-        env={"PATH": os.environ["PATH"], "MAKEFLAGS": "GPU="},
+        env={"PATH": os.environ["PATH"], "MAKEFLAGS": gpu or ""},
         capture_output=True,
         text=True,
         check=False,
@@ -46,9 +46,9 @@ def trained(run: str, result: str = "adapter") -> None:
     (Path(run) / result / "manifest.json").touch()
 
 
-def planned(*words: str) -> list[str]:
+def planned(*words: str, gpu: str | None = "GPU=") -> list[str]:
     """Return the commands of panjue that make would run, without the remarks."""
-    done = make(*words)
+    done = make(*words, gpu=gpu)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^\.venv/bin/panjue (.*?)(?:  #.*)?$", done.stdout, re.MULTILINE)
     return [" ".join(line.replace("'", "").split()) for line in found]
@@ -137,6 +137,28 @@ def test_paths_with_spaces_and_slashes_work() -> None:
     done = make("score", "RUN=my runs/x y", words[2])
     assert ".venv/bin/panjue generate 'my runs/x y' 'my data/c d.jsonl'" in done.stdout
     assert "sft" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "config"),
+    [
+        ("81559\n81559", "qwen3-8b-lora"),
+        ("40536", "qwen3-8b-lora"),
+        ("81559\n24564", "qwen3-8b-qlora"),  # the smallest card decides
+        ("15360", "qwen3-8b-qlora"),
+        ("No devices were found", "qwen2.5-0.5b-cpu"),
+    ],
+)
+def test_the_card_chooses_the_config(
+    said: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nprintf '{said}\\n'\n", "utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    [sft] = planned("sft", "MODEL=m", "TRAIN=t.jsonl", gpu=None)
+    assert sft.startswith(f"sft finetune/configs/{config}.yaml ")
 
 
 def test_help_lists_every_target() -> None:

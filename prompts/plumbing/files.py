@@ -109,7 +109,11 @@ def parse_case(raw: bytes) -> dict[str, Json]:
     """Read one line of an input file as a JSON object."""
     if len(raw) > LARGEST_LINE:
         raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
-    return parse_line(raw)
+    try:
+        return parse_line(raw)
+    except UserError as error:
+        torn = "" if raw.endswith(b"\n") else "; the last line is not ended: is the file cut off?"
+        raise UserError(f"{error}{torn}") from None
 
 
 def parse_line(raw: bytes) -> dict[str, Json]:

@@ -21,7 +21,7 @@ SETTLED_S, SETTLED_ITEMS = 20.0, 5
 
 
 class Meter:
-    """Counts up to `total`; `pauses_s` went into no item, `pauses_left_s` are still to come."""
+    """Counts up to `total`."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         """Start at `start`."""
@@ -29,7 +29,6 @@ class Meter:
         self._console = console
         self._start_time = self._last_line = time.monotonic()
         self.bar: Progress | None = None
-        self.pauses_s, self.pauses_left_s, self.unmeasured = 0.0, 0.0, ""
 
     @property
     def seconds(self) -> float:
@@ -37,14 +36,9 @@ class Meter:
         return max(time.monotonic() - self._start_time, 1e-3)
 
     @property
-    def busy_s(self) -> float:
-        """Seconds that went into items."""
-        return max(self.seconds - self.pauses_s, 1e-3)
-
-    @property
     def rate(self) -> float:
-        """Items per second, without those before `start` and without pauses."""
-        return (self.done - self._start) / self.busy_s
+        """Items per second, without those before `start`."""
+        return (self.done - self._start) / self.seconds
 
     def to(self, done: int, text: str) -> None:
         """Show that `done` items are finished, with `text`."""
@@ -58,10 +52,9 @@ class Meter:
 
     def _time_left(self) -> str:
         """Return the time left, once the rate has settled."""
-        if self.busy_s < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
+        if self.seconds < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
             return ""
-        left_s = (self.total - self.done) / self.rate + self.pauses_left_s
-        return f"  {left_s / 60:.1f} min{self.unmeasured} left"
+        return f"  {(self.total - self.done) / self.rate / 60:.1f} min left"
 
 
 @contextmanager

@@ -74,6 +74,9 @@ class RunRecord(Record):
     solve: dict[str, Any] = Field(default_factory=dict)
     robust: dict[str, Any] | None = None
     prompt_sha256: str
+    batch: int = 16
+    processes: int = 1
+    """Each has its own random state and its share of every step."""
     max_tokens: int
     method: str
     dtype: str

@@ -78,6 +78,20 @@ def test_what_is_held_out_is_never_mixed_in(
     assert not sorted_by(Reader(TASK), train=train, dev=mix, mix=mix, mix_ratio=99).mixed_size
 
 
+def test_what_is_held_out_by_name_is_not_trained_on(
+    files: tuple[Path, Path], sorted_by: Callable[..., Examples]
+) -> None:
+    train, dev = files
+    chosen = sorted_by(Reader(TASK), train=train, dev=dev)
+    held = {e.text for e in Reader(TASK).read(dev)}
+    both = [e.id for e in Reader(TASK).read(train) if e.text in held]
+    assert len(both) == 30
+    assert chosen.dropped == 30, "each of them, and it is counted"
+    assert not set(both) & {e.id for e in chosen}
+    assert len(chosen.held_out) == len(list(Reader(TASK).read(dev)))
+    assert sorted_by(Reader(TASK), train=train).dropped == 0
+
+
 def test_a_side_file_that_may_mean_two_examples_is_refused(
     files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
 ) -> None:

@@ -1,10 +1,11 @@
-"""Several processes of one training: FSDP2 equals DDP, and what cannot work is refused.
+"""Several processes of one training: DDP equals one process, FSDP2 equals DDP, signals and kills.
 
 accelerate shards on accelerators only. Here two processes on a CPU, which meet over gloo, take
-themselves for two GPUs.
+themselves for two GPUs. What takes seconds, their imports, is done once for all trainings.
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,27 +18,34 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from panjue.finetune.data import RowReport, cached
-from panjue.finetune.processes import check_driver, check_number, check_sharding
+from panjue.finetune.processes import check_driver, check_sharding
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
+from .conftest import EXACT, robust_words
+
 ROOT = Path(__file__).parents[2]
 FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
 
-AS_ON_GPUS = """
+TRAIN = """
 import json, os, signal, sys
 from pathlib import Path
+import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import FSDPModule
 from panjue.finetune import processes, sft
 from panjue.finetune.trainer import ReplyTrainer
+from panjue.prompts.plumbing.errors import Stopped
 
 begin, save, lose = PartialState.__init__, sft.save, ReplyTrainer.training_loss
+rank = os.environ["RANK"]
 
 def say(line):
     os.write(1, f"{line}\\n".encode())  # whole: both processes write to one file, print in pieces
@@ -54,25 +62,50 @@ def tell(trainer, *args):
     save(trainer, *args)
 
 def kill_launcher(trainer, *args):
-    if trainer.state.global_step == 3 and os.environ["RANK"] == "0":
+    if trainer.state.global_step == 1 and rank == "0":
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
     return lose(trainer, *args)
 
+def signalled(trainer, *args):
+    if rank == "1" and trainer.state.global_step == 0:
+        ReplyTrainer.training_loss = lose
+        os.kill(os.getpid(), signal.SIGTERM)
+    return lose(trainer, *args)
+
 processes.check_sharding, sft.save = lambda *_: None, tell
+say(f"process {rank} is {os.getpid()}")
 for name, words in json.loads(sys.argv[2]):
-    say(f"process {os.environ['RANK']} is {os.getpid()}")
-    is_ddp = name.startswith("ddp")
-    os.environ["ACCELERATE_USE_FSDP"] = "false" if is_ddp else "true"
-    PartialState.__init__ = begin if is_ddp else on_gpus
-    ReplyTrainer.training_loss = kill_launcher if name == "killed" else lose
-    sft.main(Path(sys.argv[1]), words)
+    is_sharded = name.startswith("fsdp")
+    os.environ["ACCELERATE_USE_FSDP"] = "true" if is_sharded else "false"
+    PartialState.__init__ = on_gpus if is_sharded else begin
+    disturbed = {"fsdp-killed": kill_launcher, "stopped": signalled}
+    ReplyTrainer.training_loss = disturbed.get(name, lose)
+    try:
+        sft.main(Path(sys.argv[1]), words)
+    except Stopped as stopped:
+        say(f"process {rank} {stopped}")
+    options = _get_default_group()._get_backend(torch.device("cpu")).options
+    say(f"waits at most {options._timeout.total_seconds()} seconds")
 """
-WORDS = (
-    "trainer.max_steps=4", "trainer.eval_steps=2", "trainer.save_steps=2", "score_examples=5",
-    "trainer.per_device_train_batch_size=4", "trainer.logging_steps=1", "dtype=float32",
-    "trainer.bf16=false",
-)  # fmt: skip
+PLAIN = ("trainer.max_steps=2", "trainer.logging_steps=1", *EXACT, "trainer.ddp_timeout=4321")
+UNSCORED = (*PLAIN, "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
+SCORED = (*PLAIN, "trainer.eval_steps=1", "trainer.save_steps=1", "score_examples=2")
+FULL = ("method=full", "score_examples=0")
+TRAININGS = {
+    "plain": UNSCORED,
+    "vrex": tuple(robust_words("vrex")),
+    "group_dro": tuple(robust_words("group_dro")),
+    "stopped": SCORED,
+    "stopped-again": SCORED,
+    "ddp": SCORED,
+    "fsdp": SCORED,
+    "ddp-full": (*SCORED, *FULL),
+    "fsdp-full": (*SCORED, *FULL),
+    "fsdp-killed": SCORED,
+    "fsdp-resumed": SCORED,
+}
+"""Name -> words, in this order; what begins with `fsdp` is trained by FSDP2, all other by DDP."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +116,15 @@ class Launched:
     said: str
     left: list[int]
 
-    def words(self, name: str) -> list[str]:
-        return [f"run={self.folder}/{name}", *WORDS]
+    def weights(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.folder / name / "adapter/adapter_model.safetensors")
 
 
 def launch(config: Path, folder: Path, *names: str) -> str:
-    """Train under each name in two processes and return what was printed.
-
-    A name that begins with `ddp` is trained by DDP, any other by FSDP2.
-    """
-    (folder / "train.py").write_text(AS_ON_GPUS, "utf-8")
-    trainings = [
-        (name, [f"run={folder}/{name}", *WORDS, *(["method=full"] if "full" in name else [])])
-        for name in names
-    ]
+    """Train under each name in two processes and return what was printed."""
+    (folder / "train.py").write_text(TRAIN, "utf-8")
+    runs = {name: folder / name.removesuffix("-again") for name in names}
+    trainings = [(name, [*TRAININGS[name], f"run={run}"]) for name, run in runs.items()]
     words = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
     words += ["--num_processes=2", "--main_process_port=0", str(folder / "train.py")]
     with (folder / "said.txt").open("w") as said:  # no pipe: processes that are left would hold it
@@ -105,23 +133,23 @@ def launch(config: Path, folder: Path, *names: str) -> str:
     return (folder / "said.txt").read_text("utf-8")
 
 
-@pytest.fixture(scope="session")
-def launched(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """Train by DDP, by FSDP2, and by FSDP2 until the launcher is killed; then resume that."""
-    folder, config = tmp_path_factory.mktemp("sharded"), workshop / "sft.yaml"
-    said = launch(config, folder, "ddp", "fsdp", "ddp-full", "fsdp-full", "killed")
-    pids = {int(line.split()[-1]) for line in said.splitlines() if line.startswith("process ")}
+@pytest.fixture(scope="module")
+def launched(courts: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """Run all trainings until the launcher is killed; then resume that one."""
+    folder = tmp_path_factory.mktemp("two")
+    *names, resumed = TRAININGS
+    said = launch(courts, folder, *names)
+    pids = {int(pid) for pid in re.findall(r"^process \d is (\d+)$", said, re.MULTILINE)}
     assert len(pids) == 2, said
     with suppress(psutil.NoSuchProcess):
         psutil.wait_procs([psutil.Process(pid) for pid in pids], timeout=60)
     left = [pid for pid in pids if psutil.pid_exists(pid)]
-    checkpoints = sorted(path.name for path in (folder / "killed/checkpoints").glob("checkpoint-*"))
-    assert checkpoints == ["checkpoint-2"], said
-    with pytest.raises(UserError, match="was saved by 2 processes and this training has 1"):
-        main(config, [f"run={folder}/killed", *WORDS])
-    (folder / "killed").rename(folder / "resumed")
-    said += launch(config, folder, "resumed")
-    return Launched(folder, said, left)
+    checkpoints = (folder / "fsdp-killed/checkpoints").glob("checkpoint-*")
+    assert [path.name for path in checkpoints] == ["checkpoint-1"], said
+    with pytest.raises(UserError, match=r"holds another run \(processes: 2 -> 1\)"):
+        main(courts, [f"run={folder}/fsdp-killed", *SCORED])
+    (folder / "fsdp-killed").rename(folder / resumed)
+    return Launched(folder, said + launch(courts, folder, resumed), left)
 
 
 def numbers(run: Path) -> list[dict[str, float]]:
@@ -131,24 +159,80 @@ def numbers(run: Path) -> list[dict[str, float]]:
     return [row for row in rows if "loss" in row or "eval_loss" in row]
 
 
-def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched) -> None:
+def test_two_processes_give_the_loss_of_one_at_the_same_batch(
+    courts: Path, tmp_path: Path, launched: Launched
+) -> None:
+    main(courts, [f"run={tmp_path}/one", *UNSCORED])
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
+    assert launched.said.count(" 2 of 8 examples or packs") == len(TRAININGS)
+    one, two = (
+        [row["loss"] for row in numbers(run)]
+        for run in (tmp_path / "one", launched.folder / "plain")
+    )
+    assert one == pytest.approx(two, rel=1e-3)
+    assert launched.said.count("waits at most 4321.0 seconds") >= len(TRAININGS), "as is said"
+
+
+@pytest.mark.parametrize("method", ["vrex", "group_dro"])
+def test_accumulation_and_processes_train_by_groups_as_one_batch_does(
+    method: str, courts: Path, tmp_path: Path, launched: Launched
+) -> None:
+    for size in (8, 2):
+        words = [*robust_words(method), f"trainer.per_device_train_batch_size={size}"]
+        main(courts, [*words, f"run={tmp_path}/{size}"])
+    one, parts = (
+        load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("8", "2")
+    )
+    for other in (parts, launched.weights(method)):
+        for name, tensor in one.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=2e-4)
+
+
+def test_a_signal_to_one_process_stops_both_before_the_scoring_and_the_weights_are_the_same(
+    launched: Launched,
+) -> None:
+    for process in (0, 1):
+        assert f"process {process} stopped at step 1 of 2, which is saved; " in launched.said
+    stopped, once = launched.weights("stopped"), launched.weights("ddp")
+    assert all(torch.equal(stopped[name], once[name]) for name in once)
+    assert evaluations(launched.folder / "stopped") == evaluations(launched.folder / "ddp")
+
+
+def evaluations(run: Path) -> list[dict[str, float]]:
+    rows = [row for row in numbers(run) if "eval_loss" in row]
+    assert [row["step"] for row in rows] == [1, 2]
+    return rows
+
+
+def test_the_held_out_loss_is_that_of_one_process_with_any_batch(
+    courts: Path, tmp_path: Path, launched: Launched
+) -> None:
+    """Two processes got padded duplicates, and the mean of batches depends on their size."""
+    found = {row["eval_loss"] for row in evaluations(launched.folder / "ddp")[:1]}
+    for size in (1, 4, 8):
+        words = [f"run={tmp_path}/{size}", *SCORED, "trainer.max_steps=1", "score_examples=0"]
+        main(courts, [*words, f"trainer.per_device_eval_batch_size={size}"])
+        found |= {row["eval_loss"] for row in numbers(tmp_path / str(size)) if "eval_loss" in row}
+    assert max(found) - min(found) < 1e-4, found
+
+
+def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched) -> None:
     assert "processes    2, sharded weights (FSDP); each has 4 × 1 examples" in launched.said
     assert launched.said.count("share of each weight: {0.5}") == 6, "of three trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
-    assert len(numbers(ddp)) == 6
+    assert len(numbers(ddp)) == 4
     for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
         # Summed over shares: with AVX-512 some norms differ in their last bit.
         assert one.pop("grad_norm", 0) == pytest.approx(other.pop("grad_norm", 0), rel=1e-6)
         assert one == other
-    weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (ddp, fsdp)]
+    weights = [launched.weights(name) for name in ("ddp", "fsdp")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
 def test_fsdp2_equals_ddp_where_all_weights_are_trained(launched: Launched) -> None:
     runs = [numbers(launched.folder / f"{way}-full") for way in ("ddp", "fsdp")]
-    assert len(runs[0]) == len(runs[1]) == 6
+    assert len(runs[0]) == len(runs[1]) == 4
     for one, other in zip(*runs, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
 
@@ -157,10 +241,10 @@ def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
     launched: Launched,
 ) -> None:
     assert launched.left == []
-    assert f"resuming from {launched.folder}/resumed/checkpoints/checkpoint-2" in launched.said
-    fsdp, resumed = (launched.folder / name for name in ("fsdp", "resumed"))
-    assert numbers(resumed)[-3:] == numbers(fsdp)[-3:]
-    weights = [load_file(run / "adapter/adapter_model.safetensors") for run in (fsdp, resumed)]
+    assert f"resuming from {launched.folder}/fsdp-resumed/checkpoints/checkpoint-1" in launched.said
+    fsdp, resumed = (launched.folder / name for name in ("fsdp", "fsdp-resumed"))
+    assert numbers(resumed)[-2:] == numbers(fsdp)[-2:]
+    weights = [launched.weights(name) for name in ("fsdp", "fsdp-resumed")]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
@@ -178,7 +262,7 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
     for sharded in ({}, {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}):
         with pytest.raises(UserError, match="SHARDED_STATE_DICT saves no adapter; set FULL_STATE"):
             check_sharding({**settings, **sharded}, lora)
-    for unshardable in ({}, {"bnb_4bit_quant_storage": "uint8"}):
+    for unshardable in ({}, *({"bnb_4bit_quant_storage": name} for name in ("uint8", "float32"))):
         with pytest.raises(UserError, match=r"set quantization\.bnb_4bit_quant_storage=bfloat16$"):
             check_sharding(full, a_config(method="qlora", quantization=unshardable))
     stored = {"bnb_4bit_quant_storage": "bfloat16"}
@@ -210,15 +294,6 @@ def test_a_gpu_that_torch_cannot_use_is_refused(
 
 def a_config(**settings: object) -> SftConfig:
     return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
-
-
-def test_another_number_of_processes_does_not_resume(tmp_path: Path) -> None:
-    (tmp_path / "rng_state.pth").touch()
-    check_number(tmp_path, 1)
-    with pytest.raises(
-        UserError, match=r"by 1 processes and this training has 2; set gpus=1, or delete"
-    ):
-        check_number(tmp_path, 2)
 
 
 def test_the_rows_of_another_process_are_waited_for(tmp_path: Path) -> None:

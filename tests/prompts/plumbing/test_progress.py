@@ -42,17 +42,15 @@ def test_evaluations_count_in_the_time_left_but_not_in_the_speed(
     arguments, control = TrainingArguments(output_dir=tmp_path, report_to=[]), TrainerControl()
     state = TrainerState(max_steps=30)
     journal = Journal(tmp_path, Console(file=out, width=200))
-    journal.evaluations = 3
     journal.on_train_begin(arguments, state, control)
     for state.global_step in range(1, 31):
+        journal.on_step_begin()
         now += 12  # every step takes as long
+        state.num_input_tokens_seen += 1200
         journal.on_step_end(arguments, state, control)
+        journal.on_log(arguments, state, control, logs={"loss": 1.0})
         if state.global_step % 10 == 0:
-            now += 60
-            journal.on_log(arguments, state, control, logs={"eval_loss": 0.5})
-            state.log_history.append({"eval_loss": 0.5})
-            journal.on_evaluate(arguments, state, control)
+            now += 60  # an evaluation
     lines = {line.split("/")[0]: line for line in out.getvalue().splitlines() if "/30" in line}
-    assert lines["8"].endswith("4.4 min and 3 evaluations left")
-    assert lines["20"].endswith("4.0 min left"), "ten steps and two evaluations"
-    assert lines["30"].endswith("1.0 min left"), "the last evaluation"
+    assert lines["9"].endswith("loss 1.0000  100 tokens/s  4.2 min left"), "none was seen yet"
+    assert lines["20"].endswith("100 tokens/s  2.5 min left"), "ten steps, and half an evaluation"

@@ -1,0 +1,252 @@
+"""What depends on GPUs, tried on a machine without one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from trl import SFTConfig
+
+from panjue.finetune import journal, scoring
+from panjue.finetune.libraries import shares
+from panjue.finetune.model import check_memory, load_base, precision, resolve_dtype
+from panjue.finetune.settings import SftConfig
+from panjue.finetune.sft import main
+from panjue.finetune.trainer import ReplyTrainer
+from panjue.prompts.model import load_tokenizer
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines
+
+GIB = 2**30
+ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
+UNSCORED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
+
+
+@pytest.mark.parametrize(
+    ("capability", "given", "bf16", "fp16", "dtype"),
+    [
+        (9, {}, True, False, torch.bfloat16),
+        (8, {"fp16": True}, False, True, torch.float16),
+        (7, {}, False, True, torch.float16),  # T4, V100: torch only emulates bfloat16
+        (7, {"bf16": True}, True, False, torch.bfloat16),
+        (7, {"fp16": False}, False, False, torch.float32),
+        (9, {"bf16": False}, False, False, torch.float32),
+    ],
+)
+def test_the_card_decides_the_precision(
+    capability: int,
+    given: dict[str, bool],
+    bf16: bool,
+    fp16: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    card = SimpleNamespace(major=capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    found = precision(given)
+    assert found == {"bf16": bf16, "fp16": fp16}
+    args = SimpleNamespace(**found)
+    assert resolve_dtype("auto", args, frozen=True) == dtype
+    assert resolve_dtype("auto", args, frozen=False) == torch.float32
+
+
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trl's settings see two GPUs, as transformers/training_args.py:1917 does."""
+    prepare = SFTConfig.__post_init__
+
+    def seeing_two(self: Any) -> None:
+        prepare(self)
+        self._n_gpu = 2
+
+    monkeypatch.setattr(SFTConfig, "__post_init__", seeing_two)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    two_gpus(monkeypatch)
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
+    said = capsys.readouterr().out
+    assert "GPUs         1 of 2 are used; gpus=2 uses all" in said
+    assert "steps        1 of 8 examples" in said
+    assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 16, None])
+def test_a_step_has_as_many_examples_with_any_number_of_processes(
+    processes: int, at_once: int | None
+) -> None:
+    trainer = {"per_device_train_batch_size": at_once} if at_once else {}
+    found = shares(a_config(batch=16, trainer=trainer), processes)
+    size, times = found["per_device_train_batch_size"], found["gradient_accumulation_steps"]
+    assert size * times * processes == 16
+    assert size <= (at_once or 16)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused() -> None:
+    for batch, other in ((16, 15), (2, 3)):
+        with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
+            shares(a_config(batch=batch), 3)
+
+
+def a_config(**settings: object) -> SftConfig:
+    return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
+
+
+@pytest.mark.parametrize(
+    ("method", "card", "fits"), [("lora", 15, False), ("qlora", 15, True), ("full", 80, False)]
+)
+def test_a_base_that_is_larger_than_the_card_is_refused_before_it_is_loaded(
+    method: str, card: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(16 * GIB)  # an 8B model; takes no space
+    monkeypatch.setattr("panjue.finetune.model.card_memory", lambda: card * GIB)
+    if fits:
+        check_memory(tmp_path, method)
+    else:
+        with pytest.raises(UserError, match=r"needs more than .* the GPU has .*qwen3-8b-qlora"):
+            check_memory(tmp_path, method)
+
+
+@pytest.mark.parametrize(("mib", "warns"), [(1, True), (1024, False)])
+def test_the_plan_compares_its_memory_with_the_cards(
+    mib: int,
+    warns: bool,
+    workshop: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.setattr(journal, "card_memory", lambda: mib * 2**20)
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
+    [line] = [s for s in capsys.readouterr().out.splitlines() if s.startswith("memory")]
+    assert f"the GPU has {mib / 1024:.1f} GiB" in line
+    assert ("use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens" in line) == warns
+
+
+def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
+    model = load_base(workshop / "base/model", torch.float32, device=torch.device("meta"))
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let decoding fail with more than two questions at once; return the sizes of all batches."""
+    generate, sizes = scoring.HeldOut._generate, list[int]()
+
+    def failing(self: Any, trainer: Any, batch: Any) -> list[str]:
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return generate(self, trainer, batch)
+
+    monkeypatch.setattr(scoring.HeldOut, "_generate", failing)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    return sizes
+
+
+def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
+    workshop: Path, tmp_path: Path, short_of_memory: list[int]
+) -> None:
+    words = [*ONE_STEP, "score_examples=5", "dtype=float32", "trainer.bf16=false"]
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
+    assert short_of_memory == [5, 2, 3, 1, 2]
+    [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
+    assert 0 <= row["eval_final"] <= 1
+
+
+def test_the_decoding_batch_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}  # Qwen3-8B
+    config = SimpleNamespace(**size)
+    assert scoring.batch_tokens(config) == scoring.MAX_BATCH_TOKENS
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * GIB)
+    for free, tokens in ((40, scoring.MAX_BATCH_TOKENS), (3, 14563)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * GIB, 80 * GIB))
+        assert scoring.batch_tokens(config) == tokens
+
+
+def failing_step(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"run={tmp_path}/run", *UNSCORED]
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    monkeypatch.setattr(ReplyTrainer, "training_loss", failing_step(full))
+    with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
+        main(workshop / "sft.yaml", words)
+    for error in (
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered", 710),
+    ):
+        monkeypatch.setattr(ReplyTrainer, "remove_callback", failing_step(error))
+        monkeypatch.setattr(ReplyTrainer, "add_callback", failing_step(error))
+        with pytest.raises(RuntimeError, match=r"(NCCL|CUDA) error"):
+            main(workshop / "sft.yaml", words)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The following (rank|alpha)_pattern keys"
+)  # peft names experts so
+def test_a_mixture_of_experts_is_trained_and_scored(workshop: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(workshop / "base/model")
+    shape = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+    )
+    Qwen3MoeForCausalLM(shape).save_pretrained(tmp_path / "moe")
+    tokenizer.save_pretrained(tmp_path / "moe")
+    words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP, "score_examples=2"]
+    main(workshop / "sft.yaml", words)
+    [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
+    assert row["eval_loss"] > 0
+
+
+def test_all_weights_in_float32_are_scored_as_they_are_trained(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, seen = scoring.HeldOut._generate, list[bool]()
+
+    def watched(self: Any, trainer: Any, batch: Any) -> list[str]:
+        def note(*_: Any) -> None:
+            seen.append(torch.is_autocast_enabled("cpu"))
+
+        head = trainer.model.get_output_embeddings()
+        with head.register_forward_hook(note):
+            return generate(self, trainer, batch)
+
+    monkeypatch.setattr(scoring.HeldOut, "_generate", watched)
+    words = [f"run={tmp_path}/run", "method=full", "trainer.bf16=true", "score_examples=1"]
+    main(workshop / "sft.yaml", [*words, *ONE_STEP])
+    assert seen
+    assert all(seen)
+
+
+def test_memory_is_not_cut_into_fixed_segments(workshop: Path, tmp_path: Path) -> None:
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
