@@ -13,9 +13,10 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import csr_array
 from scipy.special import expit, softmax
 
+from panjue.eval.second_stage import Items, SecondStage, facts, load_second_stage
 from panjue.prompts.example import Example, First
 from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
@@ -25,7 +26,7 @@ from panjue.prompts.task import Task
 CLASSIFIER_NAME = "text classifier"
 """The baseline, and the source of answers, that the classifier alone is."""
 
-FILE_VERSION = 1
+FILE_VERSION = 2
 """Of the file and of its n-grams."""
 
 Opinion = dict[str, float]
@@ -60,28 +61,41 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     return np.fromiter((crc32(g.encode()) for g in (*tokens, *pairs, *marks)), np.uint32)
 
 
+def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
+    """Return the text with a mark in place of each name, and the clauses that name each item."""
+    names = example.names[:MAX_NAMES]
+    text = example.text
+    for i in sorted(range(len(names)), key=lambda i: -len(names[i])):  # 张某甲 does not name 张某
+        text = text.replace(names[i], chr(FIRST_NAME + i))
+    clauses: list[list[str]] = [[] for _ in range(max(items, len(names)))]
+    for clause in CLAUSE.split(text):
+        for mark in set(NAME.findall(clause)):
+            if ord(mark) - FIRST_NAME < len(names):
+                clauses[ord(mark) - FIRST_NAME].append(clause)
+    return text, ["".join(own) for own in clauses[:items]]
+
+
 def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
     """Return for each item of an answer the n-grams of the whole text and of its own clauses.
 
     All names are masked. An item's own clauses are those that name its person; its place among the
     items is a mark there. The hashes of the whole text are the same object for all items.
     """
-    names = example.names[:MAX_NAMES]
-    text = example.text
-    for i in sorted(range(len(names)), key=lambda i: -len(names[i])):  # 张某甲 does not name 张某
-        text = text.replace(names[i], chr(FIRST_NAME + i))
-    everybody = {FIRST_NAME + i: OTHER for i in range(len(names))}
-    clauses: list[list[str]] = [[] for _ in range(max(items, len(names)))]
-    for clause in CLAUSE.split(text):
-        for mark in set(NAME.findall(clause)):
-            if ord(mark) - FIRST_NAME < len(names):
-                clauses[ord(mark) - FIRST_NAME].append(clause)
+    text, clauses = own_clauses(example, items)
+    everybody = {FIRST_NAME + i: OTHER for i in range(len(example.names[:MAX_NAMES]))}
     whole, result = grams(text.translate(everybody)), []
-    for i in range(items):
-        masked = "".join(clauses[i]).translate({**everybody, FIRST_NAME + i: PERSON})
+    for i, own in enumerate(clauses):
+        masked = own.translate({**everybody, FIRST_NAME + i: PERSON})
         marks = (f"place {min(i, 6)}", f"of {min(items, 7)}", f"last {i == items - 1}")
         result.append((whole, grams(masked, marks)))
     return result
+
+
+def facts_of(example: Example, items: int, decides: First) -> list[list[float]]:
+    """Return for each item where it stands in the case, and the task's evidence about it."""
+    text, clauses = own_clauses(example, items)
+    marks = [chr(FIRST_NAME + i) for i in range(items)]
+    return facts(text, clauses, marks, decides.evidence or (lambda _: ()))
 
 
 CSR = ("data", "indices", "indptr")
@@ -130,7 +144,8 @@ class FieldWeights:
         scale: A score is multiplied by this to give a logit: calibration.
         shift: Is added to each logit of a label set.
         is_set: Whether the field is a label set, or one class.
-        may_be_empty: Whether training had the empty set.
+        sizes: Weights of sets of 0, 1, 2 and more labels: how often training had such sets,
+            divided by their mean probability if labels were independent.
     """
 
     labels: tuple[str, ...]
@@ -139,19 +154,18 @@ class FieldWeights:
     scale: float
     shift: float
     is_set: bool
-    may_be_empty: bool
+    sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
 
     def about(self) -> dict[str, Any]:
         """Return the attributes that are stored as JSON."""
         return {key: value for key, value in vars(self).items() if key not in ("weights", "bias")}
 
-    def opinions(self, rows: csr_array) -> list[Opinion]:
-        """Return the probabilities of the labels for each row of features."""
-        scores = np.asarray((rows @ self.weights).todense()) + self.bias
-        return [
-            dict(zip(self.labels, map(float, row), strict=True))
-            for row in self.probabilities(scores)
-        ]
+    def scores(self, rows: Sequence[csr_array]) -> NDArray[np.float32]:
+        """Return the scores by each view, [views, items, labels], whose sum has the bias."""
+        first = rows[0].shape[1]
+        parts = (self.weights[:first], self.weights[first:])
+        whole, own = (np.asarray((r @ w).todense()) for r, w in zip(rows, parts, strict=True))
+        return np.stack([whole + self.bias, own])
 
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
         """Return the probabilities of scores, [rows, labels]."""
@@ -160,33 +174,58 @@ class FieldWeights:
         return result
 
 
+MAX_SIZE = 3
+"""Sets of at least so many labels count as of one size."""
+
+
+def size_chances(probabilities: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the chances of sets of 0, 1, 2 and more labels, [items, 4], of independent labels."""
+    chances = np.zeros((len(probabilities), MAX_SIZE + 1))
+    chances[:, 0] = 1
+    for p in probabilities.T[:, :, None]:
+        larger = chances[:, :-1] * p
+        chances[:, :-1] *= 1 - p
+        chances[:, 1:] += larger
+    return chances
+
+
 @dataclass(frozen=True)
 class Classifier:
     """A classifier for the fields that a task decides."""
 
     decides: First
-    views: tuple[View, ...]
+    views: tuple[View, View]
     fields: Mapping[str, FieldWeights]
+    second: SecondStage | None = None
 
     def opinions(self, example: Example) -> list[dict[str, Opinion]]:
         """Return, for every item of the answer, field -> the probabilities of its labels."""
-        items = len(example.names) if self.decides.items else 1
-        texts = views(example, items)
-        rows = self.rows(texts)
-        by_field = {name: field.opinions(rows) for name, field in self.fields.items()}
-        return [{name: by_field[name][i] for name in by_field} for i in range(items)]
+        count = len(example.names) if self.decides.items else 1
+        rows = self.rows(views(example, count))
+        scores = {name: field.scores(rows) for name, field in self.fields.items()}
+        if self.second:
+            about = np.array(facts_of(example, count, self.decides), float)
+            found = self.second.probabilities(Items(np.array([count]), scores, about))
+        else:
+            found = {n: f.probabilities(scores[n].sum(0)) for n, f in self.fields.items()}
+        return [
+            {
+                name: dict(zip(field.labels, map(float, found[name][i]), strict=True))
+                for name, field in self.fields.items()
+            }
+            for i in range(count)
+        ]
 
-    def rows(self, texts: Sequence[tuple[Hashes, ...]]) -> csr_array:
-        """Return the features of items, [items, columns of all views]."""
-        parts = (
-            view.rows(part) for view, part in zip(self.views, zip(*texts, strict=True), strict=True)
-        )
-        return csr_array(hstack(list(parts), format="csr"))
+    def rows(self, texts: Sequence[tuple[Hashes, Hashes]]) -> tuple[csr_array, csr_array]:
+        """Return the features of items by each view, [items, columns of the view]."""
+        whole, own = zip(*texts, strict=True)
+        return self.views[0].rows(whole), self.views[1].rows(own)
 
     def save(self, path: Path) -> None:
         """Write the classifier to one file of numbers and JSON, without pickles."""
         about = {name: field.about() for name, field in self.fields.items()}
-        text = dump({"version": FILE_VERSION, "fields": about}).encode()
+        second = self.second.dump() if self.second else None
+        text = dump({"version": FILE_VERSION, "fields": about, "second": second}).encode()
         arrays: dict[str, NDArray[Any]] = {"about": np.frombuffer(text, np.uint8)}
         for i, view in enumerate(self.views):
             arrays |= {f"{i}.{key}": value for key, value in vars(view).items()}
@@ -217,11 +256,12 @@ def _read(arrays: Mapping[str, NDArray[Any]], decides: First) -> Classifier:
     about = json.loads(arrays["about"].tobytes())
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
         raise ValueError
-    used = tuple(View(arrays[f"{i}.kept"], arrays[f"{i}.idf"]) for i in range(2))
+    used = (View(arrays["0.kept"], arrays["0.idf"]), View(arrays["1.kept"], arrays["1.idf"]))
     columns, fields = sum(len(view.kept) for view in used), {}
     for name, known in about["fields"].items():
         parts = tuple(arrays[f"{name}.{key}"] for key in CSR)
         weights = csr_array(parts, shape=(columns, len(known["labels"])))
         known["labels"] = tuple(known["labels"])
         fields[name] = FieldWeights(weights=weights, bias=arrays[f"{name}.bias"], **known)
-    return Classifier(decides, used, fields)
+    second = about["second"]
+    return Classifier(decides, used, fields, load_second_stage(second) if second else None)

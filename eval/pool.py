@@ -3,8 +3,10 @@
 from itertools import chain, combinations
 from math import prod
 
+import numpy as np
+
 from panjue.eval.beliefs import Belief, marginals
-from panjue.eval.classifier import FieldWeights, Opinion
+from panjue.eval.classifier import MAX_SIZE, FieldWeights, Opinion, size_chances
 
 Exponents = tuple[float, float]
 """Exponents of the model's belief and of the classifier's."""
@@ -60,9 +62,9 @@ def belief_of(field: FieldWeights, opinion: Opinion, other: Belief | None = None
     """Return the belief that a classifier's opinion amounts to.
 
     For a class it is the opinion itself. Label sets are formed of the likeliest labels of the
-    opinion and of `other`, as if labels were independent; the empty set is one of them only if
-    training had it. The sets that are not formed have the rest of the probability, so the sum is
-    less than 1.
+    opinion and of `other`, as if labels were independent but for the sizes of sets in training;
+    the empty set is one of them only if training had it. The sets that are not formed have the
+    rest of the probability, so the sum is less than 1.
     """
     if not field.is_set:
         return {**dict.fromkeys(other or (), 0.0), **opinion}
@@ -71,13 +73,20 @@ def belief_of(field: FieldWeights, opinion: Opinion, other: Belief | None = None
     labels = dict.fromkeys([*ranked, *sorted(known, key=lambda k: (-known[k], k))[:LABELS_OF_EACH]])
     formed = (combinations(labels, size) for size in range(1, MAX_FORMED_SIZE + 1))
     largest = (ranked[:size] for size in range(1, len(ranked) + 1))
-    empty = ((),) if field.may_be_empty else ()
+    empty = ((),) if field.sizes[0] else ()
     # In an order that does not depend on hashes: sums of floats would differ between processes.
     sets = dict.fromkeys(map(frozenset, chain(*formed, largest, other or (), empty)))
-    inside = {
+    chances = {
         label: min(max(p, TINY_PROBABILITY), 1 - TINY_PROBABILITY) for label, p in opinion.items()
     }
-    odds = {label: p / (1 - p) for label, p in inside.items()}
-    none = prod(1 - p for p in inside.values())
-    scale = none if field.may_be_empty else none / max(1 - none, TINY_PROBABILITY)
-    return {s: scale * prod(odds.get(label, TINY_PROBABILITY) for label in sorted(s)) for s in sets}
+    none = prod(1 - p for p in chances.values())
+    likely = [p for p in chances.values() if p > TINY_PROBABILITY]
+    [by_size] = size_chances(np.array([likely]))
+    scale = none / max(float(by_size @ field.sizes), TINY_PROBABILITY)
+    odds = {label: p / (1 - p) for label, p in chances.items()}
+    return {
+        s: scale
+        * field.sizes[min(len(s), MAX_SIZE)]
+        * prod(odds.get(label, TINY_PROBABILITY) for label in sorted(s))
+        for s in sets
+    }

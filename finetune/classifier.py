@@ -1,8 +1,9 @@
 """Fit the text classifier that lies beside an adapter: one logistic regression per label."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nsmallest
 from itertools import chain, repeat
@@ -11,10 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, hstack
 from sklearn.linear_model import SGDClassifier
 
-from panjue.eval.classifier import Classifier, FieldWeights, Hashes, View, views
+from panjue.eval.classifier import (
+    MAX_SIZE,
+    Classifier,
+    FieldWeights,
+    Hashes,
+    View,
+    facts_of,
+    size_chances,
+    views,
+)
+from panjue.eval.second_stage import Items
+from panjue.finetune.second_stage import FOLDS, fit_second_stage, platt
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.reader import text_hash
@@ -41,11 +53,11 @@ MIN_UPDATES = 60_000
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
 
-CALIBRATION_TENTH = 5
-"""The tenth of the texts, by hash, on which scores become probabilities."""
-
 MIN_CALIBRATION = 50
-"""Items that this tenth needs; with fewer, the regressions' own probabilities stay."""
+"""Items of `train` that a calibration needs; with fewer the probabilities stay as they are."""
+
+MIN_CASES = 300
+"""Cases that the second stage needs."""
 
 
 def fit(
@@ -53,42 +65,81 @@ def fit(
 ) -> Classifier:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
-    The scores are calibrated on a tenth of `train`, with weights that were fitted on all other
-    examples (Platt scaling for label sets, a temperature for classes; Guo et al., ICML 2017). Then
-    the weights are fitted on all. Of more than `MAX_EXAMPLES` those of the lowest text hashes are
-    taken. Labels that are not `known`, of mixed-in cases, are no answers.
+    Each case is scored by regressions that have not seen it (cross-fitted). On these scores those
+    of `train` are calibrated (Platt scaling for label sets, a temperature for classes; Guo et al.,
+    ICML 2017) and, if the task reads evidence, the second stage is fitted. Of more than
+    `MAX_EXAMPLES` those of the lowest text hashes are taken. Labels that are not `known`, of
+    mixed-in cases, are no answers.
     """
     decides = task.answer
     assert decides.fields, "only fields that are decided have a classifier"
-    texts: list[tuple[Hashes, ...]] = []
-    gold: list[dict[str, Any]] = []
-    keys: list[str] = []
-    aside: set[str] = set()
-    own = 0
-    parts = (zip(_sample(train), repeat(False)), zip(_sample(mix), repeat(True)))
-    for example, is_mixed in chain(*parts):
+    cases = _Cases([], [], [], [], [], [])
+    for example, is_own in chain(
+        zip(_sample(train), repeat(True)), zip(_sample(mix), repeat(False))
+    ):
         assert example.answer is not None, "training examples have answers"
-        items, key = decides.items_of(example.answer), text_hash(example)
+        items = decides.items_of(example.answer)
         is_empty = any(not item[name] for item in items for name in decides.sets)
         if is_empty and task.ask.decode(task.ask.target(example), example, known).repairs:
             continue  # an empty label list that the training of the model refuses too
-        texts += views(example, len(items))
-        gold += [{name: item[name] for name in decides.fields} for item in items]
-        keys += [key] * len(items)
-        if not is_mixed:
-            own += len(items)
-            aside |= {key} if int(key, 16) % 10 == CALIBRATION_TENTH else set()
-    used = tuple(fit_view(part) for part in zip(*texts, strict=True))
-    rows = Classifier(decides, used, {}).rows(texts)
-    is_aside = np.array([key in aside for key in keys])  # mixed-in copies too
-    calibrates = is_aside & (np.arange(len(keys)) < own)
-    fields = {}
+        cases.add(example, items, is_own, facts_of(example, len(items), decides))
+    whole, own = zip(*cases.texts, strict=True)
+    used = (fit_view(whole), fit_view(own))
+    rows = Classifier(decides, used, {}).rows(cases.texts)
+    fold, is_own_item = np.array(cases.folds), np.array(cases.own)
+    fields, scores, gold = {}, {}, {}
     for name in decides.fields:
-        values = [set(i[name]) if name in decides.sets else {i[name]} for i in gold]
-        labels = tuple(sorted(decides.counts(name, known.counts)))
         is_set = name in decides.sets
-        fields[name] = _field(values, labels, rows, (is_aside, calibrates), is_set, seed)
-    return Classifier(decides, used, fields)
+        values = [set(item[name]) if is_set else {item[name]} for item in cases.items]
+        labels = tuple(sorted(decides.counts(name, known.counts)))
+        gold[name] = np.array([[label in value for label in labels] for value in values])
+        fitting = _Fitting(rows, gold[name], is_set, seed)
+        scores[name], weights, bias = fitting.cross_fitted(fold)
+        total, of = scores[name].sum(0), is_own_item & fitting.taken
+        scale, shift = calibration(total[of], gold[name][of], is_set)
+        fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
+    second, believed = None, {n: fields[n].probabilities(scores[n].sum(0)) for n in decides.sets}
+    if decides.evidence and len(cases.sizes) >= MIN_CASES:
+        of_cases = Items(np.array(cases.sizes), scores, np.array(cases.facts, float))
+        second, believed = fit_second_stage(of_cases, gold, decides.sets, fold)
+    for name, chances in believed.items():
+        fields[name] = replace(fields[name], sizes=size_weights(chances, gold[name]))
+    return Classifier(decides, used, fields, second)
+
+
+def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:
+    """Return `FieldWeights.sizes` for probabilities of independent labels, [items, labels]."""
+    expected = size_chances(probabilities).mean(0)
+    sizes = np.minimum(gold.astype(bool).sum(1), MAX_SIZE)
+    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(gold)
+    return tuple(map(float, found / np.maximum(expected, 1e-9)))
+
+
+@dataclass(frozen=True)
+class _Cases:
+    """The items of all cases: n-grams, answer, facts, fold, and whether it is a case of `train`."""
+
+    texts: list[tuple[Hashes, Hashes]]
+    items: list[Mapping[str, Any]]
+    facts: list[list[float]]
+    folds: list[int]
+    own: list[bool]
+    sizes: list[int]  # items of each case
+
+    def add(
+        self,
+        example: Example,
+        items: Sequence[Mapping[str, Any]],
+        is_own: bool,
+        facts: list[list[float]],
+    ) -> None:
+        self.texts.extend(views(example, len(items)))
+        self.items.extend(items)
+        self.facts.extend(facts)
+        # By hash: a case that `mix` has too is in the same fold.
+        self.folds.extend([int(text_hash(example), 16) % FOLDS] * len(items))
+        self.own.extend([is_own] * len(items))
+        self.sizes.append(len(items))
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
@@ -106,70 +157,81 @@ def fit_view(texts: Sequence[Hashes]) -> View:
     return View(distinct[kept], idf.astype(np.float32))
 
 
-def _field(
-    values: Sequence[set[str]],
-    labels: tuple[str, ...],
-    rows: csr_array,
-    masks: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-    is_set: bool,
-    seed: int,
-) -> FieldWeights:
-    """Return the fitted field; `masks` say which items are set aside, and which calibrate."""
-    gold = np.array([[label in value for label in labels] for value in values])
-    taken = np.ones(len(values), bool) if is_set else gold.any(axis=1)
-    aside, calibrates = (mask & taken for mask in masks)
-    scale, shift = 1.0, 0.0
-    if calibrates.sum() >= MIN_CALIBRATION and not masks[0].all():
-        before = taken & ~aside
-        weights, bias = _regressions(rows[before], gold[before], is_set, seed)
-        scale, shift = _calibration(rows[calibrates] @ weights + bias, gold[calibrates], is_set)
-    weights, bias = _regressions(rows[taken], gold[taken], is_set, seed)
-    weights[np.abs(weights) < MIN_WEIGHT] = 0
-    stored = csr_array(weights.astype(np.float32))
-    may_be_empty = not all(values)
-    return FieldWeights(labels, stored, bias.astype(np.float32), scale, shift, is_set, may_be_empty)
+@dataclass(frozen=True)
+class _Fitting:
+    """The regressions of one field: rows by both views, and gold, [items, labels]."""
+
+    rows: tuple[csr_array, csr_array]
+    gold: NDArray[np.bool_]
+    is_set: bool
+    seed: int
+
+    @property
+    def taken(self) -> NDArray[np.bool_]:
+        """Return which items teach: those with a known class, and all for label sets."""
+        return np.asarray(self.gold.any(axis=1) | self.is_set)
+
+    def cross_fitted(
+        self, fold: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], csr_array, NDArray[np.float32]]:
+        """Return scores by regressions that did not see the fold, and the mean of the regressions.
+
+        The scores are [views, items, labels]. The mean is what is used later: one regression of all
+        items would be surer of itself than those on whose scores the second stage is fitted.
+        """
+        scores = np.zeros((2, *self.gold.shape), np.float32)
+        parts = []
+        for k in range(FOLDS):
+            aside = fold == k
+            weights, bias = self.regressions(self.taken & ~aside)
+            field = FieldWeights((), csr_array(weights), bias, 1, 0, self.is_set)
+            scores[:, aside] = field.scores((self.rows[0][aside], self.rows[1][aside]))
+            parts.append((weights, bias))
+        mean = np.asarray(sum(weights for weights, _ in parts) / np.float32(FOLDS))
+        mean[np.abs(mean) < MIN_WEIGHT] = 0
+        bias = np.asarray(sum(bias for _, bias in parts) / np.float32(FOLDS))
+        return scores, csr_array(mean), bias
+
+    def regressions(self, of: NDArray[np.bool_]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the weights, [columns, labels], and the biases of one regression per label."""
+        rows = csr_array(hstack([part[of] for part in self.rows], format="csr"))
+        strength = SET_STRENGTH if self.is_set else CLASS_STRENGTH
+        count = max(1, rows.shape[0])
+        model = partial(
+            SGDClassifier,
+            loss="log_loss",
+            alpha=1 / (strength * count),
+            max_iter=max(6, -(-MIN_UPDATES // count)),
+            tol=None,
+            random_state=self.seed,
+        )
+
+        def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
+            having = int(has_label.sum())
+            if having < MIN_ITEMS or having == len(has_label):
+                odds = (having + 0.5) / (len(has_label) - having + 0.5)
+                return np.zeros(rows.shape[1], np.float32), float(np.log(odds))
+            fitted = model().fit(rows, has_label)
+            return fitted.coef_[0].astype(np.float32), float(fitted.intercept_[0])
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            fitted = list(threads.map(regression, self.gold[of].T))
+        weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
+        for column, (of_label, _) in enumerate(fitted):
+            weights[:, column] = of_label
+        return weights, np.array([bias for _, bias in fitted], np.float32)
 
 
-def _regressions(
-    rows: csr_array, gold: NDArray[np.bool_], is_set: bool, seed: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weights, [columns, labels], and the biases of one regression per label."""
-    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
-    model = partial(
-        SGDClassifier,
-        loss="log_loss",
-        alpha=1 / (strength * len(gold)),
-        max_iter=max(6, -(-MIN_UPDATES // len(gold))),
-        tol=None,
-        random_state=seed,
-    )
-
-    def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
-        count = int(has_label.sum())
-        if count < MIN_ITEMS or count == len(has_label):
-            odds = (count + 0.5) / (len(has_label) - count + 0.5)
-            return np.zeros(rows.shape[1], np.float32), float(np.log(odds))
-        fitted = model().fit(rows, has_label)
-        return fitted.coef_[0].astype(np.float32), float(fitted.intercept_[0])
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        fitted = list(threads.map(regression, gold.T))
-    weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
-    for column, (of_label, _) in enumerate(fitted):
-        weights[:, column] = of_label
-    return weights, np.array([bias for _, bias in fitted])
-
-
-def _calibration(
-    scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
-) -> tuple[float, float]:
+def calibration(scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
+    if len(scores) < MIN_CALIBRATION:
+        return 1.0, 0.0
+    if is_set:
+        return platt(scores, gold)
 
     def loss(of: NDArray[Any]) -> float:
-        logits = scores * np.exp(of[0]) + (of[1] if is_set else 0)
-        if is_set:
-            return float(np.mean(np.logaddexp(0, np.where(gold, -logits, logits))))
+        logits = scores * np.exp(of[0])
         return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
 
-    log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
-    return float(np.exp(log_scale)), float(shift) if is_set else 0.0
+    [log_scale] = minimize(loss, np.zeros(1), method="Nelder-Mead").x
+    return float(np.exp(log_scale)), 0.0

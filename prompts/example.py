@@ -95,6 +95,8 @@ class First:
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Field -> its kind in `Labels`, if that has another name."""
     nothing: str = ""  # the name that `Labels` gives to an empty set, if it counts these
+    evidence: Callable[[str], Sequence[float]] | None = None
+    """Text or clauses -> numbers about an item, for the text classifier; always as many."""
     ranked: str = ""  # key of the list ranked by votes, and of the labels that fill it up
     length: int = 0  # of that list
     settings: Config | None = None  # of `solve`; None if the task takes one call

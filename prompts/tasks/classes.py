@@ -45,6 +45,7 @@ class Classes:
     """Another name of such a field in files -> its name here."""
     person: str = ""  # field with the name of the person concerned; `{person}` in the template
     synonyms: Mapping[str, str] = field(default_factory=dict)  # word in a reply -> class
+    evidence: Callable[[str], Sequence[float]] | None = None  # of a text, for its classifier
 
     @property
     def key(self) -> str:
@@ -209,6 +210,7 @@ class Classes:
                 classes=() if self.several else (self.key,),
                 kinds={self.key: "label"},
                 nothing=NONE,
+                evidence=self.evidence,
             ),
         )
 

@@ -92,7 +92,7 @@ def weights(*, is_set: bool, scale: float = 1.0, shift: float = 0.0) -> FieldWei
     """Return weights for the n-gram 甲, the only column of the first view."""
     stored = csr_array(np.array([[2.0, -1.0], [0.0, 0.0]], np.float32))
     bias = np.zeros(2, np.float32)
-    return FieldWeights(("a", "b"), stored, bias, scale, shift, is_set, may_be_empty=False)
+    return FieldWeights(("a", "b"), stored, bias, scale, shift, is_set)
 
 
 def small(field: FieldWeights, name: str = "label") -> Classifier:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from math import exp
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,9 +33,9 @@ LABELS = SEVERITY.ask.labels(
 )
 
 
-def field(*, is_set: bool, may_be_empty: bool = False) -> FieldWeights:
+def field(*, is_set: bool, sizes: Sequence[float] = (0, 1, 1, 1)) -> FieldWeights:
     empty = csr_array((2, 2), dtype=np.float32)
-    return FieldWeights(("a", "b"), empty, np.zeros(2, np.float32), 1, 0, is_set, may_be_empty)
+    return FieldWeights(("a", "b"), empty, np.zeros(2, np.float32), 1, 0, is_set, sizes)
 
 
 def test_a_pool_worked_by_hand() -> None:
@@ -66,13 +67,16 @@ def test_label_sets_of_independent_labels_worked_by_hand() -> None:
     opinion = {"a": 0.5, "b": 0.8}  # odds 1 and 4
     sets = {frozenset("a"): 1 / 9, frozenset("b"): 4 / 9, frozenset("ab"): 4 / 9}
     assert belief_of(field(is_set=True), opinion) == pytest.approx(sets)
-    with_none = belief_of(field(is_set=True, may_be_empty=True), opinion)
+    with_none = belief_of(field(is_set=True, sizes=(1, 1, 1, 1)), opinion)
     assert with_none[frozenset()] == pytest.approx(1 / 10)
+    # Chances 0.5 of one label and 0.4 of two; training had sets of two half as often as that.
+    rare = belief_of(field(is_set=True, sizes=(0, 1, 0.5, 1)), opinion)
+    assert rare == pytest.approx(dict(zip(sets, (0.1 / 0.7, 0.4 / 0.7, 0.2 / 0.7), strict=True)))
 
 
 def test_sets_that_are_left_out_keep_their_probability() -> None:
     opinion = dict.fromkeys("abcdefgh", 0.1)
-    belief = belief_of(field(is_set=True, may_be_empty=True), opinion)
+    belief = belief_of(field(is_set=True, sizes=(1, 1, 1, 1)), opinion)
     # Of eight labels, six form sets of up to three, and one each of four, five and six.
     ways = [1, 6, 15, 20, 1, 1, 1]
     assert len(belief) == sum(ways)
@@ -90,7 +94,7 @@ def test_every_process_has_the_same_belief_to_the_last_bit() -> None:
         "from types import SimpleNamespace\n"
         "from panjue.eval.beliefs import marginals\n"
         "from panjue.eval.pool import belief_of\n"
-        "field = SimpleNamespace(is_set=True, may_be_empty=False)\n"
+        "field = SimpleNamespace(is_set=True, sizes=(0, 1, 1, 1))\n"
         "opinion = {name: 0.1 + 0.07 * i for i, name in enumerate('abcdefgh')}\n"
         "belief = belief_of(field, opinion, {frozenset('axyz'): 0.3})\n"
         "print([(sorted(labels), mass.hex()) for labels, mass in belief.items()])\n"
@@ -141,7 +145,7 @@ def classifier(likely: str) -> Classifier:
     view = View(np.array(sorted(grams("甲"))), np.ones(1, np.float32))
     bias = np.array([5.0 if word == likely else 0.0 for word in WORDS], np.float32)
     weights = csr_array((2, 2), dtype=np.float32)
-    label = FieldWeights(tuple(WORDS), weights, bias, 1, 0, is_set=False, may_be_empty=False)
+    label = FieldWeights(tuple(WORDS), weights, bias, 1, 0, is_set=False)
     decides: Any = SEVERITY.answer
     return Classifier(decides, (view, view), {"label": label})
 

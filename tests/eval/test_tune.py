@@ -107,7 +107,6 @@ def add_classifier(adapter: Path, articles: dict[str, float], penalty: int = 13)
             scale=1,
             shift=0,
             is_set=name != "penalty",
-            may_be_empty=False,
         )
         for name, of in logits.items()
     }

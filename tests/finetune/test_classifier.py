@@ -2,16 +2,18 @@
 
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from panjue.eval.classifier import Classifier
-from panjue.finetune.classifier import CALIBRATION_TENTH, MIN_ITEMS, _calibration
+from panjue.eval.classifier import Classifier, load_classifier
+from panjue.finetune.classifier import MIN_CASES, MIN_ITEMS, calibration, size_weights
 from panjue.finetune.classifier import fit as fit_known
 from panjue.prompts.example import Example
+from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task, load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -59,7 +61,7 @@ def test_label_sets_with_the_empty_one_are_learnt() -> None:
         for e in examples(200)
     ]
     field = (classifier := fit(ecthr, cases, (), seed=0)).fields["labels"]
-    assert field.may_be_empty
+    assert field.sizes[0]
     for example in cases[:50]:
         [item] = classifier.opinions(example)
         assert example.answer
@@ -79,7 +81,7 @@ def test_an_empty_label_list_that_training_refuses_is_not_learnt() -> None:
         for i in range(20)
     ]
     fields = fit(task, cases, (), seed=0).fields
-    assert not fields["charges"].may_be_empty
+    assert not fields["charges"].sizes[0]
 
 
 def test_two_defendants_are_told_apart_by_their_own_clauses() -> None:
@@ -110,7 +112,7 @@ def test_a_rare_label_has_its_frequency_whatever_the_text() -> None:
     place = field.labels.index("没有刑期")
     assert len(rare) < MIN_ITEMS
     assert not field.weights.todense()[:, place].any()
-    assert field.bias[place] == pytest.approx(np.log(2.5 / 98.5))
+    assert field.bias[place] == pytest.approx(np.log(2.5 / 98.5), abs=0.1)
 
 
 def saved(classifier: Classifier, path: Path) -> bytes:
@@ -154,22 +156,20 @@ def test_scores_that_are_too_large_are_scaled_back(is_set: bool) -> None:
         gold = np.zeros(logits.shape, dtype=bool)
         likely = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         gold[np.arange(4000), [draw.choice(3, p=p) for p in likely]] = True
-    scale, shift = _calibration(logits * 4 + (2 if is_set else 0), gold, is_set)
+    scale, shift = calibration(logits * 4 + (2 if is_set else 0), gold, is_set)
     assert scale == pytest.approx(1 / 4, rel=0.1)
     assert shift == pytest.approx(-0.5 if is_set else 0, abs=0.1)
 
 
 def test_mixed_in_cases_are_learnt_from_and_not_calibrated_on() -> None:
-    cases = list(examples(800))
-    aside = [e for e in cases if int(text_hash(e), 16) % 10 == CALIBRATION_TENTH]
-    rest = [e for e in cases if e not in aside]
+    cases = list(examples(400))
     assert fit(SEVERITY, cases, (), 0).fields["label"].scale != 1
-    mixed = fit(SEVERITY, rest, aside, 0).fields["label"]
-    assert mixed.scale == 1  # no case of its own was set aside
+    mixed = fit(SEVERITY, cases[:20], cases[20:], 0).fields["label"]
+    assert mixed.scale == 1, "too few cases of its own"
     assert mixed.weights.nnz
 
 
-def test_copies_of_what_calibrates_are_not_learnt_from_before() -> None:
+def test_no_case_sees_itself_nor_its_copy() -> None:
     draw = random.Random(0)
     noise = [
         Example(id=i, text=f"某日{i}", answer={"label": draw.choice(list(WORDS.values()))})
@@ -191,3 +191,58 @@ def test_sets_that_are_all_empty_are_fitted() -> None:
     cases = [Example(id=i, text=f"Text {i}", answer={"labels": []}) for i in range(3)]
     [item] = fit(load_task("ecthr"), cases, (), 0).opinions(cases[0])
     assert item == {"labels": {}}
+
+
+def thefts(count: int, seed: int = 0) -> list[Example]:
+    """Return cases in which the amount alone tells the penalty, and a co-defendant the charge."""
+    draw = random.Random(seed)
+    cases = []
+    for i in range(count):
+        amount = draw.choice([2, 30, 400])
+        charge, article = draw.choice([("盗窃罪", "264"), ("诈骗罪", "266")])
+        deed = {"盗窃罪": "窃取", "诈骗罪": "骗得"}[charge]
+        penalty = {2: PENALTIES[13], 30: PENALTIES[8], 400: PENALTIES[6]}[amount]
+        one = {"charges": [charge], "articles": [article], "penalty": penalty}
+        text = f"被告人赵甲{deed}{amount + draw.random():.4f}万元。被告人钱乙望风，编号{i}。"
+        judgments = [{"name": name, **one} for name in ("赵甲", "钱乙")]
+        cases.append(Example(i, text, ("赵甲", "钱乙"), answer={"judgments": judgments}))
+    return cases
+
+
+def test_the_second_stage_learns_from_evidence_and_is_stored(tmp_path: Path) -> None:
+    task = load_task("judgment")
+    classifier = fit(task, thefts(MIN_CASES), (), seed=0)
+    assert classifier.second
+    assert fit(task, thefts(MIN_CASES - 1), (), seed=0).second is None
+    right = 0
+    for case in thefts(30, seed=1):
+        assert case.answer
+        for item, gold in zip(classifier.opinions(case), case.answer["judgments"], strict=True):
+            assert max(item["charges"], key=lambda c: item["charges"][c]) == gold["charges"][0]
+            assert sum(item["penalty"].values()) == pytest.approx(1)
+            right += max(item["penalty"], key=lambda c: item["penalty"][c]) == gold["penalty"]
+    assert right > 50
+    classifier.save(tmp_path / "classifier.npz")
+    write_json(
+        tmp_path / "manifest.json", {"classifier_sha256": sha256(tmp_path / "classifier.npz")}
+    )
+    read = load_classifier(tmp_path, task)
+    assert read
+    assert read.opinions(case) == classifier.opinions(case)
+
+
+def test_the_second_stage_of_noise_has_learnt_nothing() -> None:
+    task, cases, draw = load_task("judgment"), thefts(400), random.Random(0)
+    answers = [case.answer for case in cases]
+    draw.shuffle(answers)
+    shuffled = [replace(case, answer=a) for case, a in zip(cases, answers, strict=True)]
+    classifier = fit(task, shuffled, (), seed=0)
+    charges = [classifier.opinions(case)[0]["charges"]["盗窃罪"] for case in cases]
+    assert np.mean(np.abs(np.array(charges) - 0.5)) < 0.2, "a case has seen its own answer"
+
+
+def test_sets_that_training_has_seldom_are_made_rare() -> None:
+    # Of two independent labels of probability 0.5 a quarter of the items would have both.
+    gold = np.array([[True, False], [False, True], [True, False], [True, True]])
+    sizes = size_weights(np.full((4, 2), 0.5), gold)
+    assert sizes == pytest.approx((0, 0.75 / 0.5, 0.25 / 0.25, 0))

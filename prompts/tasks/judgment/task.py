@@ -12,6 +12,7 @@ from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
+from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
@@ -227,5 +228,11 @@ TASK = Task(
         titles=TITLES,
         parts=FINAL_PARTS,
     ),
-    answer=Decide("judgments", sets=FIELDS, classes=("penalty",), order={"penalty": PENALTIES}),
+    answer=Decide(
+        "judgments",
+        sets=FIELDS,
+        classes=("penalty",),
+        order={"penalty": PENALTIES},
+        evidence=evidence,
+    ),
 )

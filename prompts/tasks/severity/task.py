@@ -1,6 +1,7 @@
 """How long a prison term is: one of six classes (FairLex-CAIL; Chalkidis et al., ACL 2022)."""
 
 from panjue.prompts.tasks.classes import Classes
+from panjue.prompts.tasks.evidence import evidence
 
 CLASSES = (
     "没有刑期",
@@ -21,5 +22,6 @@ TASK = Classes(
     text=("fact", "text"),
     groups={"gender": ("male", "female"), "region": ()},
     person="defendant",
+    evidence=evidence,
     aliases={"defendant_gender": "gender", "court_region": "region"},
 ).task("zh")

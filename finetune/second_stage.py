@@ -1,0 +1,130 @@
+"""Fit the second stage of the text classifier on scores of cases that the first had not seen."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import lightgbm
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from panjue.eval.second_stage import (
+    Array,
+    FieldTrees,
+    Items,
+    SecondStage,
+    candidates,
+    class_rows,
+    corrected,
+)
+
+FOLDS = 4
+
+SINGLE_WEIGHT = 0.4
+"""Weight of an item alone in its case. The metric gives it none, but it teaches."""
+
+SMOOTHING = 3.0
+"""Items of the common distribution of classes that are added to those of each label."""
+
+ROUNDS = 100
+COMMON: dict[str, Any] = {
+    **{"verbose": -1, "seed": 0, "deterministic": True, "force_row_wise": True, "max_bin": 63},
+    **{"learning_rate": 0.1, "lambda_l2": 10, "feature_fraction": 0.6},
+    **{"bagging_fraction": 0.7, "bagging_freq": 1},
+    "num_threads": 1,  # folds are fitted side by side; threads of one tree wait for each other
+}
+SET_TREES = {**COMMON, "objective": "binary", "num_leaves": 15, "min_data_in_leaf": 50}
+CLASS_TREES = {**COMMON, "objective": "multiclass", "num_leaves": 12, "min_data_in_leaf": 30}
+CLASS_TREES |= {"extra_trees": True, "learning_rate": 0.05}  # random thresholds: less variance
+
+
+def weights_of(sizes: Array) -> Array:
+    """Return the weight of each item in the metric: a case counts by log2 of its items."""
+    n = np.repeat(sizes, sizes)
+    return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)
+
+
+def fit_second_stage(
+    items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array
+) -> tuple[SecondStage, dict[str, Array]]:
+    """Return the second stage, and the cross-fitted probabilities of the label sets.
+
+    Args:
+        items: Cases, with scores by first stages that had not seen them (cross-fitted).
+        gold: Field -> [items, labels], those in `sets` first; the others have one label an item.
+        sets: The fields that are label sets.
+        fold: The fold of each item, the same for all items of a case, [items].
+    """
+    fields: dict[str, FieldTrees] = {}
+    believed: dict[str, Array] = {}
+    for name, truth in gold.items():
+        if name in sets:
+            fields[name], believed[name] = _fit_set(items, name, truth, fold)
+        else:
+            fields[name] = _fit_class(items, name, gold, believed, fold)
+    return SecondStage(fields), believed
+
+
+def platt(logits: Array, gold: Array, weights: Array | None = None) -> tuple[float, float]:
+    """Return the scale, which is positive, and shift of logits with the lowest log loss.
+
+    `weights` are those of the items if all logits are not alike.
+    """
+
+    def loss(of: Array) -> float:
+        scaled = logits * np.exp(of[0]) + of[1]
+        losses = np.logaddexp(0, np.where(gold, -scaled, scaled))
+        return float(np.average(losses, weights=weights))
+
+    log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
+    return float(np.exp(log_scale)), float(shift)
+
+
+def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldTrees, Array]:
+    """Return the second stage of a label set, and its cross-fitted probabilities."""
+    rows, item, label = candidates(items, name)
+    gold, weight, aside = truth[item, label], weights_of(items.sizes)[item], fold[item]
+    start = platt(rows[:, 1], gold, weight)
+
+    def train(without: int) -> lightgbm.Booster:
+        used = aside != without
+        first = rows[used, 1] * start[0] + start[1]
+        data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
+        data.set_categorical_feature([0])
+        return lightgbm.train(SET_TREES, data, ROUNDS)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        *parts, trees = threads.map(train, range(FOLDS + 1))  # the last has all folds
+    logits = np.zeros(len(rows))
+    for k, part in enumerate(parts):
+        logits[aside == k] = corrected(part, rows[aside == k], start)
+    several = items.counts[item] > 1  # those that the metric weighs
+    finish = platt(logits, gold, weight * several if several.any() else weight)
+    believed = np.zeros(truth.shape)
+    believed[item, label] = expit(logits * finish[0] + finish[1])
+    return FieldTrees(trees, start, finish), believed
+
+
+def _fit_class(
+    items: Items, name: str, gold: Mapping[str, Array], believed: Mapping[str, Array], fold: Array
+) -> FieldTrees:
+    """Return the second stage of a class; `believed` has probabilities of the sets before it."""
+    # An item whose class is not known teaches nothing.
+    weight = weights_of(items.sizes) * gold[name].any(axis=1)
+    classes = gold[name] * weight[:, None]
+    prior = classes.sum(0) / classes.sum()
+
+    def tables(used: Array) -> dict[str, Array]:
+        joint = {
+            of: gold[of][used].T.astype(float) @ classes[used] + SMOOTHING * prior
+            for of in believed
+        }
+        return {of: table / table.sum(1, keepdims=True) for of, table in joint.items()}
+
+    parts = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
+    rows = np.stack(parts)[fold, np.arange(len(fold))]  # no item is in its own tables
+    data = lightgbm.Dataset(rows, gold[name].argmax(1), weight=weight)
+    trees = lightgbm.train({**CLASS_TREES, "num_class": classes.shape[1]}, data, 2 * ROUNDS)
+    return FieldTrees(trees, classes=tables(fold >= 0))

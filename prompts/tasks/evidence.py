@@ -1,0 +1,110 @@
+"""What the facts of a Chinese criminal case say for or against a person, as numbers."""
+
+import math
+import re
+
+AMOUNT = re.compile(
+    r"(\d[\d,，]*(?:\.\d+)?)\s*余?\s*([万千百亿])?\s*余?\s*多?\s*(元|美元|克|kg|千克|公斤|g)"
+)
+TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
+GRAMS = {"克": 1, "g": 1, "kg": 1e3, "千克": 1e3, "公斤": 1e3}
+MAX_AMOUNT = 1e15
+ACTS, MONTHS = re.compile("[起次]"), re.compile(r"\d年\d+月")
+
+WORDS = [
+    "主犯",
+    "从犯",
+    "胁从",
+    "次要作用",
+    "主要作用",
+    "自首",
+    "投案",
+    "坦白",
+    "如实供述",
+    "累犯",
+    "前科",
+    "曾因",
+    "刑满释放",
+    "未遂",
+    "中止",
+    "预备",
+    "退赃",
+    "退赔",
+    "谅解",
+    "赔偿",
+    "认罪认罚",
+    "未成年",
+    "未满十八",
+    "立功",
+    "望风",
+    "组织",
+    "领导",
+    "首要分子",
+    "积极参加",
+    "轻伤一级",
+    "轻伤二级",
+    "轻伤",
+    "重伤一级",
+    "重伤二级",
+    "重伤",
+    "轻微伤",
+    "死亡",
+    "致死",
+    "持刀",
+    "枪",
+    "入户",
+    "毒品",
+    "海洛因",
+    "冰毒",
+    "甲基苯丙胺",
+    "传销",
+    "赌博",
+    "赌场",
+    "网站",
+    "诈骗",
+    "抢劫",
+    "强奸",
+    "未成年人",
+    "幼女",
+    "数额较大",
+    "数额巨大",
+    "数额特别巨大",
+    "情节严重",
+    "情节特别严重",
+    "多次",
+    "酒后",
+    "逃离",
+    "在逃",
+    "另案处理",
+    "取保候审",
+    "缓刑",
+    "公司",
+    "经理",
+    "老板",
+    "股东",
+    "员工",
+    "受雇",
+    "帮忙",
+    "司机",
+    "工资",
+    "提成",
+    "分得",
+    "获利",
+    "介绍",
+    "提供",
+]
+"""Roles, conduct before and after, means, injuries, drugs and posts, as judgments write them."""
+
+
+def evidence(text: str) -> list[float]:
+    """Return amounts of money and grams (logarithms of largest and sum; number), acts, words."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for number, times, unit in AMOUNT.findall(text):
+        value = min(float(re.sub("[,，]", "", number)) * TIMES[times], MAX_AMOUNT)
+        found[unit in GRAMS].append(value * GRAMS.get(unit, 1))
+    numbers: list[float] = []
+    for amounts in found:
+        largest, total = max(amounts, default=0), sum(amounts)
+        numbers += [math.log10(largest + 1), math.log10(total + 1), len(amounts)]
+    acts = [len(ACTS.findall(text)), len(MONTHS.findall(text))]
+    return [*numbers, *acts, *(text.count(word) for word in WORDS)]

@@ -1,0 +1,77 @@
+"""What the second stage of the text classifier looks at."""
+
+import numpy as np
+import pytest
+
+from panjue.eval.second_stage import Items, candidates, class_rows, facts, load_second_stage
+from panjue.prompts.tasks.evidence import WORDS, evidence
+
+SCORES = np.array(
+    [
+        [[2.0, 0.0, -1.0], [1.0, 1.0, -3.0], [0.0, 4.0, 0.0]],  # by the whole text
+        [[1.0, 0.0, -1.0], [-1.0, 2.0, 0.0], [0.0, 0.0, 0.0]],  # by the own clauses
+    ]
+)
+ITEMS = Items(np.array([2, 1]), {"charges": SCORES}, np.zeros((3, 7)))
+"""A case of two items and a case of one."""
+
+
+def test_candidates_worked_by_hand() -> None:
+    rows, item, label = candidates(ITEMS, "charges")
+    assert item.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert label.tolist() == [0, 1, 2, 1, 0, 2, 1, 0, 2], "by falling scores"
+    # Label, score, whole, own, own less the case's mean of own, place, gap to the best score.
+    assert rows[0, :7].tolist() == [0, 3, 2, 1, 1, 0, 0]
+    assert rows[4, :7].tolist() == [0, 0, 1, -1, -1, 1, 3]
+    # The case's mean and maximum of the label, the gap to its best label, the label's rank there.
+    assert rows[4, 10:14].tolist() == [1.5, 3, 0, 0]
+    assert rows[6, 10:14].tolist() == [4, 4, 0, 0]
+
+
+def test_other_cases_change_nothing() -> None:
+    alone = Items(np.array([1]), {"charges": SCORES[:, 2:]}, np.zeros((1, 7)))
+    rows, *_ = candidates(alone, "charges")
+    assert rows.tolist() == candidates(ITEMS, "charges")[0][6:].tolist()
+
+
+def test_a_class_knows_what_to_expect_of_the_label_sets() -> None:
+    items = Items(np.array([1]), {"penalty": np.ones((2, 1, 2))}, np.array([[9.0]]))
+    believed = {"charges": np.array([[0.5, 0.25]])}
+    tables = {"charges": np.array([[1.0, 0.0], [0.4, 0.6]])}
+    assert class_rows(items, "penalty", believed, tables) == pytest.approx(
+        np.array([[2, 2, (0.5 + 0.25 * 0.4) / 0.75, 0.25 * 0.6 / 0.75, 9]])
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("", [0] * 8),
+        ("骗得3万元，又骗得2,000余元。", [np.log10(30001), np.log10(32001), 2, 0, 0, 0, 0, 0]),
+        ("两次贩卖冰毒1.5千克", [0, 0, 0, np.log10(1501), np.log10(1501), 1, 1, 0]),
+        ("2020年3月，" + "9" * 400 + "元", [15, 15, 1, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_amounts_weights_and_acts(text: str, numbers: list[float]) -> None:
+    assert evidence(text)[:8] == pytest.approx(numbers, abs=1e-6)
+    assert len(evidence(text)) == 8 + len(WORDS)
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_facts_of_one_item_and_of_sixty(count: int) -> None:
+    marks = [chr(0xE010 + i) for i in range(count)]
+    text = "".join(f"{mark}系从犯。" for mark in marks)
+    rows = facts(text, [f"{mark}系从犯。" for mark in marks], marks, evidence)
+    place = 7 + 8 + WORDS.index("从犯")
+    assert [row[0] for row in rows] == list(range(count))
+    assert all(row[1] == row[place] == count for row in rows)
+    assert all(row[place + 8 + len(WORDS)] == 1 for row in rows)
+    assert {len(row) for row in facts("", [""] * count, marks, evidence)} == {
+        7 + 2 * len(evidence(""))
+    }
+
+
+@pytest.mark.parametrize("text", ["x", "[]", '{"charges": {"trees": "tree", "classes": {}}}'])
+def test_something_else_is_no_second_stage(text: str) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        load_second_stage(text)
