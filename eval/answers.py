@@ -79,6 +79,12 @@ class AnsweredFile:
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
+        texts = row.get("texts") if row.get("refused") is None else [""]
+        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
+            raise UserError(
+                f"{rows.path}: id {call['id']}: 'texts' must list the replies; "
+                "delete the line: `panjue generate` asks that example again"
+            )
         return row
 
 

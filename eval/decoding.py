@@ -19,7 +19,7 @@ from panjue.prompts.plumbing.files import (
     atomic_write,
     dump,
     exclusive_lock,
-    read_json,
+    read_object,
     sha256,
     write_json,
 )
@@ -44,7 +44,7 @@ def never_asked(refusals: Sequence[str]) -> str:
 def decoding_of(submission: Path) -> dict[str, Any] | None:
     """Return the run's decode.json if it describes exactly this submission (by SHA-256)."""
     path = submission.parent / "decode.json"
-    report: dict[str, Any] = read_json(path) if path.exists() else {}
+    report = read_object(path) if path.exists() else {}
     return report if report.get("submission_sha256") == sha256(submission) else None
 
 

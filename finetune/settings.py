@@ -6,13 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA, Config, load_section, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
+
+OTHER_NAMES = {
+    "max_tokens": "cutoff_len max_length max_seq_len max_seq_length sequence_len",
+    "batch": "batch_size global_batch_size train_batch_size gradient_accumulation_steps",
+    "lora.r": "r rank lora_r lora_rank",
+    "lora.lora_alpha": "alpha lora_alpha",
+    "lora.lora_dropout": "dropout lora_dropout",
+    "trainer.max_steps": "max_steps",
+    "trainer.num_train_epochs": "num_train_epochs num_epochs epochs",
+    "trainer.learning_rate": "learning_rate lr",
+    "trainer.per_device_train_batch_size": "per_device_train_batch_size micro_batch_size",
+}
+"""A setting -> what it is called elsewhere, in other trainers or without its section."""
+
+USE = {name: use for use, names in OTHER_NAMES.items() for name in names.split()}
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
@@ -93,6 +108,17 @@ class SftConfig(Config):
     """Passed unchanged to peft's LoraConfig."""
     quantization: dict[str, Any] = Field(default_factory=dict)
     """Passed unchanged to transformers' BitsAndBytesConfig; used by `method: qlora`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_other_trainers(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for section in ("", "lora.", "trainer."):
+            keys = values.get(section[:-1]) if section else values
+            for key in keys if isinstance(keys, dict) else ():
+                use = USE.get(key, section + key)
+                if use != section + key and use.startswith(section):
+                    raise ValueError(f"no setting {section + key!r}; use {use}")
+        return values
 
     @field_validator("trainer")
     @classmethod

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig
+from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.libraries import FLASH_ATTENTION, check_library_settings
-from panjue.finetune.settings import SftConfig, launch, sft_settings
+from panjue.finetune.settings import OTHER_NAMES, USE, SftConfig, launch, sft_settings
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
@@ -16,6 +18,42 @@ from panjue.prompts.plumbing.errors import UserError
 def config(*words: str, path: Path) -> SftConfig:
     path.write_text("sft: {run: a, model: b, train: c}\n", "utf-8")
     return load_section(SftConfig, path, "sft", words)
+
+
+@pytest.mark.parametrize(
+    ("word", "use"),
+    [
+        ("max_steps=5", "trainer.max_steps"),
+        ("num_train_epochs=8", "trainer.num_train_epochs"),
+        ("learning_rate=1e-4", "trainer.learning_rate"),
+        ("lora.rank=8", "lora.r"),
+        ("lora_rank=8", "lora.r"),
+        ("lora_alpha=8", "lora.lora_alpha"),
+        ("lora.alpha=8", "lora.lora_alpha"),
+        ("cutoff_len=512", "max_tokens"),
+        ("lr=1e-4", "trainer.learning_rate"),
+        ("trainer.lr=1e-4", "trainer.learning_rate"),
+        ("epochs=3", "trainer.num_train_epochs"),
+        ("batch_size=8", "batch"),
+        ("per_device_train_batch_size=8", "trainer.per_device_train_batch_size"),
+    ],
+)
+def test_a_setting_is_found_wherever_it_lives_and_whatever_others_call_it(
+    word: str, use: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.yaml"
+    with pytest.raises(UserError) as error:
+        config(word, path=path)
+    assert str(error.value) == f"{path}: no setting {word.partition('=')[0]!r}; use {use}"
+    config(f"{use}=64", path=path)
+
+
+def test_every_setting_that_a_message_names_exists() -> None:
+    known = {*SftConfig.model_fields}
+    known |= {f"lora.{name}" for name in LoraConfig.__dataclass_fields__}
+    known |= {f"trainer.{name}" for name in TrainerConfig.__dataclass_fields__}
+    assert OTHER_NAMES.keys() <= known
+    assert not USE.keys() & SftConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", ["save_strategy", "eval_strategy", "logging_strategy"])
@@ -74,7 +112,7 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
         ("trainer.save_strategy=best trainer.eval_strategy=no", "^trainer: .*metric_for_best"),
         ("trainer.optim=galore_adamw", "^trainer: "),
-        ("lora.rank=8", "^lora: .*rank"),
+        ("lora.ranks=8", "^lora: .*rank"),
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.init_lora_weights=foo", "^lora: Unknown initialization init_lora_weights='foo'"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
