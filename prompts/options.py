@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import RUN_FILES, read_json
+from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import MANIFEST, find_answers
 from panjue.prompts.reader import Reader, Skipped
 from panjue.prompts.task import BUILT_IN, load_task
@@ -66,7 +66,7 @@ def _is_of_run(path: Path) -> bool:
         found = read_json(path)
         if isinstance(found, dict) and {"interval", "attributes"} & found.keys():
             return False
-    return path.name in RUN_FILES or any((f / MANIFEST).exists() for f in list(path.parents)[:3])
+    return any((folder / MANIFEST).exists() for folder in list(path.parents)[:3])
 
 
 @contextmanager

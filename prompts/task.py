@@ -121,11 +121,6 @@ class Score:
         """Return the names of the metrics."""
         return tuple(map(name_of, self.metrics))
 
-    @property
-    def summary_names(self) -> tuple[str, ...]:
-        """Return the names of the metrics for short tables: without precision and recall."""
-        return tuple(name for name in self.names if not name.endswith(("_precision", "_recall")))
-
 
 @dataclass(frozen=True)
 class Task:

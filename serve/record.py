@@ -1,5 +1,6 @@
 """What earlier runs have answered, the record that it must match, and the rest."""
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import delete, difference, sha256, stream
+from panjue.prompts.plumbing.files import difference, sha256, stream
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import MANIFEST, AnswersRecord, Run
 from panjue.prompts.reader import Reader
@@ -87,7 +88,10 @@ def claim(job: Job, record: AnswersRecord, console: Console) -> None:
         names = (job.task.data.submission.name, *DERIVED)
         stale = [folder / name for name in names if (folder / name).exists()]
         for file in stale:
-            delete(file)
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
         if stale:
             deleted = ", ".join(file.name for file in stale)
             console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)

@@ -20,17 +20,6 @@ Json = Any
 Record = tuple[int | str, Callable[[], dict[str, Json]]]
 """Place of a row in its file, and a function that returns the row or raises a UserError."""
 
-RUN_FILES = (
-    "manifest.json",
-    "config.yaml",
-    "labels.json",
-    "completions.jsonl",
-    "confidence.jsonl",
-    "decode.json",
-    "log.jsonl",
-)
-"""Files of a run folder that scoring and reporting commands must not overwrite."""
-
 BOM = b"\xef\xbb\xbf"
 
 LARGEST_LINE = 2**24
@@ -203,14 +192,6 @@ def replace_folder(temporary: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     sync_names(folder.parent)
-
-
-def delete(path: Path) -> None:
-    """Delete a file or a folder, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -57,6 +57,11 @@ def test_amounts_weights_and_acts(text: str, numbers: list[float]) -> None:
     assert len(evidence(text)) == 8 + len(WORDS)
 
 
+@pytest.mark.parametrize("text", ["1" + " " * 20_000, "1" * 20_000, "1," * 20_000])
+def test_a_number_without_a_unit_comes_to_an_end(text: str) -> None:
+    assert evidence(text)[:8] == [0] * 8
+
+
 @pytest.mark.parametrize("count", [1, 60])
 def test_facts_of_one_item_and_of_sixty(count: int) -> None:
     marks = [chr(0xE010 + i) for i in range(count)]

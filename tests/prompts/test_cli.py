@@ -187,11 +187,6 @@ def test_nothing_that_is_read_is_written_over(
     assert typed(monkeypatch, "score", gold, path, "--json", path) == 2
     told = f"{path}: is an input or belongs to a run; choose another output"
     assert told in capsys.readouterr().err
-    of_run = folder / "completions.jsonl"
-    of_run.write_text("{}", "utf-8")
-    assert typed(monkeypatch, "score", gold, path, "--json", of_run) == 2
-    assert of_run.read_text("utf-8") == "{}"
-    of_run.unlink()
     (folder / "manifest.json").write_text("{}", "utf-8")
     weights = folder / "adapter/weights.json"
     weights.parent.mkdir()

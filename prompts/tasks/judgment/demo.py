@@ -16,6 +16,7 @@ import yaml
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines
+from panjue.prompts.tasks.judgment.read import sentence
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,10 @@ def _outcome(
 ) -> dict[str, Any]:
     """Sentence by our rule: two steps per level of the gravest deed, one for role and record."""
     severity = 1 + 2 * max(level for _, level in deeds) + shift
-    penalty = {
-        "surveillance": 0,
-        "detention": draw.randint(1, 6) if severity == 0 else 0,
-        "imprisonment": draw.randint(*TERMS[severity - 1]) if severity else 0,
-        "death_penalty": False,
-        "life_imprisonment": False,
-        "fine": 0,
-        "fine_without_amount": False,
-    }
+    if severity:
+        penalty = sentence(imprisonment=draw.randint(*TERMS[severity - 1]))
+    else:
+        penalty = sentence(detention=draw.randint(1, 6))
     return {
         "name": name,
         "penalty": penalty,
