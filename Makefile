@@ -21,10 +21,9 @@ GOLD   := $(or $(TEST),$(addsuffix test.jsonl,$(DEMO)))
 ANSWERS := $(RUN)/answers/$(call stem,$(GOLD),$(space))
 want    = $(if $(filter $(2),$(MAKECMDGOALS)),$(error say $(1); the invented cases are for the demo alone (no RUN, TRAIN, MODEL, TASK or other CONFIG)))
 $(if $(GOLD),,$(call want,TEST=FILE,generate score check-submission))
-$(if $(TRAIN)$(DEV)$(DEMO),,$(call want,TRAIN=FILE or DEV=FILE,tune))
-$(if $(filter demo,$(CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate tune score serve)))
+$(if $(filter demo,$(CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate score serve)))
 .NOTPARALLEL:
-.PHONY: help install dev lock check test torture demo base sft generate tune score check-submission serve chat again
+.PHONY: help install dev lock check test torture demo base sft generate score check-submission serve chat again
 help: ; @sed -n "/^# .*: /s/^# //p" Makefile; sed -n "s/^\([a-z-]*\):.*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'  # this list
 install: .venv/installed  # .venv with what training, generation and serving need, in exact versions
 dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they install it themselves
@@ -41,8 +40,7 @@ runs/base/model/manifest.json: | data/demo/train.jsonl; .venv/bin/panjue base fi
 $(TRAINED): $(AGAIN) | .venv/installed $(addsuffix train.jsonl,$(DEMO)) $(if $(filter demo,$(CONFIG)),$(if $(MODEL)$(wildcard $(TRAINED)),,runs/base/model/manifest.json))
 	.venv/bin/panjue sft finetune/configs/$(CONFIG).yaml 'run=$(RUN)' $(if $(TASK),task=$(TASK)) $(if $(MODEL),'model=$(MODEL)') $(if $(TRAIN),'train=$(TRAIN)') $(if $(DEV),'dev=$(DEV)') $(SFT)
 sft: $(TRAINED)  # fine-tune: cases in, adapter out
-generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case
-tune: $(TRAINED); .venv/bin/panjue generate '$(RUN)' $(if $(DEV),'$(DEV)','$(or $(TRAIN),data/demo/train.jsonl)' held_out=true) samples=8 answers=tune $(GENERATE) && .venv/bin/panjue tune '$(RUN)'  # fit how answers are decided, on held-out cases
+generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case, and decide
 score: generate; .venv/bin/panjue score '$(GOLD)' '$(RUN)' --json '$(ANSWERS)/scores.json' $(SCORE)  # the official metric with intervals
 check-submission: .venv/installed; .venv/bin/panjue check '$(RUN)' --cases '$(GOLD)'  # every fault of a submission, with its place
 serve: $(TRAINED); .venv/bin/panjue serve '$(RUN)' $(SERVE)  # answer over HTTP, with a page to ask from

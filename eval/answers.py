@@ -134,4 +134,7 @@ def method_of(record: AnswersRecord, decoding: Mapping[str, Any]) -> str:
     method = "sampled" if record.sampling.get("temperature") else "greedy"
     if decoding.get("decided"):
         method = "decided from several replies" if record.samples else "decided"
-    return method + (" with the text classifier" if decoding.get("classifier") else "")
+    rule = decoding.get("rule") or {}
+    if rule.get("classifier_alone"):
+        return "the text classifier's"
+    return method + (" with the text classifier" if rule.get("exponents") else "")

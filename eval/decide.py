@@ -3,12 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from panjue.eval.beliefs import Belief, Estimator, marginals
 from panjue.eval.classifier import Classifier, Opinion, load_classifier
@@ -22,11 +18,6 @@ LabelSet = frozenset[str]
 
 Beliefs = Sequence[Mapping[str, Belief]]
 """For every item of an answer: field -> belief."""
-
-MAX_JOINT_LABELS = 8
-MIN_JOINT_PROBABILITY = 0.01
-"""Two fields are decided jointly over the likeliest labels of each: at most so many, and only
-labels of at least this probability."""
 
 TOLERANCE = 1e-12
 """Differences of expected F1 below this are rounding; the smaller set then stays."""
@@ -140,40 +131,19 @@ class Decider:
         first_items, names = self._decides.items_of(first), self._decides.fields
         certain = [{name: {_key(item[name]): 1.0} for name in names} for item in first_items]
         keep_first = keep_first or beliefs is None
-        for item, raw_belief in zip(first_items, beliefs or certain, strict=True):
-            weighted = {f: self._weighted(f, raw_belief[f]) for f in self._decides.classes}
-            belief = {**raw_belief, **weighted}
+        for item, belief in zip(first_items, beliefs or certain, strict=True):
             chosen = {name: item[name] for name in names} if keep_first else self.fields(belief)
             items.append({**item, **chosen})
-            classes.append(weighted)
+            classes.append({name: belief[name] for name in self._decides.classes})
             confidence.append({f: belief[f].get(_key(value), 0.0) for f, value in chosen.items()})
         return Decision(self._decides.with_items(first, items), confidence, classes)
 
-    def _weighted(self, field: str, belief: Belief) -> Belief:
-        """Return the belief about a class, weighted by the class prior."""
-        ratios, prior = self.rule.class_ratios.get(field, {}), self.rule.class_prior
-        weights = {label: p * ratios.get(label, 1.0) ** prior for label, p in belief.items()}
-        total = sum(weights.values())
-        return {label: weight / total for label, weight in weights.items()}
-
     def fields(self, belief: Mapping[str, Belief]) -> dict[str, Any]:
         """Return the decided fields of one item, labels likeliest first."""
-        sets = self._decides.sets
-        max_sizes = {name: self._labels.most[self._decides.kind(name)] for name in sets}
-        if len(sets) == 2 and self.rule.pair_price:  # pairs are of two fields
-            first, second = sets
-            chosen: tuple[LabelSet, ...] = best_pair(
-                (belief[first], belief[second]),
-                (max_sizes[first], max_sizes[second]),
-                self._labels.pairs,
-                self.rule.pair_price,
-            )
-        else:
-            chosen = tuple(best_set(belief[field], max_sizes[field]) for field in sets)
-        decided: dict[str, Any] = {
-            field: _ranked(labels, belief[field])
-            for field, labels in zip(sets, chosen, strict=True)
-        }
+        decided: dict[str, Any] = {}
+        for field in self._decides.sets:
+            chosen = best_set(belief[field], self._labels.most[self._decides.kind(field)])
+            decided[field] = _ranked(chosen, belief[field])
         for field in self._decides.classes:
             decided[field] = max(belief[field].items(), key=lambda pair: (pair[1], str(pair[0])))[0]
         return decided
@@ -229,64 +199,6 @@ def best_set(belief: Belief, max_size: int) -> LabelSet:
         if value > best_value + TOLERANCE:
             best, best_value = chosen, value
     return best
-
-
-def best_pair(
-    beliefs: tuple[Belief, Belief],
-    max_sizes: tuple[int, int],
-    pairs: Mapping[str, Mapping[str, int]],
-    price: float,
-) -> tuple[LabelSet, LabelSet]:
-    """Return the two sets with the highest sum of expected F1s, less the price of unpaired labels.
-
-    Exact over the likeliest labels of each field, and over sets of at most one label more than the
-    largest sampled set. The commonest partner of each likely first label is a candidate too, even
-    if no sample has it.
-    """
-    first = _likeliest(beliefs[0])
-    partners = (max(pairs[a], key=lambda b: (pairs[a][b], b)) for a in first if pairs.get(a))
-    second = list(dict.fromkeys([*_likeliest(beliefs[1]), *partners]))
-    sizes = [min(m, 1 + max(map(len, b))) for m, b in zip(max_sizes, beliefs, strict=True)]
-    rows_1, sets_1 = _subsets(first, sizes[0])
-    rows_2, sets_2 = _subsets(second, sizes[1])
-    is_pair = np.array([[pairs.get(a, {}).get(b, 0) > 0 for b in second] for a in first])
-    # [first sets, second sets]: number of labels of the one set without a pair in the other.
-    unpaired_1 = rows_1 @ (rows_2 @ is_pair.T == 0).T
-    unpaired_2 = (rows_1 @ is_pair == 0) @ rows_2.T
-    f1_1, f1_2 = _expected_f1s(rows_1, first, beliefs[0]), _expected_f1s(rows_2, second, beliefs[1])
-    values = f1_1[:, None] + f1_2 - price * (unpaired_1 + unpaired_2)
-    i, j = np.unravel_index(np.argmax(values > values.max() - TOLERANCE), values.shape)
-    return sets_1[i], sets_2[j]
-
-
-def _expected_f1s(
-    rows: NDArray[np.int64], labels: Sequence[str], belief: Belief
-) -> NDArray[np.float64]:
-    """Return `expected_f1` of sets of `labels`, which are rows of 0 and 1; none is empty."""
-    has = np.array([[label in gold for gold in belief] for label in labels], dtype=np.int64)
-    sizes = rows.sum(axis=1)[:, None] + np.array([len(gold) for gold in belief])
-    result: NDArray[np.float64] = (2 * (rows @ has) / sizes) @ np.array(list(belief.values()))
-    return result
-
-
-def _likeliest(belief: Belief) -> list[str]:
-    marginal = marginals(belief)
-    ranked = sorted(marginal, key=lambda label: (-marginal[label], label))
-    likely = [label for label in ranked if marginal[label] >= MIN_JOINT_PROBABILITY]
-    return likely[:MAX_JOINT_LABELS] or ranked[:1]
-
-
-def _subsets(labels: Sequence[str], max_size: int) -> tuple[NDArray[np.int64], list[LabelSet]]:
-    """Return all subsets of 1 to `max_size` labels, as rows of 0 and 1 and as sets, small first."""
-    subsets = [
-        indices
-        for size in range(1, min(max_size, len(labels)) + 1)
-        for indices in combinations(range(len(labels)), size)
-    ]
-    rows = np.zeros((len(subsets), len(labels)), dtype=np.int64)
-    for row, indices in zip(rows, subsets, strict=True):
-        row[list(indices)] = 1
-    return rows, [frozenset(labels[i] for i in indices) for indices in subsets]
 
 
 def _ranked(labels: Iterable[str], belief: Belief) -> list[str]:

@@ -1,8 +1,8 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from panjue.eval.answers import AnsweredFile, open_answers
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decide import Decider, decider_of
-from panjue.eval.rule import decision_sha256, rule_for
+from panjue.eval.rule import Rule, decision_sha256, other_lengths, rule_for
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -68,10 +68,8 @@ class Tally:
     replies: int = 0
     decided: int = 0
     filled: int = 0
-    pair_price: float | None = None
-    class_prior: float | None = None
-    classifier: Mapping[str, tuple[float, float]] | None = None
-    classifier_alone: bool = False
+    rule: Rule | None = None
+    warning: str = ""
     decision_sha256: str | None = None
     fallback: str = "commonest labels"
     submission: Path = Path("submission.jsonl")
@@ -100,7 +98,10 @@ class Tally:
             f"{self.completion_tokens:,} output tokens"
         )
         if self.decided:
-            yield f"{self.decided} answers decided from {self.replies} replies{self._priors()}"
+            sources = f", by {self.rule}" if self.rule else ""
+            yield f"{self.decided} answers decided from {self.replies} replies{sources}"
+        if self.warning:
+            yield self.warning
         if self.near_ties:
             yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
         if self.filled:
@@ -110,24 +111,15 @@ class Tally:
     def _instead(self) -> str:
         return f" (their answer: {self.fallback})" if self.refused else ""
 
-    def _priors(self) -> str:
-        if self.pair_price is None or self.class_prior is None:
-            return ""
-        if self.classifier_alone:
-            return ": the text classifier's, as no other was better on held-out cases"
-        used = f", with the text classifier for {', '.join(self.classifier or ())}"
-        priors = f", pair price {self.pair_price:g}, class prior {self.class_prior:g}"
-        return priors + (used if self.classifier else "")
-
 
 def decode_answers(path: Path, *, greedy: bool = False) -> Tally:
     """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
 
     Every example of the test file is answered once, in order. If it was refused or its reply is
     unreadable, the answer is the task's fallback, which is counted. If a row has several replies,
-    the answer is decided from all of them (`eval.decide`) with the priors that `panjue tune`
-    fitted, and its confidence goes to `confidence.jsonl`. With `greedy` only the first reply
-    counts. Ranked lists are voted on and filled up (`ranked`).
+    or a rule was fitted (`eval.rule`), the answer is decided, and its confidence goes to
+    `confidence.jsonl`. With `greedy` only the first reply counts. Ranked lists are voted on and
+    filled up (`ranked`).
     """
     answered = open_answers(path)
     with exclusive_lock(answered.folder):
@@ -142,6 +134,7 @@ def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
     decider = decider_of(task, answered.labels, fitted)
     if decider and fitted and not greedy:
         decider = decider.with_rule(rule_for(answered, fitted))
+        tally.warning = other_lengths(answered, fitted)
     if decider and decider.classifier:
         tally.fallback = CLASSIFIER_NAME
     with (
@@ -157,15 +150,13 @@ def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
             tally.examples += 1
     if decider and tally.decided and not greedy:
-        rule = decider.rule
-        tally.pair_price, tally.class_prior = rule.pair_price, rule.class_prior
-        tally.classifier, tally.classifier_alone = rule.exponents or None, rule.classifier_alone
-        tally.decision_sha256 = decision_sha256(fitted)
+        tally.rule, tally.decision_sha256 = decider.rule, decision_sha256(fitted)
     else:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(answered.reader.skipped.rows)
     report = {
         **vars(tally),
+        "rule": asdict(tally.rule) if tally.rule else None,
         "repairs": dict(tally.repairs.most_common()),
         "submission": submission.name,
     }

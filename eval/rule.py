@@ -1,9 +1,8 @@
-"""The rule by which answers are decided: what `panjue tune` fits, and on which answers."""
+"""The rule by which answers are decided: what is fitted on held-out answers, and on which."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -14,7 +13,7 @@ from panjue.eval.pool import Exponents
 from panjue.prompts.model import DECISION, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256
-from panjue.prompts.plumbing.run import TUNE, AnswersRecord
+from panjue.prompts.plumbing.run import AnswersRecord
 
 OTHER_LENGTHS = 2.0
 """Cases whose median length differs by more than this factor have other lengths."""
@@ -22,24 +21,14 @@ OTHER_LENGTHS = 2.0
 
 @dataclass(frozen=True)
 class Rule:
-    """The settings of the decider.
+    """What answers are decided from.
 
     Attributes:
-        pair_price: Price, in F1, of a label of the first set that training never saw together with
-            any decided label of the second set, and vice versa. 0 turns it off.
-        class_prior: Weight of the class frequencies: beliefs are multiplied by `class_ratios` to
-            this power and scaled to sum to 1. 0 turns it off.
-        class_ratios: Field -> class -> real frequency divided by the mean belief; 1 if not named.
-            It corrects label shift, as training may have mixed in cases of another kind (Saerens
-            et al., Neural Computation 2002).
         exponents: Field -> the exponents of its pool with the text classifier; the other fields
             keep the model's belief.
         classifier_alone: The classifier's answer is the answer, whatever the replies.
     """
 
-    pair_price: float = 0.0
-    class_prior: float = 0.0
-    class_ratios: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     exponents: Mapping[str, Exponents] = field(default_factory=dict)
     classifier_alone: bool = False
 
@@ -48,10 +37,18 @@ class Rule:
         """Say whether one reply is enough to decide from."""
         return self.classifier_alone or bool(self.exponents)
 
+    def __str__(self) -> str:
+        """Return the sources of the answers."""
+        if self.classifier_alone:
+            return "the text classifier's answers"
+        if not self.exponents:
+            return "the model's replies"
+        return f"the model's replies, with the text classifier for {', '.join(self.exponents)}"
+
 
 @dataclass(frozen=True)
 class Fitted:
-    """The file that `panjue tune` writes.
+    """The file of the rules, beside an adapter.
 
     Attributes:
         fitted_on: The cases, from `cases_of`.
@@ -64,6 +61,11 @@ class Fitted:
     replies: dict[str, Any]
     characters: float
     rules: dict[int, Rule]
+
+    def is_for(self, samples: int, sampling: Mapping[str, Any], constrained: bool) -> bool:
+        """Say whether there is a rule for replies that come about like this."""
+        how = {"sampling": sampling, "constrained": constrained}
+        return samples in self.rules and self.replies == how
 
 
 def cases_of(record: AnswersRecord) -> dict[str, Any]:
@@ -82,14 +84,14 @@ def characters_of(answered: AnsweredFile) -> float:
 
 
 def read_fitted(trained: Path | None) -> Fitted | None:
-    """Return what `panjue tune` wrote into the folder of an adapter or model, if it did."""
+    """Return the rules beside an adapter or model, if there are some."""
     path = trained / DECISION if trained else None
     if path is None or not path.exists():
         return None
     try:
         return TypeAdapter(Fitted).validate_python(read_json(path))
     except ValidationError:
-        raise UserError(f"{path}: is of another version; run `panjue tune` again") from None
+        raise UserError(f"{path}: is of another version; delete it") from None
 
 
 def decision_sha256(trained: Path | None) -> str | None:
@@ -109,21 +111,12 @@ def rule_for(answered: AnsweredFile, trained: Path) -> Rule:
     record, fitted = answered.record, read_fitted(trained)
     if fitted is None:
         return Rule()
-    was, now = fitted.replies, replies_of(record)
-    differing = [key for key in now if was.get(key) != now[key]]
-    differences = [f"{key}={was.get(key)}, not {now[key]}" for key in differing]
-    if record.samples not in fitted.rules:
-        known = " or ".join(map(str, fitted.rules))
-        differences.append(f"samples={known}, not {record.samples}")
-    characters = characters_of(answered)
-    low, high = sorted((max(characters, 1), max(fitted.characters, 1)))
-    if high > OTHER_LENGTHS * low:
-        differences.append(f"cases of {fitted.characters:.0f} characters, not {characters:.0f}")
-    if differences:
+    if not fitted.is_for(record.samples, record.sampling, record.constrained):
+        samples = " or ".join(map(str, fitted.rules))
         raise UserError(
-            f"{trained / DECISION}: was fitted on other answers ({'; '.join(differences)}); "
-            f"`{_fitting_command(answered, trained)}` fits a rule for these; "
-            f"`panjue decode {answered.folder} --greedy` takes the first replies"
+            f"{trained / DECISION}: was fitted on answers with samples={samples} {fitted.replies}, "
+            f"not samples={record.samples} {replies_of(record)}; `panjue generate` again fits a "
+            "rule for these, `panjue decode --greedy` takes the first replies"
         )
     rule = fitted.rules[record.samples]
     if rule.uses_classifier and not has_classifier(trained):
@@ -131,13 +124,15 @@ def rule_for(answered: AnsweredFile, trained: Path) -> Rule:
     return rule
 
 
-def _fitting_command(answered: AnsweredFile, trained: Path) -> str:
-    """Return the command that fits a rule for such answers."""
-    record, training = answered.record, answered.answers.training
-    dev = training.dev if training else None
-    cases = quote(dev) if dev else f"{quote(training.train if training else 'TRAIN')} held_out=true"
-    sampling = "".join(f" sampling.{key}={value}" for key, value in record.sampling.items())
-    free = "" if record.constrained else " constrained=false"
-    run = quote(str(trained.parent))
-    words = f"samples={record.samples} answers={TUNE}{sampling}{free}"
-    return f"panjue generate {run} {cases} {words} && panjue tune {run}"
+def other_lengths(answered: AnsweredFile, trained: Path) -> str:
+    """Return a warning if these cases are much longer or shorter than those of the fit."""
+    fitted, characters = read_fitted(trained), characters_of(answered)
+    if fitted is None:
+        return ""
+    low, high = sorted((max(characters, 1), max(fitted.characters, 1)))
+    if high <= OTHER_LENGTHS * low:
+        return ""
+    return (
+        f"the rule was fitted on cases of {fitted.characters:.0f} characters (median), these have "
+        f"{characters:.0f}: it may not hold for them"
+    )

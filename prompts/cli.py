@@ -5,6 +5,7 @@ Settings are checked before the stage is imported: importing torch or vLLM takes
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -98,10 +99,11 @@ def merge(
 
 @app.command()
 def generate(run: Path, test: Path, overrides: Overrides = None) -> None:
-    """Answer every case of TEST with RUN's training, then decode: RUN/answers/NAME."""
+    """Answer every case of TEST with RUN's training, and decide: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
-        _load("serve.generate", "generate")(Run(run), test, settings, _decode)
+        decode = partial(_decode, greedy=settings.greedy)
+        _load("serve.generate", "generate_and_decode")(Run(run), test, settings, decode)
 
 
 @app.command()
@@ -139,12 +141,6 @@ def chat(
 ) -> None:
     """Ask a running server about a case and show the judgments as tables."""
     _load("serve.chat", "main")(url, file, defendant or (), samples)
-
-
-@app.command()
-def tune(run: Path) -> None:
-    """Fit the decision rule on RUN's replies to held-out cases; saved next to its adapter."""
-    _load("eval.tune", "main")(run)
 
 
 @app.command()

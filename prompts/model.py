@@ -28,7 +28,7 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM loads unmerged."""
 
 DECISION = "decision.json"
-"""The decision rule that `panjue tune` fitted; in the folder of an adapter's labels.json."""
+"""The rules by which answers are decided; in the folder of an adapter's labels.json."""
 
 
 def model_folder(name: str) -> Path:

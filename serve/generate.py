@@ -7,12 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from panjue.eval.fit_rule import fit_rules
+from panjue.eval.rule import read_fitted
 from panjue.eval.seen import seen_by
 from panjue.prompts.example import Example
+from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import exclusive_lock
-from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.files import exclusive_lock, sha256
+from panjue.prompts.plumbing.run import HELD_OUT, Run
 from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
 from panjue.serve.engine import Engine
 from panjue.serve.job import Job, make_asker, make_job, start, with_model, with_quick_start
 from panjue.serve.loop import Answerer, answer_all
@@ -24,6 +28,56 @@ from panjue.serve.settings import GenerateConfig, generate_settings
 def main(run: Path, test: Path, words: Sequence[str] = ()) -> Path:
     """Answer `test` with the settings of a run folder and `key=value` words."""
     return generate(Run(run), test, generate_settings(Run(run), test, words))
+
+
+def generate_and_decode(
+    run: Run, test: Path, config: GenerateConfig, decode: Callable[[Path], object]
+) -> None:
+    """Answer `test` and decode the answers by the rule for such replies.
+
+    If there is none yet, it is fitted on the cases that training held out, which are answered
+    first, in the same way.
+    """
+    held_out = held_out_file(run, config)
+    if held_out is None:
+        generate(run, test, config, decode)
+        return
+    if sha256(held_out) == sha256(test):  # the training's own dev file
+
+        def fit_and_decode(folder: Path) -> None:
+            fit_rules(folder)
+            decode(folder)
+
+        generate(run, test, config, fit_and_decode)
+        return
+    name = f"{HELD_OUT}-{config.samples}" if config.samples else HELD_OUT
+    print(f"the held-out cases first: on these is fitted how answers are decided ({name})")
+    tenth = {"held_out": run.record.dev is None, "answers": name}
+    generate(run, held_out, config.model_copy(update=tenth), fit_rules)
+    print(f"now the cases of {test}")
+    generate(run, test, config, decode)
+
+
+def held_out_file(run: Run, config: GenerateConfig) -> Path | None:
+    """Return the file with the held-out cases on which a rule for such replies is to be fitted.
+
+    None if there is a rule, or none is needed or possible.
+    """
+    if config.greedy or config.held_out or config.endpoint or config.adapter == "none":
+        return None
+    record, trained = run.record, run.trained
+    task = load_task(record.task)
+    if not task.answer.fields or not (config.samples or has_classifier(trained)):
+        return None
+    fitted = read_fitted(trained)
+    if fitted and fitted.is_for(config.samples, config.sampling, config.constrained):
+        return None
+    file = Path(record.dev or record.train)
+    if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
+        print(f"{file}: missing, or not the file of the training: no rule is fitted for decoding")
+        return None
+    reader = Reader(task, held_out=record.dev is None, on_bad_row=config.on_bad_row)
+    return file if next(reader.read(file), None) else None
 
 
 def generate(

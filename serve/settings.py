@@ -122,8 +122,10 @@ class GenerateConfig(EngineConfig):
     """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of examples with several calls; by default those of training."""
+    greedy: bool = False
+    """Submit the first replies as they are: no rule is fitted, no text classifier is asked."""
     held_out: bool = False
-    """Answer only the tenth of TEST that training held out; `panjue tune` needs these answers."""
+    """Answer only the tenth of TEST that training held out."""
     ray: Literal["auto", "local"] | None = None
     """Generate on a Ray cluster: the one that this machine belongs to, or one that is started on
     this machine. By default one engine in this process."""

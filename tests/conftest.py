@@ -192,13 +192,16 @@ def answered(
 ) -> Path:
     """Return the folder of a finished run, which nobody may change."""
     from panjue.eval.decoding import decode_answers
-    from panjue.serve.generate import main as generate
+    from panjue.prompts.plumbing.run import Run
+    from panjue.serve.generate import generate_and_decode
+    from panjue.serve.settings import generate_settings
 
-    run = tmp_path_factory.mktemp("answered") / "run"
-    shutil.copytree(trained, run)
+    folder = tmp_path_factory.mktemp("answered") / "run"
+    shutil.copytree(trained, folder)
+    run, test = Run(folder), workshop / "demo/test.jsonl"
     with answering():
-        decode_answers(generate(run, workshop / "demo/test.jsonl"))
-    return run
+        generate_and_decode(run, test, generate_settings(run, test), decode_answers)
+    return folder
 
 
 @pytest.fixture

@@ -72,10 +72,6 @@ def test_without_words_the_demo_is_made_trained_and_scored() -> None:
         "score data/demo/test.jsonl runs/demo --json runs/demo/answers/test/scores.json",
     ]
     assert planned("score", "RUN=", "TEST=") == planned("score"), "an empty variable is none"
-    assert planned("tune")[3:] == [
-        "generate runs/demo data/demo/train.jsonl held_out=true samples=8 answers=tune "
-        "&& .venv/bin/panjue tune runs/demo"
-    ]
 
 
 @pytest.mark.parametrize("result", ["adapter", "model"])
@@ -85,7 +81,6 @@ def test_what_is_finished_is_not_made_again(result: str) -> None:
     assert planned("serve", f"{run}/") == ["serve runs/mine"]
     commands = [line.split()[0] for line in planned("score", run, "TEST=b.jsonl")]
     assert commands == ["generate", "score"]
-    assert planned("tune", run, "DEV=d.jsonl")[0].startswith("generate runs/mine d.jsonl samples=8")
     again = "sft finetune/configs/demo.yaml run=runs/mine"
     assert planned("sft", run, "TRAIN=a.jsonl")[-1] == f"{again} train=a.jsonl"
     assert f"{again} seed=2" in planned("serve", run, "SFT=seed=2"), "panjue names the difference"
@@ -113,14 +108,13 @@ def test_only_what_a_command_reads_is_asked_for() -> None:
     assert planned("check-submission", "TASK=reading", "TEST=dev.json")
     assert planned("sft", "CONFIG=mine") == ["sft finetune/configs/mine.yaml run=runs/mine"]
     assert "say TRAIN=FILE" in refused("sft", "TASK=reading")
-    assert "say TRAIN=FILE or DEV=FILE" in refused("tune", "CONFIG=mine")
     for config in ROOT.glob("finetune/configs/*.yaml"):
         text = yaml.safe_load(config.read_text("utf-8"))
         named = (text.get("sft") or {}).keys() & {"train", "dev", "mix"}
         assert not named or (config.stem in {"demo", "base"} and named == {"train"}), config
 
 
-@pytest.mark.parametrize("goal", ["generate", "tune", "score", "serve"])
+@pytest.mark.parametrize("goal", ["generate", "score", "serve"])
 def test_a_run_that_does_not_exist_is_not_the_demo(goal: str) -> None:
     words = (goal, "RUN=mien", "TEST=b.jsonl", "DEV=d.jsonl")
     assert "say TRAIN=FILE: nothing is trained in mien;" in refused(*words)

@@ -19,8 +19,8 @@ from panjue.prompts.plumbing.files import difference, read_object, sha256, write
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 ANSWERS = "answers"
-TUNE = "tune"
-"""Name of the answers that `panjue tune` reads; where there are others, those are meant."""
+HELD_OUT = "held-out"
+"""Names of the answers that a rule is fitted on begin so; if a run has others, those are meant."""
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
 
@@ -195,7 +195,7 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     if _has_answers(folder):
         return Answers(folder)
     found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/{MANIFEST}"))
-    found = [folder for folder in found if folder.name != TUNE] or found
+    found = [folder for folder in found if not folder.name.startswith(HELD_OUT)] or found
     if gold and gold.is_file() and len(found) > 1:
         digest = sha256(gold)
         same = [folder for folder in found if Answers(folder).record.test_sha256 == digest]

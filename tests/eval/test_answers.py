@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from panjue.eval.decoding import decode_answers, decoding_of
+from panjue.eval.rule import Rule
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -134,13 +135,11 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "replies": 10,
         "decided": 5,
         "skipped_rows": 0,
-        "pair_price": 0.0,
-        "class_prior": 0.0,
+        "rule": Rule(),
+        "warning": "",
         "decision_sha256": None,
         "filled": 0,
         "fallback": "commonest labels",
-        "classifier": None,
-        "classifier_alone": False,
         "submission": "submission.jsonl",
     }
     # The name before the colon is gone, so that kinds of repair add up.
@@ -151,6 +150,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
     }
     assert json.loads((run / "decode.json").read_text("utf-8")) == {
         **counts,
+        "rule": {"exponents": {}, "classifier_alone": False},
         "repairs": dict(tally.repairs),
         "refusals": ["5: the prompt needs 9000 tokens, max_tokens is 4096"],
         "submission_sha256": sha256(run / "submission.jsonl"),
@@ -167,7 +167,7 @@ def test_the_summary_for_a_person(run: Path) -> None:
     )
     assert lines[2].startswith("never asked: 1, ")
     assert lines[3] == "500 prompt tokens (25% from the cache), 200 output tokens"
-    assert lines[4] == "5 answers decided from 10 replies, pair price 0, class prior 0"
+    assert lines[4] == "5 answers decided from 10 replies, by the model's replies"
     assert lines[5].startswith("1 greedy replies pass a near tie")
     assert lines[6] == "      3 × no answer, commonest labels used"
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.beliefs import Belief, Estimator, LabelIndex, walk
-from panjue.eval.decide import Decider, best_pair, best_set, decider_of, expected_f1
-from panjue.eval.rule import Rule
+from panjue.eval.decide import Decider, best_set, decider_of, expected_f1
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
@@ -54,37 +53,6 @@ def test_no_label_at_all_is_a_decision_only_where_a_reply_had_none() -> None:
     assert best_set(belief, 2) == {"a"}
     assert best_set({**belief, frozenset(): 0.7}, 2) == frozenset()
     assert best_set({frozenset("a"): 0.01, frozenset("b"): 0.01}, 2)
-
-
-def price(first: frozenset[str], second: frozenset[str]) -> int:
-    lonely = sum(not any(b in PAIRS.get(a, {}) for b in second) for a in first)
-    return lonely + sum(not any(b in PAIRS.get(a, {}) for a in first) for b in second)
-
-
-@given(beliefs_over("abcd"), beliefs_over("xyzw"), st.floats(0, 1))
-def test_the_best_pair_is_the_best_of_all_pairs(one: Belief, two: Belief, strength: float) -> None:
-    if not (any(one) and any(two)):
-        return
-
-    def worth(first: frozenset[str], second: frozenset[str]) -> float:
-        return expected_f1(first, one) + expected_f1(second, two) - strength * price(first, second)
-
-    seen = {label for labels in one for label in labels}
-    written = {label for labels in two for label in labels}
-    partners = {max(PAIRS[a], key=lambda b: PAIRS[a][b]) for a in seen if a in PAIRS}
-    largest = [1 + max(map(len, belief)) for belief in (one, two)]
-    best = max(
-        worth(first, second)
-        for first in all_sets("".join(sorted(seen)), min(3, largest[0]))
-        for second in all_sets("".join(sorted(written | partners)), min(3, largest[1]))
-    )
-    assert worth(*best_pair((one, two), (3, 3), PAIRS, strength)) == pytest.approx(best)
-
-
-def test_a_charge_without_its_article_pays_until_it_has_it() -> None:
-    beliefs = {frozenset("a"): 1.0}, {frozenset("y"): 0.55, frozenset("x"): 0.45}
-    assert best_pair(beliefs, (1, 1), PAIRS, 0.0) == (frozenset("a"), frozenset("y"))
-    assert best_pair(beliefs, (1, 1), PAIRS, 0.2) == (frozenset("a"), frozenset("x"))
 
 
 WRITTEN = LabelIndex({"1": 10, "10": 60, "13": 30, "8": 40})
@@ -185,31 +153,6 @@ def test_samples_outvote_the_first_reply_and_say_how_surely() -> None:
     assert decision.confidence == [{"charges": 0.75, "articles": 0.75, "penalty": 0.75}]
 
 
-def test_the_pair_prior_mends_an_article_that_goes_with_no_charge() -> None:
-    texts = [reply("盗窃罪", "266", 13)] * 3 + [reply("盗窃罪", "264", 13)] * 2
-    row = {"texts": texts}
-    plain, priced = (
-        Decider(TASK, LABELS, Rule(price)).decide(CASE, row).answer for price in (0.0, 0.5)
-    )
-    assert plain["judgments"][0]["articles"] == ["266"]
-    assert priced["judgments"][0]["articles"] == ["264"]
-
-
-def test_a_class_that_is_commoner_than_believed_wins_among_near_equals() -> None:
-    row = {"texts": [reply("盗窃罪", "264", 8)] * 3 + [reply("盗窃罪", "264", 13)] * 2}
-    ratios = {"penalty": {PENALTIES[13]: 1.4}}
-    decided = [
-        Decider(TASK, LABELS, Rule(class_prior=prior, class_ratios=ratios)).decide(CASE, row)
-        for prior in (0.0, 1.0, 2.0)
-    ]
-    # 0.6 against 0.4 * 1.4 ** prior.
-    assert [d.answer["judgments"][0]["penalty"] for d in decided] == [
-        PENALTIES[klass] for klass in (8, 8, 13)
-    ]
-    sure = [d.confidence[0]["penalty"] for d in decided]
-    assert sure == pytest.approx([0.6, 0.6 / 1.16, 0.784 / (0.784 + 0.6)])
-
-
 def test_one_greedy_reply_with_forks_is_enough_to_decide_from() -> None:
     text = reply("盗窃罪", "264", 13)
     place = text.index("六个月")
@@ -236,7 +179,7 @@ def test_any_replies_and_forks_at_all_are_decided(replies: list[tuple[str, list[
         "texts": [text for text, _ in replies],
         "alternatives": [alternatives for _, alternatives in replies],
     }
-    decision = Decider(TASK, LABELS, Rule(0.2)).decide(CASE, row)
+    decision = Decider(TASK, LABELS).decide(CASE, row)
     [judgment] = decision.answer["judgments"]
     assert judgment["charges"]
     assert judgment["articles"]

@@ -69,6 +69,41 @@ def test_generate_writes_completions_and_a_clean_submission(
     assert (record.task, record.max_tokens, record.is_of_adapter) == ("judgment", 1024, True)
 
 
+def test_a_rule_is_fitted_first_on_the_held_out_cases_once_for_each_kind_of_replies(
+    trained: Path, cases: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    rule = run / "adapter/decision.json"
+    done = panjue("generate", run, cases, "greedy=true", "answers=bare")
+    assert "first" not in done.stdout.splitlines()[0]
+    assert not rule.exists()
+    assert json.loads((run / "answers/bare/decode.json").read_text("utf-8"))["decided"] == 0
+    done = panjue("generate", run, cases)
+    assert "the held-out cases first" in done.stdout
+    assert "one reply a case, cross-validation: classifier 0." in done.stdout
+    first = rule.read_bytes()
+    held_out = Answers(run / "answers/held-out").record
+    assert (held_out.held_out, held_out.samples) == (True, 0)
+    assert "held-out" not in panjue("generate", run, cases).stdout
+    assert rule.read_bytes() == first
+    done = panjue("generate", run, cases, "samples=1", "answers=two")
+    assert "2 replies a case" in done.stdout
+    assert sorted(read_json(rule)["rules"]) == ["0", "1"]
+    assert len(running_engine) == 5, "one engine for each file and kind of replies"
+
+
+def test_without_the_training_file_no_rule_is_fitted(
+    trained: Path, cases: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    manifest = read_json(run / "adapter/manifest.json")
+    write_json(run / "adapter/manifest.json", {**manifest, "train": "gone.jsonl"})
+    done = panjue("generate", run, cases)
+    assert done.returncode == 0, done.stderr
+    assert "gone.jsonl: missing, or not the file of the training: no rule" in done.stdout
+    assert not (run / "adapter/decision.json").exists()
+
+
 @pytest.mark.parametrize(
     "words", [(), ("engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4", "in_flight=3")]
 )

@@ -69,7 +69,7 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
     assert find_answers(tmp_path / "other.jsonl") is None
     with pytest.raises(UserError, match="answers to several test files; say which: "):
         find_answers(run)
-    (run / "answers/b").rename(run / "answers/tune")
+    (run / "answers/b").rename(run / "answers/held-out")
     assert find_answers(run) == Answers(run / "answers/a")
 
 

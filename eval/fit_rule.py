@@ -1,0 +1,167 @@
+"""Fit the rules by which answers are decided, on held-out completions, by the headline metric."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.decide import Decider, Evidence, decider_of
+from panjue.eval.pool import Exponents, belief_of, pool_beliefs
+from panjue.eval.rule import Fitted, Rule, cases_of, characters_of, replies_of
+from panjue.eval.values import MetricValues, metric_values, summarize
+from panjue.prompts.example import Answer, Example
+from panjue.prompts.model import DECISION
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.task import Task
+
+TRIED = (0.25, 0.5, 0.75, 1.0)
+EXPONENTS: Sequence[Exponents] = [(one, other) for one in TRIED for other in TRIED]
+
+FOLDS = 5
+
+MIN_GOLD_PROBABILITY = 1e-6
+"""No gold value counts as less likely, so that no single item decides a fit."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The pool of one field: its exponents, and the headline metric without and with it."""
+
+    field: str
+    exponents: Exponents
+    by_fold: Sequence[Exponents]
+    without: float
+    with_classifier: float
+
+
+def fit_rules(folder: Path) -> None:
+    """Fit the rules for one reply a case and for all, and write them beside the adapter.
+
+    `folder` has the answers of a training to the cases that it held out.
+    """
+    answered = open_answers(folder)
+    console, record = Console(soft_wrap=True, highlight=False, markup=False), answered.record
+    decider = decider_of(answered.task, answered.labels, answered.trained)
+    assert decider, "such answers are not generated for other tasks"
+    rules = {}
+    for samples in sorted({0, record.samples}):
+        evidence = held_out_evidence(answered, decider, samples + 1)
+        rules[samples], scores = Fitting(answered.task, decider, evidence).rule(samples)
+        replies = f"{samples + 1} replies" if samples else "one reply"
+        values = ", ".join(f"{source} {value:.4f}" for source, value in scores.items())
+        console.print(f"{replies} a case, cross-validation: {values}; kept: {rules[samples]}")
+    characters = characters_of(answered)
+    fitted = Fitted(cases_of(record), replies_of(record), characters, rules)
+    write_json(answered.trained / DECISION, asdict(fitted))
+
+
+Known = tuple[Example, Evidence]
+"""A held-out example, and what is known of it."""
+
+
+def held_out_evidence(answered: AnsweredFile, decider: Decider, replies: int) -> list[Known]:
+    """Return the held-out examples that were asked, with so many of their replies."""
+    known = []
+    for example, row in answered.completions():
+        if example.answer is None:
+            raise UserError(f"{answered.test}: id {example.id} has no gold answer to fit on")
+        if row.get("refused") is None:
+            few: dict[str, Any] = dict(row)
+            few |= {key: row[key][:replies] for key in ("texts", "alternatives") if key in row}
+            known.append((example, decider.evidence(example, few)))
+    return known
+
+
+class Fitting:
+    """Fits one rule on cases with the same number of replies."""
+
+    def __init__(self, task: Task, decider: Decider, known: Sequence[Known]) -> None:
+        """Divide the cases into folds."""
+        self._task, self._decider, self._known = task, decider, known
+        self._folds = np.arange(len(known)) % FOLDS
+
+    def rule(self, samples: int) -> tuple[Rule, dict[str, float]]:
+        """Return the rule that is best in cross-validation, and the headline metric of each source.
+
+        There each fold is decided by what was fitted on the other ones. Of equal sources the first
+        one counts.
+        """
+        if not self._known:
+            return Rule(), {}
+        sources: dict[str, tuple[Rule, float]] = {}
+        if self._decider.classifier:
+            alone = Rule(classifier_alone=True)
+            sources["classifier"] = alone, self._headline(lambda _: alone)
+        if gaining := [trial for trial in self._trials() if trial.with_classifier > trial.without]:
+            crossed = [Rule({one.field: one.by_fold[k] for one in gaining}) for k in range(FOLDS)]
+            value = self._headline(partial(self._by_fold, crossed))
+            sources["both"] = Rule({one.field: one.exponents for one in gaining}), value
+        first = (evidence.first for _, evidence in self._known)
+        replies = self._headline(lambda _: Rule()) if samples else self._score(first)
+        sources["replies"] = Rule(), replies
+        best = max(sources, key=lambda name: sources[name][1])
+        return sources[best][0], {name: value for name, (_, value) in sources.items()}
+
+    def _trials(self) -> Iterator[Trial]:
+        """Yield for each field the exponents of the lowest log loss, and what they gain.
+
+        The log loss says more than the metric does of few cases, and gives calibrated beliefs. The
+        gain is that of the headline metric on folds whose cases had no part in the exponents.
+        """
+        if self._decider.classifier is None:
+            return
+        alone = self._headline(lambda _: Rule())
+        for name in self._decider.classifier.fields:
+            losses = np.array([self._losses(known, name) for known in self._known])
+            by_fold = [_lowest(losses[self._folds != k]) for k in range(FOLDS)]
+            rules = [Rule({name: of_fold}) for of_fold in by_fold]
+            gained = self._headline(partial(self._by_fold, rules))
+            yield Trial(name, _lowest(losses), by_fold, alone, gained)
+
+    def _by_fold(self, rules: Sequence[Rule], number: int) -> Rule:
+        """Return the rule of the fold of a case."""
+        return rules[int(self._folds[number])]
+
+    def _losses(self, known: Known, name: str) -> NDArray[Any]:
+        """Return the log loss of one field, summed over a case's items, for `EXPONENTS`."""
+        example, evidence = known
+        assert self._decider.classifier, "checked before"
+        assert example.answer is not None, "checked before"
+        field = self._decider.classifier.fields[name]
+        gold, total = self._task.answer.items_of(example.answer), np.zeros(len(EXPONENTS))
+        found = zip(gold, evidence.opinions or (), evidence.beliefs or (), strict=False)
+        for item, opinion, belief in found:
+            value = frozenset(item[name]) if field.is_set else item[name]
+            second = belief_of(field, opinion[name], belief[name])
+            for i, exponents in enumerate(EXPONENTS):
+                likely = pool_beliefs(belief[name], second, exponents).get(value, 0.0)
+                total[i] -= log(max(likely, MIN_GOLD_PROBABILITY))
+        return total
+
+    def _headline(self, rule_of: Callable[[int], Rule]) -> float:
+        """Return the headline metric of the cases, each decided by its rule."""
+        return self._score(
+            self._decider.with_rule(rule_of(n)).decide_from(evidence).answer
+            for n, (_, evidence) in enumerate(self._known)
+        )
+
+    def _score(self, answers: Iterable[Answer]) -> float:
+        """Return the headline metric of answers to the cases; 0 of no cases."""
+        values, task = MetricValues(self._task), self._task
+        for (example, _), answer in zip(self._known, answers, strict=True):
+            row = task.data.write(example, answer)
+            values.add(example, metric_values(task, task.gold(example), row, f"id {example.id}"))
+        return list(summarize(values, resamples=0).mean.values())[-1] if self._known else 0.0
+
+
+def _lowest(losses: NDArray[Any]) -> Exponents:
+    """Return the exponents of the lowest loss over cases, [cases, exponents]."""
+    return EXPONENTS[int(np.argmin(losses.sum(axis=0)))]
