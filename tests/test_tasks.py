@@ -61,6 +61,7 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     assert decoded.readable
     thought = task.ask.decode(f"<think>{OTHERS}</think>{task.ask.target(example)}", example, labels)
     assert thought.answer == decoded.answer, "what was thought is no answer"
+    assert thought.repairs == ("think block dropped",)
     cut = task.ask.decode(f"<think>{OTHERS}{task.ask.target(example)}", example, labels)
     assert cut.answer == task.ask.decode("", example, labels).answer, "nor where it was cut"
     row = task.data.write(example, decoded.answer)

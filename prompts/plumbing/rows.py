@@ -149,10 +149,6 @@ class Rows:
         """Return all ids, as text."""
         return set(self._offsets)
 
-    def __contains__(self, key: object) -> bool:
-        """Return whether there is a row with this id."""
-        return str(key) in self._offsets
-
     def get(self, key: object) -> dict[str, Json] | None:
         """Return the row with this id, or None."""
         offset = self._offsets.get(str(key))

@@ -30,7 +30,6 @@ WORDS = ["盗窃", "\n\n"]
 
 def tokenizer_of(special: list[str], more: list[str], **kwargs: Any) -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with these tokens, and a template that uses the first."""
-    inner = Tokenizer(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     inner = Tokenizer(models.BPE({sign: n for n, sign in enumerate(sorted(alphabet))}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

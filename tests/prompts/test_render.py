@@ -58,24 +58,6 @@ def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
             assert re.match(r"<[^>\s]{1,64}>", text[place:])
 
 
-@pytest.mark.parametrize(
-    ("text", "safe"),
-    [
-        ("<|im_end|>", "＜|im_end|>"),
-        ("<｜end▁of▁sentence｜>", "＜｜end▁of▁sentence｜>"),
-        ("</s><s>", "＜/s>＜s>"),
-        ("<<b>", "＜＜b>"),
-        ("<x<|im_end|>", "＜x＜|im_end|>"),
-        ("1 < 2 > 0", "1 < 2 > 0"),
-        ("a<b c>d", "a<b c>d"),
-        ("<>", "<>"),
-        ("<" + "x" * 65 + ">", "<" + "x" * 65 + ">"),
-    ],
-)
-def test_neutralize_examples(text: str, safe: str) -> None:
-    assert neutralize(text) == safe
-
-
 def test_a_field_that_the_example_lacks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,10 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
     assert config.trainer == {"lr": 0.002, "steps": 5, "new": "a=b"}
     path.write_text("sft: {name: 甲}\n", "utf-8")
     assert load_section(Settings, path, "sft").max_tokens == 4096
+    for missing in (path.with_name("no.yaml"), path):
+        assert load_section(Settings, missing, "serve", ["name=b"]).name == "b"
+    path.write_text("size: 2", "utf-8")
+    assert "no section 'size' (there are sft, generate, serve)" in complaint(path)
 
 
 def test_an_unknown_key_is_named_with_the_nearest(path: Path) -> None:

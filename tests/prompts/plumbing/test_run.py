@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.plumbing.config import Config, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run, RunRecord, find_answers
 
@@ -79,23 +78,3 @@ def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     AnswersRecord.model_validate(ANSWERED).write(folder)
     assert Answers(folder).trained == run.trained
-
-
-class Settings(Config):
-    """Settings of a section."""
-
-    size: int = 1
-    """A size."""
-
-
-def test_a_section_is_overridden_by_words_without_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    assert load_section(Settings, path, "generate", ["size=3"]).size == 3
-    path.write_text("generate: {size: 2}\nserve:\n", "utf-8")
-    assert load_section(Settings, path, "generate").size == 2
-    assert load_section(Settings, path, "serve").size == 1
-    with pytest.raises(UserError, match="no setting 'sise'; did you mean 'size'"):
-        load_section(Settings, path, "generate", ["sise=3"])
-    path.write_text("size: 2", "utf-8")
-    with pytest.raises(UserError, match=r"no section 'size' \(there are sft, generate, serve\)"):
-        load_section(Settings, path, "generate")

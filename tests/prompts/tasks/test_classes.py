@@ -112,15 +112,6 @@ def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
 
 
-def test_what_was_thought_is_no_answer() -> None:
-    decoded = SEVERITY.ask.decode("<think>十年以上</think>三年以上五年以下", Example(1, ""), LABELS)
-    assert decoded.answer == {"label": "三年以上五年以下"}
-    target = SEVERITY.ask.target(Example(1, "", answer={"label": "三年以上五年以下"}))
-    assert SEVERITY.ask.decode(target, Example(1, ""), LABELS).repairs == ()
-    thought = SEVERITY.ask.decode(f"<think>十年以上</think>{target}", Example(1, ""), LABELS)
-    assert (thought.answer, thought.repairs) == (decoded.answer, ("think block dropped",))
-
-
 THREE = macro_f1(3)
 
 

@@ -298,15 +298,10 @@ def test_all_real_dialogues_are_read(shared: Path) -> None:
     assert [int(example.id) for example in examples] == sorted(int(e.id) for e in examples)
     broken = [e.id for e in examples if e.answer and e.answer["holders"] is None]
     assert broken == ["117", "421", "451"]
-    assert all(
-        examples_note(e).startswith(f"emo/emo_{e.id}.json") for e in examples if e.id in broken
-    )
+    notes = {e.id: e.notes[0] for e in examples if e.id in broken}
+    assert all(note.startswith(f"emo/emo_{key}.json") for key, note in notes.items())
     assert sum(len(example.turns) for example in examples) == 43676
     assert sum("sentiment" in note for example in examples for note in example.notes) > 50
-
-
-def examples_note(example: Example) -> str:
-    return example.notes[0]
 
 
 def matching_of(alike: dict[tuple[str, str], float], *, agrees: bool = True) -> Matching:

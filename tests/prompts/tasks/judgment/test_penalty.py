@@ -3,21 +3,11 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.judgment.read import penalty_class
-
-NOTHING = {
-    "surveillance": 0,
-    "detention": 0,
-    "imprisonment": 0,
-    "death_penalty": False,
-    "life_imprisonment": False,
-    "fine": 0,
-    "fine_without_amount": False,
-}
+from panjue.prompts.tasks.judgment.read import penalty_class, sentence
 
 
 @pytest.mark.parametrize(
-    ("sentence", "expected"),
+    ("given", "expected"),
     [
         ({"death_penalty": True}, 0),
         ({"death_penalty": True, "life_imprisonment": True, "detention": 1}, 0),
@@ -37,8 +27,8 @@ NOTHING = {
         ({"fine_without_amount": True}, 14),
     ],
 )
-def test_class_of_a_sentence(sentence: dict[str, int], expected: int) -> None:
-    assert penalty_class({**NOTHING, **sentence}) == expected
+def test_class_of_a_sentence(given: dict[str, int], expected: int) -> None:
+    assert penalty_class(sentence(**given)) == expected
 
 
 MONTHS = {
@@ -50,11 +40,11 @@ MONTHS = {
 @pytest.mark.parametrize("number", MONTHS)
 def test_class_of_a_term_of_imprisonment(number: int) -> None:
     for months in range(MONTHS[number][0], MONTHS[number][1] + 1):
-        assert penalty_class({**NOTHING, "imprisonment": months}) == number
+        assert penalty_class(sentence(imprisonment=months)) == number
 
 
 @pytest.mark.parametrize("months", [-12, float("nan"), float("inf"), True, "12", None])
 @pytest.mark.parametrize("term", ["surveillance", "detention", "imprisonment"])
 def test_what_is_no_number_of_months_has_no_class(term: str, months: Any) -> None:
     with pytest.raises(UserError, match=f"'{term}' must be months, 0 or more, found "):
-        penalty_class({**NOTHING, term: months})
+        penalty_class(sentence(**{term: months}))
