@@ -2,11 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +27,6 @@ from panjue.prompts.tasks.dialogue.similarity import (
     make_matching,
     ngrams,
     says_yes,
-    similarity,
 )
 from panjue.prompts.tasks.dialogue.solve import OTHER, Bucket, windows
 from panjue.prompts.tasks.metrics import Row, name_of
@@ -490,40 +487,3 @@ def test_cosines_by_hand() -> None:
     table = ngrams(["ab", ""], ["abc", "aab", "", "丙"])
     first = [3 / np.sqrt(3 * 5), (2 + 1 + 1) / np.sqrt(3 * 7), 0.0, 0.0]
     assert np.allclose(table, [first, [0.0, 0.0, 1.0, 0.0]])
-
-
-class Handler(BaseHTTPRequestHandler):
-    """An embeddings endpoint: how often a text has a, b and c; its rows come in another order."""
-
-    embedded: ClassVar[list[str]] = []
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        known = self.path == "/v1/embeddings" and asked["model"] == "abc"
-        self.embedded.extend(asked["input"])
-        data = [
-            {"index": i, "embedding": [text.count(letter) for letter in "abc"]}
-            for i, text in enumerate(asked["input"])
-        ]
-        self.send_response(200 if known else 404)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps({"data": data[::-1]}).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def endpoint(serving: Callable[[ThreadingHTTPServer], None]) -> str:
-    serving(server := ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-    return f"http://127.0.0.1:{server.server_port}/v1"
-
-
-def test_an_endpoint_embeds_each_text_once(endpoint: str) -> None:
-    for _ in range(2):
-        cosines = similarity(f"{endpoint}#abc")(["aab", ""], ["a", "c", "baa", "aab"])
-        assert np.allclose(cosines, [[2 / np.sqrt(5), 0.0, 1.0, 1.0], [0.0] * 4])
-        assert Handler.embedded == ["aab", "a", "c", "baa"], "each text once"
-    with pytest.raises(UserError, match="404"):
-        similarity(f"{endpoint}#other")(["a"], ["b"])
