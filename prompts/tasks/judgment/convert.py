@@ -31,8 +31,8 @@ SHORT_TERM = (
 
 CONTRADICTION = "death or life imprisonment beside months; the months are left out"
 
-ITEM = r"""\s*(?:'([^'"\\]*)'|"([^'"\\]*)"|(\d+))\s*"""
-LIST = re.compile(rf"\s*\[(?:{ITEM}(?:,{ITEM})*,?)?\s*\]\s*")
+ITEM = r"""\s*+(?:'([^'"\\]*)'|"([^'"\\]*)"|(\d+))\s*+"""
+LIST = re.compile(rf"\s*+\[(?:{ITEM}(?:,{ITEM})*,?)?\s*+\]\s*+")
 """A list as JSON or Python writes it. NumPy leaves out the commas: Python joins the texts then."""
 
 FORMS = {

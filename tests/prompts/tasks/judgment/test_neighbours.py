@@ -73,12 +73,8 @@ def written(row: dict[str, Any], draw: random.Random) -> str:
     values = {key: dump(row[key]) for key in keys}
     if draw.random() < 0.3:
         values["penalty"] = str(PENALTIES.index(row["penalty"]))
-    if draw.random() < 0.3:
-        values["articles"] = (
-            values["articles"].replace('"', "")
-            if "-" not in values["articles"]
-            else values["articles"]
-        )
+    if draw.random() < 0.3 and "-" not in values["articles"]:
+        values["articles"] = values["articles"].replace('"', "")
     if draw.random() < 0.3:
         values["charges"] = values["charges"].replace("]", ",]")
     if draw.random() < 0.2:
