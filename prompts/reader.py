@@ -23,10 +23,6 @@ class Skipped:
         """Start empty."""
         self.rows: dict[tuple[Path, int | str], str] = {}
 
-    def add(self, path: Path, place: int | str, reason: str) -> None:
-        """Add a row."""
-        self.rows[path, place] = reason
-
     def __str__(self) -> str:
         """Return the count and the first row; there must be at least one."""
         [(path, place), reason] = next(iter(self.rows.items()))
@@ -72,7 +68,8 @@ class Reader:
         try:
             row = load()
             example = self.task.data.read(row)
-            groups = {**example.groups, **self._further_groups(example, row)}
+            side = self.side.get(str(example.id), {})  # an unknown group of it counts too
+            groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
             groups = {name: group for name, group in groups.items() if group != UNKNOWN}
             before = first.setdefault(str(example.id), place)
             if before != place:
@@ -82,7 +79,7 @@ class Reader:
             if self.on_bad_row == "stop":
                 hint = "" if first else self.format_hint(path)
                 raise UserError(f"{path}:{place}: {reason}{hint}") from None
-            self.skipped.add(path, place, reason)
+            self.skipped.rows[path, place] = reason
             return
         if not self.held_out or is_held_out(example):
             yield replace(example, groups=groups)
@@ -90,13 +87,6 @@ class Reader:
     def format_hint(self, path: Path) -> str:
         """Return the end of a message about a file whose first row is no case."""
         return format_hint(path, self.task.data.fields, self.task.data.convertible)
-
-    def _further_groups(self, example: Example, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the groups from the row's `groups` and from the side file; the latter win.
-
-        An unknown group of the side file wins too.
-        """
-        return {**groups_of(row.get("groups") or {}), **self.side.get(str(example.id), {})}
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:

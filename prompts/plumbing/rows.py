@@ -99,11 +99,6 @@ def format_hint(path: Path, fields: Sequence[str], convertible: Sequence[str] = 
     return ""
 
 
-def row_id(row: Mapping[str, Json]) -> str:
-    """Return the id of a row as text."""
-    return str(row["id"])
-
-
 class Rows:
     """A JSONL file that is read by id in any order.
 
@@ -116,7 +111,7 @@ class Rows:
         path: Path,
         *,
         name: Path | None = None,
-        key: Callable[[Mapping[str, Json]], str] = row_id,
+        key: Callable[[Mapping[str, Json]], str] = lambda row: str(row["id"]),
     ) -> None:
         """Index the rows of `path` by `key`; error messages call the file `name`."""
         self.path, self._key = name or path, key
