@@ -90,10 +90,9 @@ class Asker:
     def question(self, example: Example) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked."""
         limit, asked = self.max_tokens, self._shortened(example, self.max_tokens)
-        longer = [self.max_tokens + asked.room, self.longest]  # as little as the case needs
-        while longer and not asked.shortened.fits:
-            limit = min(longer.pop(0), self.longest)
-            asked = self._shortened(example, limit)
+        for longer in (min(limit + asked.room, self.longest), self.longest):
+            if longer > limit and not asked.shortened.fits:  # as little as the case needs
+                limit, asked = longer, self._shortened(example, longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
             raise Refusal(

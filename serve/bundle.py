@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -72,10 +73,12 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         sums = (f"{digest}  {name}\n" for name, digest in sums_of(folder).items())
         (folder / SUMS).write_text("".join(sums), "utf-8")
         out.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(
-            shutil.make_archive(str(out.with_name(f".{out.name}.{os.getpid()}")), "zip", folder)
-        )
-        made.replace(out)
+        temporary = out.with_name(f".{out.name}.{os.getpid()}.zip")
+        try:
+            shutil.make_archive(str(temporary.with_suffix("")), "zip", folder)
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)  # where the disk is full, say
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
 
 
@@ -163,8 +166,8 @@ def verify(packed: Path, cases: Path) -> None:
         is_offline = _answer(packed, folder, cases)
         here = line_hashes(folder / ANSWERS / cases.stem / expected["submission"])
     if here != expected["lines"]:
-        pairs = list(zip(here, expected["lines"], strict=False))
-        other = [number for number, (new, old) in enumerate(pairs, start=1) if new != old]
+        pairs = enumerate(zip_longest(here, expected["lines"]), start=1)
+        other = [number for number, (new, old) in pairs if new != old]
         which = f"lines {other[:5]} ({len(other)} of {len(here)})"
         raise UserError(f"{packed}: gives another submission than the packed run: {which}")
     how = "without a network" if is_offline else "with a network: it cannot be cut off here"

@@ -131,6 +131,10 @@ def neutralized(tokenizer: Any, value: Any) -> Any:
         return value
     result = {neutralized(tokenizer, k): neutralized(tokenizer, v) for k, v in value.items()}
     if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
-        with suppress(ValueError):  # the same parser: others refuse half a character, say
+        try:  # the same parser: others refuse half a character, say
             result["arguments"] = json.dumps(neutralized(tokenizer, json.loads(value["arguments"])))
+        except RecursionError:
+            raise Problem(400, "arguments: are nested too deeply") from None
+        except ValueError:  # no JSON
+            pass
     return result

@@ -23,6 +23,8 @@ REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 
 ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
 MAX_REFUSALS = 8  # after so many and no reply, the run ends: the endpoint cannot do it
+MAX_EMPTY = 3  # sampled replies without a text, one after another; a greedy one stays as it is
+NO_TEXT = "the reply has no text (content: null)"  # a reasoning model with too few tokens, say
 MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says
 
 
@@ -56,14 +58,13 @@ class Endpoint:
     """Sends chat completions to `URL#MODEL`, with the schema as the response format."""
 
     def __init__(self, name: str, sampling: Mapping[str, Any] | None = None) -> None:
-        """Take `URL#MODEL` and sampling settings."""
+        """Take `URL#MODEL`, and the settings `sampling` of all requests, to check them."""
         url_and_model = parse_endpoint(name)
         if url_and_model is None:
             raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
         self._url, self._model = url_and_model
         check_known("sampling", sampling or {}, SAMPLING)
-        self._sampling, self._failure = dict(sampling or {}), ""
-        self._replies = self._refusals = 0
+        self._failure, self._replies, self._refusals = "", 0, 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
         self._client = AsyncOpenAI(
             base_url=self._url,
@@ -75,27 +76,25 @@ class Endpoint:
     def close(self) -> None:
         """Close all connections and the event loop."""
         if self.runner:
-            self.runner.run(self.aclose())
+            self.runner.run(self._client.close())
             self.runner.close()
-
-    async def aclose(self) -> None:
-        """Close all connections, in the event loop that made the requests."""
-        await self._client.close()
 
     async def ask(self, request: Request, _: OnText = ignore_text) -> EndpointOutput:
         """Return the outcome of one request; when cancelled, its connection is closed.
 
         Some servers return fewer choices than `n`, or some without a text: then it asks again.
         """
-        wanted, got = request.sampling.get("n", 1), EndpointOutput()
+        wanted, got, empty = request.sampling.get("n", 1), EndpointOutput(), 0
         while len(got.outputs) < wanted:
             if self._failure:
                 raise UserError(self._failure)
             more = await self._ask(request, wanted - len(got.outputs))
-            if more.refused:
+            empty = 0 if more.outputs else empty + 1
+            if more.refused or empty >= (1 if request.is_greedy else MAX_EMPTY):
+                more = replace(more, refused=more.refused or NO_TEXT)
                 self._count_refusal(more.refused)
                 return more
-            self._replies += 1
+            self._replies += len(more.outputs)
             got = got.with_more(more)
         return replace(got, outputs=got.outputs[:wanted])
 
@@ -124,16 +123,14 @@ class Endpoint:
             raise UserError(self._failure) from None
 
     def _arguments(self, request: Request) -> dict[str, Any]:
-        question, sampling = request.question, request.sampling
+        question = request.question
         arguments: dict[str, Any] = {
             "model": self._model,
             "messages": question.messages,
             "temperature": 0.0,
-            **self._sampling,
-            **{name: sampling[name] for name in ("temperature",) if name in sampling},
+            **({"max_tokens": question.room} if question.room else {}),
+            **{name: value for name, value in request.sampling.items() if name in SAMPLING},
         }
-        if max_tokens := sampling.get("max_tokens", question.room):
-            arguments["max_tokens"] = max_tokens
         if question.prompt:  # our own model: the chat template must render as in training
             arguments["extra_body"] = {"chat_template_kwargs": TEMPLATE_ARGS}
         if question.schema:
@@ -159,6 +156,4 @@ def read_reply(reply: Any) -> EndpointOutput:
         raise ValueError("its reply is not in OpenAI's format") from None
     if any(choice.finish_reason in ABORTED for choice in choices):
         raise ValueError("it aborted its reply")
-    if not choices:  # of a reasoning model whose limit of tokens was too low, say
-        return EndpointOutput(refused="the reply has no text (content: null)")
     return EndpointOutput(choices, cached or 0, prompt or 0)

@@ -30,7 +30,7 @@ os.environ["PATH"] = (
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
-from vllm.config import LoRAConfig, StructuredOutputsConfig
+from vllm.config import LoRAConfig, ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
@@ -51,6 +51,10 @@ TEXT_SETTINGS = {
     *("spaces_between_special_tokens", "detokenize"),  # the last one only in tests
 }
 """Settings of `sampling` with which vLLM itself must decode the text of a reply."""
+
+LONGEST = 2**15
+"""Limit on prompt plus reply of cases that need more than the training has: vLLM keeps rows of this
+length for every request, and copies some at each step (vllm/v1/worker/gpu/states.py:33)."""
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 0.5
@@ -160,17 +164,22 @@ async def running_engine(
 ) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
-    `settings` are further engine arguments; `max_tokens` limits prompt plus reply: None to the
-    model's context, or less if memory is short. The seed is that of the engine: a seed per request
-    kills the CPU engine when a prefill is chunked.
+    `settings` are further engine arguments; `max_tokens` limits prompt plus reply: None to what
+    cases may need (`longest_of`), or less if memory is short. The seed is that of the engine: a
+    seed per request kills the CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
     arguments = {**quiet, **settings, **engine_settings(served, seed, max_tokens)}
     with startup_errors(), starting_engine():
         args = AsyncEngineArgs(model=str(served.model), **arguments)
-        # The context of vLLM's offline class `LLM`: its defaults suit many requests at once.
-        llm = AsyncLLM.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
+        usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
+        config = args.create_engine_config(usage)
+        if max_tokens is None:
+            model = config.model_config
+            model.max_model_len = longest_of(model, served.max_tokens)
+        is_quiet = args.disable_log_stats
+        llm = AsyncLLM.from_vllm_config(config, usage_context=usage, disable_log_stats=is_quiet)
     try:
         await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
         yield Engine(llm, lora)
@@ -207,6 +216,17 @@ def engine_settings(served: Served, seed: int, max_tokens: int | None) -> dict[s
         "enable_lora": rank > 0,
         **({"max_lora_rank": rank} if rank else {}),
     }
+
+
+def longest_of(model: ModelConfig, max_tokens: int) -> int:
+    """Return the limit on prompt plus reply: that of the training, or `LONGEST` if the model can.
+
+    Not beyond the context before its positions were scaled: some models (longrope) then compute
+    every prompt in another way than in training, vLLM by this limit and transformers by the prompt.
+    """
+    rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
+    unscaled = rope.get("original_max_position_embeddings") or LONGEST
+    return int(min(model.max_model_len, max(max_tokens, min(LONGEST, unscaled))))
 
 
 def check_length(engine: Engine, max_tokens: int) -> Engine:

@@ -31,6 +31,7 @@ class Served(NamedTuple):
 
     model: Path
     adapter: Path | None = None
+    max_tokens: int = 0  # of the training
 
     @property
     def lora_rank(self) -> int:
@@ -47,14 +48,14 @@ class Served(NamedTuple):
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
     """Return the folders to load for a training result; see `EngineConfig` for the others."""
-    record = RunRecord.read(trained)
-    if not (trained / "adapter_config.json").exists():
-        if adapter == "lora":
-            raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
-        return Served(check_base(trained, record, base) if adapter == "none" else trained)
-    if adapter == "merge":
-        return Served(merge(trained, trained.with_name("merged"), base))
-    return Served(check_base(trained, record, base), trained if adapter == "lora" else None)
+    record, is_full = RunRecord.read(trained), not (trained / "adapter_config.json").exists()
+    if is_full and adapter == "lora":
+        raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
+    if adapter != "merge":
+        model = check_base(trained, record, base)
+    else:
+        model = trained if is_full else merge(trained, trained.with_name("merged"), base)
+    return Served(model, trained if adapter == "lora" else None, record.max_tokens)
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:

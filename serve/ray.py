@@ -156,8 +156,8 @@ def versions(task: str) -> dict[str, str]:
 def everywhere(job: Job) -> Job:
     """Return the job with whole paths: replicas have working folders of their own."""
     assert job.served
-    model, adapter = job.served
-    served = Served(model.absolute(), adapter and adapter.absolute())
+    model, adapter, max_tokens = job.served
+    served = Served(model.absolute(), adapter and adapter.absolute(), max_tokens)
     return replace(job, folder=job.folder.absolute(), served=served)
 
 
@@ -178,7 +178,7 @@ class Replica:
         assert served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
-        if missing := [folder for folder in served if folder and not folder.is_dir()]:
+        if missing := [folder for folder in served[:2] if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -240,7 +240,7 @@ class Fleet:
         """Return the running replica with the fewest examples; wait for one if there is none."""
         while not self._running:
             if not self._starting:
-                if self._failure:
+                if self._failure and not self._has_run:
                     raise self._failure
                 ended = f"ray: all replicas have ended for good: {self.error}; see debug.log"
                 kept = "finished rows are kept, run the same command to resume"
@@ -289,9 +289,8 @@ class Fleet:
             # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
             await actor.start.options(max_task_retries=-1).remote()
         except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, UserError) else error
-            self.error = first_line(cause).rstrip(".")  # say, its GPU has failed
-            self._failure = None if self._has_run else cause  # if no other replica starts
+            self._failure = error.cause if isinstance(error.cause, UserError) else error
+            self.error = first_line(self._failure).rstrip(".")  # say, its GPU has failed
             ray.kill(actor)  # what it takes may be enough for one that waits
         except RayError as error:  # it cannot be started again
             self.error = first_line(error).rstrip(".")

@@ -81,11 +81,6 @@ class ServedRun:
         self._decider, rules = decider_of(self.task, labels, fitted), read_fitted(fitted)
         self._rules = rules.rules if rules else {}
         self.demo = is_demo(self.folders.model)
-        self._source = (run, config)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Load it again in another process: the grammar's tokenizer cannot be pickled."""
-        return ServedRun, self._source
 
     def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return a case as an example, and its question; a long case takes tens of milliseconds."""

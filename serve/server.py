@@ -14,7 +14,6 @@ import uvloop
 from panjue.serve.engine import AsyncEngineArgs, engine_settings, startup_errors
 
 # isort: split
-from vllm.entrypoints.cli.serve import run_multi_api_server
 from vllm.entrypoints.launchers.api_server.entry import run_server
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
@@ -59,11 +58,8 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Run vLLM's server in this process; or several, each in a process of its own."""
+    """Run vLLM's server in this process."""
     try:
-        if args.api_server_count > 1:
-            run_multi_api_server(args)
-            return
         with asyncio.Runner(loop_factory=Loop) as runner:
             # Only h11 has limits; httptools reads headers of any size.
             runner.run(run_server(args, http="h11", server_header=False))
@@ -113,7 +109,6 @@ def arguments(setup: Setup) -> Namespace:
         if run.folders.adapter
     ]
     settings = {
-        "api_server_count": 1,
         "use_tqdm_on_load": False,
         "default_chat_template_kwargs": TEMPLATE_ARGS,
         "shutdown_timeout": 30,  # seconds for running requests to finish

@@ -76,8 +76,8 @@ SERVER_MANAGED_SETTINGS = {
 """The same for vLLM's server; it has further arguments that `SERVER_ARGUMENTS` leaves out."""
 
 SERVER_ARGUMENTS = (
-    *("api_server_count", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
-    *("ssl_cert_reqs", "enable_ssl_refresh", "enable_request_id_headers", "chat_template"),
+    *("root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
+    *("enable_ssl_refresh", "enable_request_id_headers", "chat_template"),
     *("default_chat_template_kwargs", "enable_auto_tool_choice", "tool_call_parser"),
 )
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""

@@ -165,14 +165,22 @@ def test_an_endpoint_that_answers_nothing_ends_the_run(
     assert len(server.made) < MAX_REFUSALS
 
 
-@pytest.mark.parametrize("fewer", [lambda each: each[:1], lambda each: [*each, *each]])
-def test_a_row_has_as_many_replies_as_it_was_asked_for(fewer: Any, server: Server) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda each, _: each[:1],
+        lambda each, _: [*each, *each],
+        lambda each, number: [*NO_TEXT["choices"], *each[1:]] if number < 3 else each,
+    ],
+)
+def test_a_row_has_as_many_replies_as_it_was_asked_for(changed: Any, server: Server) -> None:
     def behave(body: dict[str, Any]) -> Any:
         told = completion(body)
-        return 200, {}, {**told, "choices": fewer(told["choices"])}
+        return 200, {}, {**told, "choices": changed(told["choices"], len(server.asked))}
 
     server.behave = behave
-    request = Request(1, Question([], None, 0, 0, [{"role": "user", "content": "甲"}]), {"n": 3})
+    question = Question([], None, 0, 0, [{"role": "user", "content": "甲"}])
+    request = Request(1, question, {"n": 3, "temperature": 1.0})
     with closing(Endpoint(server.name)) as endpoint:
         assert endpoint.runner
         found = endpoint.runner.run(endpoint.ask(request))

@@ -262,6 +262,14 @@ def test_arguments_of_a_call_are_read_before_they_are_shielded(asker: Any, more:
     assert json.loads(call["function"]["arguments"])["x"] == "＜|im_end|>"
 
 
+@pytest.mark.parametrize("depth", [700, 100_000])
+def test_arguments_that_are_nested_too_deeply_are_refused(asker: Any, depth: int) -> None:
+    function = {"arguments": "[" * depth + '"<|im_end|>"' + "]" * depth}
+    body = {"messages": [{"role": "assistant", "tool_calls": [{"function": function}]}]}
+    refused = inside(around(asker, echo), "POST", GENERATE[0], json=body)
+    assert (refused.status_code, "nested too deeply" in refused.text) == (400, True)
+
+
 def test_long_texts_are_read_beside_the_event_loop(
     asker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

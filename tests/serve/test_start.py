@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 import torch
 import vllm.config.model as vllm_model
+from transformers import Qwen3Config
+from vllm.config import ModelConfig
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.engine import check_length, engine, engine_settings, startup_errors
+from panjue.serve.engine import (
+    LONGEST,
+    check_length,
+    engine,
+    engine_settings,
+    longest_of,
+    startup_errors,
+)
 from panjue.serve.merge import Served
 
 ENVIRONMENT = """
@@ -86,6 +95,30 @@ def test_memory_is_named_only_if_it_was_memory(message: str, has_hint: bool) -> 
     with pytest.raises(UserError, match=f"^engine: {message}") as error, startup_errors():
         raise RuntimeError(message)
     assert ("gpu_memory_utilization" in str(error.value)) == has_hint
+
+
+ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("context", "rope", "trained", "length"),
+    [
+        (2**20, None, 1024, LONGEST),
+        (2**20, None, 2 * LONGEST, 2 * LONGEST),
+        (4096, None, 1024, 4096),
+        (2**17, ROPE, 1024, 4096),  # computed as in training
+        (2**17, ROPE, 8192, 8192),
+    ],
+)
+def test_the_context_of_a_model_is_used_as_far_as_cases_need_it(
+    context: int, rope: Any, trained: int, length: int, tmp_path: Path
+) -> None:
+    shape = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    config = Qwen3Config(**shape, max_position_embeddings=context, rope_parameters=rope)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    model = ModelConfig(str(tmp_path), max_model_len=-1, skip_tokenizer_init=True)
+    assert longest_of(model, trained) == length
 
 
 def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_training() -> None:
