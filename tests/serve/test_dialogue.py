@@ -12,7 +12,6 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
-from panjue.prompts.tasks.dialogue.similarity import JUDGE_KEY, make_matching
 from panjue.serve.ask import Asker
 from panjue.serve.endpoint import KEY, Endpoint
 from panjue.serve.engine import Engine
@@ -113,13 +112,3 @@ def test_any_openai_endpoint_does_as_well(
     assert all(prompts), "the same prompts, token for token, where no reply has gone before"
     same = [row["texts"] == offline[call_key(row)]["texts"] for row in made]
     assert sum(same) > 0.8 * len(same)  # the others hang on a near tie, or on a reply that did
-
-
-def test_our_own_server_judges(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(JUDGE_KEY, server.key)
-    matching = make_matching(judge=f"{server.url}/v1#panjue")
-    with pytest.raises(UserError, match="not one of 是 and 否"):  # the tiny model knows no such thing
-        matching.judge("争吵", "吵架")
-    assert "built in" not in matching.name
-    with pytest.raises(UserError, match=r"/v2: Error code: 4\d\d"):
-        make_matching(judge=f"{server.url}/v2#panjue").judge("争吵", "吵架")
