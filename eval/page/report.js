@@ -74,7 +74,7 @@ function showList() {
   document.getElementById("list").replaceChildren(...buttons);
   document.getElementById("count").textContent = `${shown.length} / ${cases.length}`;
   if (shown.includes(current)) fillCase(shown.indexOf(current));
-  else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案例"), { class: "note" }));
+  else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案件"), { class: "note" }));
 }
 
 function fieldTable(fields, isClasses) {
