@@ -1,14 +1,41 @@
 """The choice of training and held-out examples; each data file is read once."""
 
 import heapq
+import pickle
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, is_held_out, text_hash
+
+
+class Spool:
+    """Examples in an unnamed file: a million of them would fill the memory, in every process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start empty."""
+        self._file, self._size = TemporaryFile(dir=folder), 0  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return self._size
+
+    def append(self, example: Example) -> None:
+        """Add an example."""
+        pickle.dump(example, self._file)
+        self._size += 1
+
+    def __iter__(self) -> Iterator[Example]:
+        """Yield the examples in order; one iteration at a time."""
+        self._file.seek(0)
+        for _ in range(self._size):
+            yield pickle.load(self._file)
 
 
 class Examples:
@@ -19,7 +46,8 @@ class Examples:
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
         """Read the files of the config."""
-        self.train, self.held_out, self.mixable = (list[Example]() for _ in range(3))
+        config.run.mkdir(parents=True, exist_ok=True)
+        self.train, self.held_out, self.mixable = (Spool(config.run) for _ in range(3))
         self._reader = reader
         self._file_of_id: dict[str, Path | None] = {}
         held: set[str] = set()

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,6 @@ import pytest
 
 from panjue.finetune.examples import Examples
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader, is_held_out, side_groups
@@ -92,6 +92,21 @@ def test_what_is_held_out_by_name_is_not_trained_on(
     assert sorted_by(Reader(TASK), train=train).dropped == 0
 
 
+def test_texts_are_held_on_disk_and_not_in_memory(
+    files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
+) -> None:
+    case = json.loads(files[0].read_text("utf-8").splitlines()[0])
+    with (tmp_path / "long.jsonl").open("w", encoding="utf-8") as out:
+        for i in range(80):
+            out.write(dump({**case, "id": i, "fact": f"{case['fact']}{'长' * 50_000}{i}"}) + "\n")
+    tracemalloc.start()
+    chosen = sorted_by(Reader(TASK), train=tmp_path / "long.jsonl")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(chosen.train) + len(chosen.held_out) == 80
+    assert kept < 10 * 100_000, "a tenth of them"
+
+
 def test_a_side_file_that_may_mean_two_examples_is_refused(
     files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
 ) -> None:
@@ -104,18 +119,24 @@ def test_a_side_file_that_may_mean_two_examples_is_refused(
         sorted_by(reader, train=train, mix=mix)
 
 
-def scramble(example: Example) -> Example:
-    """Return the example with other outcomes."""
-    judgments = [
-        {**judgment, "charges": ["诈骗罪"], "articles": ["266"], "penalty": "死刑"}
-        for judgment in (example.answer or {})["judgments"]
-    ]
-    return replace(example, answer={"judgments": judgments})
+def with_other_outcomes(path: Path, folder: Path) -> Path:
+    """Return a file with the cases of `path`, judged differently."""
+    cases = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    for outcome in (outcome for case in cases for outcome in case["outcomes"]):
+        outcome |= {"charges": ["诈骗罪"], "articles": ["266"]}
+        outcome["penalty"]["imprisonment"] += 60
+    other = folder / "other.jsonl"
+    other.write_text("\n".join(map(dump, cases)), "utf-8")
+    return other
 
 
-def test_no_outcome_decides_what_is_asked_held_out_or_left_out(files: tuple[Path, Path]) -> None:
-    for example in Reader(TASK).read(files[0]):
-        for other in (scramble(example), replace(example, answer=None)):
+def test_no_outcome_decides_what_is_asked_held_out_or_left_out(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    others = Reader(TASK).read(with_other_outcomes(files[0], tmp_path))
+    for example, judged in zip(Reader(TASK).read(files[0]), others, strict=True):
+        assert judged.answer != example.answer
+        for other in (judged, replace(example, answer=None)):
             assert TASK.ask.prompt(other) == TASK.ask.prompt(example)
             assert is_held_out(other) == is_held_out(example)
             shorter = [shorten(e, 60, lambda e: len(e.text)) for e in (example, other)]
@@ -127,18 +148,8 @@ def test_mixing_goes_by_the_texts_and_by_no_outcome(
     files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
 ) -> None:
     train, mix = files
-    other = tmp_path / "mix.jsonl"
-    other.write_text("\n".join(map(other_outcomes, mix.read_text("utf-8").splitlines())), "utf-8")
     chosen = [
         [e.id for e in sorted_by(Reader(TASK), train=train, mix=path, mix_ratio=0.3)]
-        for path in (mix, other)
+        for path in (mix, with_other_outcomes(mix, tmp_path))
     ]
     assert chosen[0] == chosen[1]
-
-
-def other_outcomes(line: str) -> str:
-    case = json.loads(line)
-    for outcome in case["outcomes"]:
-        outcome |= {"charges": ["诈骗罪"], "articles": ["266"]}
-        outcome["penalty"]["imprisonment"] += 60
-    return dump(case)
