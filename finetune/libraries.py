@@ -62,22 +62,26 @@ FLASH_ATTENTION = {
 """Attention that needs a package -> function that says whether transformers can use it here."""
 
 
-POSITIVE = (
-    *("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps"),
-    *("save_total_limit", "per_device_train_batch_size", "per_device_eval_batch_size"),
-)
+POSITIVE = {
+    **dict.fromkeys(("num_train_epochs", "logging_steps", "eval_steps", "save_steps"), int | float),
+    **dict.fromkeys(("max_steps", "save_total_limit", "ddp_timeout"), int),
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), int),
+}
 """Numbers in `trainer`; transformers takes some of them at 0 or below for `not set`."""
 
 
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
-    for name in POSITIVE:
-        if isinstance(value := config.trainer.get(name), int | float) and value <= 0:
-            raise UserError(f"trainer.{name}: must be above 0, got {value}")
+    for name, kind in POSITIVE.items():
+        value = config.trainer.get(name)
+        if value is not None and not (isinstance(value, kind) and value > 0):
+            what = "a whole number" if kind is int else "a number"
+            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, MANAGED_SETTINGS)
     check_managed("lora", config.lora, MANAGED_LORA_SETTINGS)
     sampling = config.trainer.get("accelerator_config") or {}
-    check_managed("trainer.accelerator_config", sampling, {"use_seedable_sampler": "seed"})
+    managed = {"use_seedable_sampler": "seed", "split_batches": "batch"}
+    check_managed("trainer.accelerator_config", sampling, managed)
     # transformers ignores names that it does not know.
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
     try:
@@ -159,6 +163,6 @@ def shares(config: SftConfig, processes: int) -> dict[str, int]:
             f"set batch={processes * max(1, each)}"
         )
     default = 1 if torch.accelerator.is_available() else each
-    most = config.trainer.get("per_device_train_batch_size", default)
+    most = config.trainer.get("per_device_train_batch_size") or default
     size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
     return {"per_device_train_batch_size": size, "gradient_accumulation_steps": each // size}
