@@ -1,6 +1,7 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
@@ -11,24 +12,25 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, RowReport, lengths
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import LESS_MEMORY, card_memory
-from panjue.finetune.trainer import ReplyTrainer
+from panjue.finetune.robust import GroupTrainer
+from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
-HIDDEN_SUFFIXES = (
-    *("_runtime", "_preparation_time", "_per_second"),
-    *("_num_tokens", "_precision", "_recall"),
-)
+HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
 """Names of evaluation values that are logged but not printed."""
 
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
+
+MIN_GROUP = 10
+"""Training examples below which the plan warns of a group."""
 
 MAX_SHOWN_EXAMPLES = 5
 """Refused examples, and notes, printed to the console; the report file has all."""
@@ -160,7 +162,9 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
     if args.world_size < (cards := torch.cuda.device_count()):
         yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
-    yield "steps", f"{steps(trainer)} of {batch_size(args)} examples or packs"
+    yield "steps", f"{steps(trainer)} of {step_size(args)} examples or packs"
+    if isinstance(trainer, GroupTrainer):
+        yield from (("groups", warning) for warning in group_warnings(trainer))
     yield "evaluations", evaluation_plan(trainer)
     if args.load_best_model_at_end:
         yield "adapter", f"the best by {args.metric_for_best_model}"
@@ -169,6 +173,18 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = (stored + trained * ADAM_BYTES) / (args.world_size if shards else 1)
     yield "memory", memory_plan(trainer, memory)
+
+
+def group_warnings(trainer: GroupTrainer) -> Iterator[str]:
+    """Yield why an objective over groups may gain nothing."""
+    objective, counts = trainer.objective, Counter(trainer.train_dataset["group"])
+    for place, count in counts.items() if objective.is_balanced else ():
+        if count < MIN_GROUP:
+            times = counts.total() / len(counts) / count
+            drawn = f"{count} examples, each drawn {times:.0f} times an epoch"
+            yield f"{objective.groups[place]!r} has {drawn}; better join it with another group"
+    if objective.settings.method == "irm" and steps(trainer) <= objective.settings.warmup:
+        yield f"no penalty: robust.warmup={objective.settings.warmup} is as long as the training"
 
 
 def memory_plan(trainer: ReplyTrainer, needed: float) -> str:
@@ -220,12 +236,7 @@ def steps(trainer: SFTTrainer) -> int:
 
 def steps_per_epoch(trainer: SFTTrainer) -> int:
     """Return the number of optimizer steps of one pass over the training rows."""
-    return int(np.ceil(len(trainer.train_dataset) / batch_size(trainer.args)))
-
-
-def batch_size(args: TrainingArguments) -> int:
-    """Return the number of rows per optimizer step, over all processes."""
-    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+    return int(np.ceil(len(trainer.train_dataset) / step_size(trainer.args)))
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:

@@ -16,8 +16,6 @@ from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import end_with_parent
 
-POLL_S = 0.2
-
 
 def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication."""
@@ -88,4 +86,4 @@ def wait_for(path: Path) -> None:
     A collective would end at NCCL's time limit.
     """
     while not path.exists():
-        time.sleep(POLL_S)
+        time.sleep(0.2)

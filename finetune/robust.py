@@ -44,7 +44,7 @@ class Objective:
         device: torch.device | str = "cpu",
     ) -> None:
         """Start with equal weights; `hidden` is the size of the model's hidden states."""
-        self._settings, self._groups = settings, groups
+        self.settings, self.groups = settings, groups
         self.is_balanced = settings.method != "erm"  # groups are sampled equally often
         self.needs_slopes = settings.method == "irm"
         default = WEIGHTS.get(settings.method, 0.0)
@@ -57,17 +57,9 @@ class Objective:
             self.adversary = torch.nn.Linear(hidden, len(groups)).to(device)
             self._optimizer = torch.optim.Adam(self.adversary.parameters(), lr=ADVERSARY_RATE)
 
-    def sums(
-        self,
-        losses: Tensor,
-        groups: Tensor,
-        slopes: Tensor | None = None,
-        halves: Tensor | None = None,
-    ) -> Sums:
+    def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor, halves: Tensor) -> Sums:
         """Return the sums of one batch; `halves` has 0 or 1 for each example."""
-        size, halves = len(self._groups), torch.zeros_like(groups) if halves is None else halves
-        rows = [torch.ones_like(losses), losses, torch.zeros_like(losses)]
-        rows[2] = rows[2] if slopes is None else slopes
+        rows, size = [torch.ones_like(losses), losses, slopes], len(self.groups)
         totals = torch.zeros(3, 2 * size, dtype=torch.float64, device=losses.device)
         totals.index_add_(1, groups + size * halves, torch.stack(rows).detach().double())
         return totals.reshape(3, 2, size)
@@ -84,12 +76,12 @@ class Objective:
         self._totals += torch.stack([counts, losses]).cpu()
         present = (counts > 0).double()
         uniform = present / present.sum()
-        weight, method = self._weight, self._settings.method
+        weight, method = self._weight, self.settings.method
         slope_weights = torch.zeros_like(slopes)
         if method == "erm":
             loss_weights = counts / counts.sum()
         elif method == "group_dro":
-            self.log_weights = self.log_weights.to(means) + self._settings.step * means
+            self.log_weights = self.log_weights.to(means) + self.settings.step * means
             self.log_weights = self.log_weights.log_softmax(0)
             loss_weights = self.log_weights.exp()
         elif method == "vrex":  # the gradient of mean + weight * variance (unbiased)
@@ -100,7 +92,7 @@ class Objective:
             loss_weights = uniform
         if method == "irm":
             # The product of two halves: the square of one mean would count its noise too.
-            is_warm = step >= self._settings.warmup
+            is_warm = step >= self.settings.warmup
             self._penalties.append(float((uniform * slopes.prod(0)).sum()) * is_warm)
             slope_weights = weight * uniform * slopes.flip(0) * is_warm / sums[0].clamp(min=1)
         self._loss_weights, self._slope_weights = loss_weights / divisor, slope_weights
@@ -109,9 +101,9 @@ class Objective:
         self,
         losses: Tensor,
         groups: Tensor,
+        slopes: Tensor,
+        halves: Tensor,
         *,
-        slopes: Tensor | None = None,
-        halves: Tensor | None = None,
         states: Tensor | None = None,
         batches: int = 1,
     ) -> Tensor:
@@ -121,9 +113,8 @@ class Objective:
         counts those of the step, over all processes.
         """
         loss: Tensor = (self._loss_weights.to(losses)[groups] * losses).sum()
-        if slopes is not None:
-            weights = self._slope_weights.to(slopes)[0 if halves is None else halves, groups]
-            loss = loss + (weights * slopes).sum()
+        if self.needs_slopes:
+            loss = loss + (self._slope_weights.to(slopes)[halves, groups] * slopes).sum()
         if states is not None and self.adversary is not None:
             logits = self.adversary(reverse(states.float(), self._weight))
             adversary_loss = cross_entropy(logits, groups)
@@ -146,12 +137,12 @@ class Objective:
 
         That is the variance, the product of slopes, or the adversary's loss in this process.
         """
-        for name, count, total in zip(self._groups, *self._totals.tolist(), strict=True):
+        for name, count, total in zip(self.groups, *self._totals.tolist(), strict=True):
             if count:
                 yield f"group_loss_{name}", total / count
-        if self._settings.method == "group_dro":
+        if self.settings.method == "group_dro":
             weights = self.log_weights.softmax(0).tolist()
-            for name, weight in zip(self._groups, weights, strict=True):
+            for name, weight in zip(self.groups, weights, strict=True):
                 yield f"group_weight_{name}", weight
         if self._penalties:
             yield "penalty", sum(self._penalties) / len(self._penalties)
@@ -211,42 +202,39 @@ class GroupTrainer(ReplyTrainer):
 
     def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
         """Prepare the trainer."""
-        self._objective, self._batches = objective, 1
+        self.objective, self._batches = objective, 1
         super().__init__(*args, **kwargs)
 
     def training_loss(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the batch's share of its step's objective."""
-        losses, groups, mean_slopes, halves = self._by_example(batch)
+        examples = self._by_example(batch)
         if self._batches == 1:  # otherwise `get_batch_samples` has begun the step
-            self._begin(self._objective.sums(losses, groups, mean_slopes, halves))
+            self._begin(self.objective.sums(*examples))
         world = self.accelerator.num_processes
-        adversarial = self._objective.adversary is not None
-        loss = self._objective(
-            losses,
-            groups,
-            slopes=mean_slopes,
-            halves=halves,
+        adversarial = self.objective.adversary is not None
+        loss = self.objective(
+            *examples,
             states=pooled(batch.hidden, batch.prompt_mask) if adversarial else None,
             batches=self._batches * world,
         )
         scaled: Tensor = loss * world  # DDP divides by it
         return scaled
 
-    def _by_example(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return each example's mean loss, group, mean slope if needed, and half.
+    def _by_example(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return each example's mean loss, group, mean slope (if needed, else 0), and half.
 
         The length of the prompt decides the half, so that batches and processes change nothing.
         """
         assert batch.groups is not None, "rows of finetune.data have a group"
-        halves = batch.prompt_mask.sum(1) % 2
-        mean_slopes = None
-        if self._objective.needs_slopes:
-            mean_slopes = batch.per_example(slopes(batch.logits, batch.labels))
-        return batch.per_example(batch.losses), batch.groups, mean_slopes, halves
+        losses, halves = batch.per_example(batch.losses), batch.prompt_mask.sum(1) % 2
+        of_examples = torch.zeros_like(losses)
+        if self.objective.needs_slopes:
+            of_examples = batch.per_example(slopes(batch.logits, batch.labels))
+        return losses, batch.groups, of_examples, halves
 
     def _begin(self, sums: Tensor) -> None:
         totals = self.accelerator.reduce(sums.to(self.args.device), "sum")
-        self._objective.set_weights(totals, self.state.global_step)
+        self.objective.set_weights(totals, self.state.global_step)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return a step's batches. If there are several, compute all their losses first.
@@ -261,14 +249,14 @@ class GroupTrainer(ReplyTrainer):
             with torch.no_grad(), self.compute_loss_context_manager():
                 for inputs in batches:
                     batch = self.forward_pass(self.model, self._prepare_inputs(dict(inputs)))
-                    sums.append(self._objective.sums(*self._by_example(batch)))
+                    sums.append(self.objective.sums(*self._by_example(batch)))
             self.model.train()
             self._begin(torch.stack(sums).sum(0))
         return batches, items
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Sample groups equally often if the objective needs it."""
-        if not self._objective.is_balanced:
+        if not self.objective.is_balanced:
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
         self._sampler = balanced_sampler(rows["group"][:], self.args.seed)
@@ -277,21 +265,21 @@ class GroupTrainer(ReplyTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the objective's values."""
         if self.model.training:
-            logs.update(self._objective.log())
+            logs.update(self.objective.log())
         super().log(logs, start_time)
 
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write the objective's state."""
-        self._objective.save(checkpoint)
+        self.objective.save(checkpoint)
 
     def resume_from(self, checkpoint: Path) -> None:
         """Resume training from a checkpoint."""
-        self._objective.load(checkpoint)
+        self.objective.load(checkpoint)
         super().resume_from(checkpoint)
 
     def after_step(self) -> None:
         """Update the adversary."""
-        self._objective.after_step(self.accelerator)
+        self.objective.after_step(self.accelerator)
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -58,10 +57,6 @@ ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "groups_sh
 """Entries of the record that decide the token rows."""
 
 
-MIN_GROUP = 10
-"""Fewest training examples of a group; each would be repeated too often."""
-
-
 def main(path: Path, overrides: Sequence[str] = ()) -> None:
     """Train with the config at `path`; do nothing if the run is already finished."""
     train(sft_settings(path, overrides))
@@ -86,7 +81,10 @@ def train(config: SftConfig) -> None:
     with exclusive_lock(config.run) if writes else nullcontext():
         if writes:
             is_finished(Run(config.run), record)  # another process may have finished it
-        run_training(config, reader, base, record, console)
+        try:
+            run_training(config, reader, base, record, console)
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
 
 
 def run_training(
@@ -125,8 +123,6 @@ def run_training(
         train_or_resume(trainer, config, console)
     except ImportError as error:  # some optimizers have a package of their own
         raise UserError(f"trainer: {first_line(error)}") from None
-    except torch.OutOfMemoryError as error:
-        raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
@@ -187,7 +183,7 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
     is_alone = torch.accelerator.is_available() and not is_sharded(os.environ)
     device = PartialState().device if is_alone else None
     if is_alone:
-        check_memory(folder, config.method)
+        check_memory(folder, config.method, dtype)
     model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
     if config.trainer.get("packing"):
         check_packing(model.config)
@@ -208,7 +204,7 @@ def make_trainer(
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
-    objective = make_objective(config, model, rows)
+    objective = make_objective(config, model, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     try:
         trainer: ReplyTrainer = trainer_class(
@@ -231,19 +227,12 @@ def make_trainer(
     return trainer
 
 
-def make_objective(config: SftConfig, model: Model, rows: Rows) -> Objective | None:
+def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:
     """Return the objective over groups; None to minimize the mean over tokens."""
     if config.robust is None:
         return None
-    groups, counts = rows.report.groups, Counter(rows.train["group"])
     if set(groups) <= {UNKNOWN}:
         raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
-    rare = min(counts, key=lambda place: counts[place])
-    if config.robust.method != "erm" and counts[rare] < MIN_GROUP:
-        raise UserError(
-            f"robust.by: {counts[rare]} examples have the group {groups[rare]!r}; a group needs "
-            f"{MIN_GROUP}, since all are drawn equally often: join it with another group"
-        )
     torch.manual_seed(config.seed)
     hidden = model.config.get_text_config().hidden_size
     return Objective(config.robust, groups, hidden, PartialState().device)

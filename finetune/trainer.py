@@ -15,6 +15,7 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
+    TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
@@ -123,9 +124,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         rows = self.train_dataset if train_dataset is None else train_dataset
-        args = self.args
-        step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self._sampler = length_sampler(rows, step, args.seed)
+        self._sampler = length_sampler(rows, step_size(self.args), self.args.seed)
         return self._sampler
 
     def set_epoch(self, epoch: int) -> None:
@@ -264,6 +263,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 write_json(path, {**state, "best_model_checkpoint": str(best)})
             self.accelerator.wait_for_everyone()
         self.train(resume_from_checkpoint=str(checkpoint))
+
+
+def step_size(args: TrainingArguments) -> int:
+    """Return the number of rows per optimizer step, over all processes."""
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
 @dataclass(frozen=True)

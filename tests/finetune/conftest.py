@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.files import dump
 
 ROBUST_STEPS = (
@@ -13,6 +14,11 @@ ROBUST_STEPS = (
     "score_examples=0",
 )  # fmt: skip
 EXACT = ("dtype=float32", "trainer.bf16=false")
+
+
+def a_config(**settings: object) -> SftConfig:
+    """Return a config of files that nobody reads."""
+    return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
 
 
 def robust_words(method: str) -> list[str]:

@@ -14,12 +14,13 @@ from trl import SFTConfig
 from panjue.finetune import journal, scoring
 from panjue.finetune.libraries import shares
 from panjue.finetune.model import check_memory, load_base, precision, resolve_dtype
-from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
+
+from .conftest import a_config
 
 GIB = 2**30
 ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
@@ -97,24 +98,32 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
             shares(a_config(batch=batch), 3)
 
 
-def a_config(**settings: object) -> SftConfig:
-    return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
-
-
 @pytest.mark.parametrize(
-    ("method", "card", "fits"), [("lora", 15, False), ("qlora", 15, True), ("full", 80, False)]
+    ("method", "dtype", "card", "fits"),
+    [
+        ("lora", torch.bfloat16, 15, False),
+        ("lora", torch.float32, 24, False),
+        ("qlora", torch.bfloat16, 15, True),
+        ("full", torch.float32, 60, False),
+        ("full", torch.bfloat16, 60, True),  # moments of 8 bits
+    ],
 )
 def test_a_base_that_is_larger_than_the_card_is_refused_before_it_is_loaded(
-    method: str, card: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    dtype: torch.dtype,
+    card: int,
+    fits: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(16 * GIB)  # an 8B model; takes no space
     monkeypatch.setattr("panjue.finetune.model.card_memory", lambda: card * GIB)
     if fits:
-        check_memory(tmp_path, method)
+        check_memory(tmp_path, method, dtype)
     else:
         with pytest.raises(UserError, match=r"needs more than .* the GPU has .*qwen3-8b-qlora"):
-            check_memory(tmp_path, method)
+            check_memory(tmp_path, method, dtype)
 
 
 @pytest.mark.parametrize(("mib", "warns"), [(1, True), (1024, False)])
@@ -131,6 +140,7 @@ def test_the_plan_compares_its_memory_with_the_cards(
     [line] = [s for s in capsys.readouterr().out.splitlines() if s.startswith("memory")]
     assert f"the GPU has {mib / 1024:.1f} GiB" in line
     assert ("use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens" in line) == warns
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
@@ -188,9 +198,11 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
 ) -> None:
     words = [f"run={tmp_path}/run", *UNSCORED]
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    monkeypatch.setattr(ReplyTrainer, "training_loss", failing_step(full))
-    with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
-        main(workshop / "sft.yaml", words)
+    for place in ("trainer.ReplyTrainer.training_loss", "sft.load_base"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"panjue.finetune.{place}", failing_step(full))
+            with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
+                main(workshop / "sft.yaml", words)
     for error in (
         RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error"),
         torch.AcceleratorError("CUDA error: device-side assert triggered", 710),
@@ -245,8 +257,3 @@ def test_all_weights_in_float32_are_scored_as_they_are_trained(
     main(workshop / "sft.yaml", [*words, *ONE_STEP])
     assert seen
     assert all(seen)
-
-
-def test_memory_is_not_cut_into_fixed_segments(workshop: Path, tmp_path: Path) -> None:
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from panjue.finetune.data import RowReport, cached
 from panjue.finetune.processes import check_driver, check_sharding
-from panjue.finetune.settings import SftConfig
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import EXACT, robust_words
+from .conftest import EXACT, a_config, robust_words
 
 ROOT = Path(__file__).parents[2]
 FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
@@ -290,10 +289,6 @@ def test_a_gpu_that_torch_cannot_use_is_refused(
         check_driver()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check_driver()
-
-
-def a_config(**settings: object) -> SftConfig:
-    return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
 
 
 def test_the_rows_of_another_process_are_waited_for(tmp_path: Path) -> None:
