@@ -27,7 +27,10 @@ SAMPLE = "serve/page/sample.txt"
 FACT = (ROOT / SAMPLE).read_text("utf-8")
 LONGEST_S = 600
 DEMO = "See it work"
-AFTER_DEMO = {"Ask it", "Serve", "Many cases", "Export", "Score", "Fair to whom", "Hand it in"}
+AFTER_DEMO = {
+    *("Ask it", "Serve", "Many cases", "Export", "Score", "Fair to whom", "Hand it in"),
+    "How an answer is decided",
+}
 """The sections whose commands need the demo's finished run."""
 
 TRAINED = "runs/qwen2.5-0.5b-cpu"
@@ -50,7 +53,7 @@ WORDS: dict[str, dict[str, str]] = {
         "TEST=test": "TEST=test DEV=test",
         "panjue generate": "true #",  # tests/serve/test_endpoint.py asks such a server
     },
-    "Deciding between replies": {},
+    "How an answer is decided": {},
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
     "Hand it in": {},
