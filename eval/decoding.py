@@ -1,5 +1,6 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -134,9 +135,9 @@ def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
     decider = decider_of(task, answered.labels, fitted)
     if decider and fitted and not greedy:
         decider = decider.with_rule(rule_for(answered, fitted))
-        tally.warning = other_lengths(answered, fitted)
     if decider and decider.classifier:
         tally.fallback = CLASSIFIER_NAME
+    lengths = array("l")
     with (
         task.data.submission.writing(submission) as write,
         atomic_write(folder / "confidence.jsonl") as confidences,
@@ -144,11 +145,14 @@ def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
         rows = answered.rows()
         replies = _Replies(answered, rows, decider, tally, most=1 if greedy else None)
         for example in counted(answered.examples(), len(rows)):
+            lengths.append(len(example.text))
             answer, confidence = replies.answer(example)
             write(task.data.write(example, answer))
             if confidence is not None:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
             tally.examples += 1
+    if decider and fitted and not greedy:
+        tally.warning = other_lengths(lengths, fitted)
     if decider and tally.decided and not greedy:
         tally.rule, tally.decision_sha256 = decider.rule, decision_sha256(fitted)
     else:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import log
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rich.console import Console
 from panjue.eval.answers import AnsweredFile, open_answers
 from panjue.eval.decide import Decider, Evidence, decider_of
 from panjue.eval.pool import Exponents, belief_of, pool_beliefs
-from panjue.eval.rule import Fitted, Rule, cases_of, characters_of, replies_of
+from panjue.eval.rule import Fitted, Rule, cases_of, replies_of
 from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Answer, Example
 from panjue.prompts.model import DECISION
@@ -55,11 +56,12 @@ def fit_rules(folder: Path) -> None:
     for samples in sorted({0, record.samples}):
         evidence = held_out_evidence(answered, decider, samples + 1)
         rules[samples], scores = Fitting(answered.task, decider, evidence).rule(samples)
-        replies = f"{samples + 1} replies" if samples else "one reply"
+        number = f"{samples + 1} replies" if samples else "one reply"
         values = ", ".join(f"{source} {value:.4f}" for source, value in scores.items())
-        console.print(f"{replies} a case, cross-validation: {values}; kept: {rules[samples]}")
-    characters = characters_of(answered)
-    fitted = Fitted(cases_of(record), replies_of(record), characters, rules)
+        console.print(f"{number} a case, cross-validation: {values}; kept: {rules[samples]}")
+    characters = median([len(example.text) for example in answered.examples()] or [0])
+    replies = replies_of(record.sampling, record.constrained)
+    fitted = Fitted(cases_of(record), replies, characters, rules)
     write_json(answered.trained / DECISION, asdict(fitted))
 
 

@@ -1,6 +1,6 @@
 """The rule by which answers are decided: what is fitted on held-out answers, and on which."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -64,8 +64,7 @@ class Fitted:
 
     def is_for(self, samples: int, sampling: Mapping[str, Any], constrained: bool) -> bool:
         """Say whether there is a rule for replies that come about like this."""
-        how = {"sampling": sampling, "constrained": constrained}
-        return samples in self.rules and self.replies == how
+        return samples in self.rules and self.replies == replies_of(sampling, constrained)
 
 
 def cases_of(record: AnswersRecord) -> dict[str, Any]:
@@ -73,14 +72,9 @@ def cases_of(record: AnswersRecord) -> dict[str, Any]:
     return {"test_sha256": record.test_sha256, "held_out": record.held_out}
 
 
-def replies_of(record: AnswersRecord) -> dict[str, Any]:
+def replies_of(sampling: Mapping[str, Any], constrained: bool) -> dict[str, Any]:
     """Return what shaped replies, but for their number."""
-    return {"sampling": record.sampling, "constrained": record.constrained}
-
-
-def characters_of(answered: AnsweredFile) -> float:
-    """Return the median length of the cases."""
-    return median([len(example.text) for example in answered.examples()] or [0])
+    return {"sampling": sampling, "constrained": constrained}
 
 
 def read_fitted(trained: Path | None) -> Fitted | None:
@@ -113,10 +107,11 @@ def rule_for(answered: AnsweredFile, trained: Path) -> Rule:
         return Rule()
     if not fitted.is_for(record.samples, record.sampling, record.constrained):
         samples = " or ".join(map(str, fitted.rules))
+        replies = replies_of(record.sampling, record.constrained)
         raise UserError(
             f"{trained / DECISION}: was fitted on answers with samples={samples} {fitted.replies}, "
-            f"not samples={record.samples} {replies_of(record)}; `panjue generate` again fits a "
-            "rule for these, `panjue decode --greedy` takes the first replies"
+            f"not samples={record.samples} {replies}; `panjue generate` again fits a rule for "
+            "these, `panjue decode --greedy` takes the first replies"
         )
     rule = fitted.rules[record.samples]
     if rule.uses_classifier and not has_classifier(trained):
@@ -124,11 +119,12 @@ def rule_for(answered: AnsweredFile, trained: Path) -> Rule:
     return rule
 
 
-def other_lengths(answered: AnsweredFile, trained: Path) -> str:
-    """Return a warning if these cases are much longer or shorter than those of the fit."""
-    fitted, characters = read_fitted(trained), characters_of(answered)
-    if fitted is None:
+def other_lengths(lengths: Sequence[int], trained: Path) -> str:
+    """Return a warning if cases of these lengths are much unlike those of the fit."""
+    fitted = read_fitted(trained)
+    if fitted is None or not lengths:
         return ""
+    characters = median(lengths)
     low, high = sorted((max(characters, 1), max(fitted.characters, 1)))
     if high <= OTHER_LENGTHS * low:
         return ""
