@@ -5,6 +5,8 @@ const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.lan
 const inChinese = chosen.startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
 const say = (english, chinese) => (inChinese ? chinese : english);
+// What happened to a reply -> its name; the English note says more.
+const HANDLED = { shortened: "缩短原文", cut: "超长截断", unreadable: "无法读取", repaired: "修复", "not asked": "无法提问" };
 const labelOf = (name) => (Object.hasOwn(labels, name) ? say(...labels[name]) : name);
 
 function make(tag, text = "", attributes = {}) {
@@ -24,7 +26,7 @@ const confidences = [["< 0.5", 0, 0.5], ["0.5 – 0.8", 0.5, 0.8], ["≥ 0.8", 0
 const asItIs = (value) => value;
 const FILTERS = [
   ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
-    labelOf(field) + say(", gold or predicted", "（正确或预测）"),
+    labelOf(field) + say(", gold or predicted", "（原判或预测）"),
     values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value), asItIs]),
   [say("wrong field", "答错的字段"), values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value), labelOf],
   ...attributes.map((name) => [
@@ -35,7 +37,7 @@ const FILTERS = [
       const [, low, high] = confidences.find(([range]) => range === value);
       return confidence !== null && confidence >= low && confidence < high;
     }, asItIs],
-  [say("handling", "处理"), values(({ handled }) => handled), ({ handled }, value) => handled.includes(value), asItIs],
+  [say("handling", "处理"), values(({ handled }) => handled), ({ handled }, value) => handled.includes(value), (value) => say(value, HANDLED[value])],
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test, show]) => ({ label, options, test, show, select: make("select") }));
 
@@ -65,21 +67,23 @@ function showList() {
   shown = cases.filter((example) => wholeText(example).includes(search.value) && FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
   buttons = shown.map((example, index) => {
     const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : "✓";
-    const button = make("button", example.id + " " + mark, { type: "button" });
+    const button = make("button", example.id + " " + mark, { type: "button", tabindex: index ? "-1" : "0" });
     button.append(make("small", wholeText(example).slice(0, 60)));
     if (example.wrong.length) button.classList.add("wrong");
     button.addEventListener("click", () => showCase(index));
+    button.addEventListener("keydown", ({ key }) => buttons[index + { ArrowDown: 1, ArrowUp: -1 }[key]]?.focus());
     return button;
   });
   document.getElementById("list").replaceChildren(...buttons);
   document.getElementById("count").textContent = `${shown.length} / ${cases.length}`;
-  if (shown.includes(current)) fillCase(shown.indexOf(current));
+  if (shown.length === 1) fillCase(0);
+  else if (shown.includes(current)) fillCase(shown.indexOf(current));
   else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案件"), { class: "note" }));
 }
 
 function fieldTable(fields, isClasses) {
   const table = make("table"), header = make("tr");
-  header.append(...["", say("gold", "正确"), say("predicted", "预测")].map((text) => make("th", text, { scope: "col" })));
+  header.append(...[say("field", "字段"), say("gold", "原判"), say("predicted", "预测")].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
   for (const field of fields) {
     const row = make("tr");
@@ -112,7 +116,7 @@ function predictedValues({ gold, predicted, correct }) {
 function missedValues({ gold, predicted }) {
   if (gold.length <= 1) return [];
   return gold.filter((value) => !predicted.includes(value))
-    .map((value) => make("span", say("✗ missed: ", "✗ 漏：") + value, { class: "missed" }));
+    .map((value) => make("span", say("✗ missed: ", "✗ 漏判：") + value, { class: "missed" }));
 }
 
 function factsBlock(text) {
@@ -165,15 +169,24 @@ function showCase(index) {
 
 function fillCase(index) {
   const example = current = shown[index];
-  for (const button of buttons) button.removeAttribute("aria-current");
+  for (const button of buttons) {
+    button.removeAttribute("aria-current");
+    button.tabIndex = -1; // one Tab stop for the list; the arrow keys move in it
+  }
   buttons[index].setAttribute("aria-current", "true");
+  buttons[index].tabIndex = 0;
   const raw = make("details");
-  raw.append(make("summary", say("raw reply", "原始回答")), ...example.reply.map((text) => make("pre", text)));
-  const notes = Object.entries(example.groups).map(([name, value]) => `${labelOf(name)}: ${value}`);
-  if (example.confidence !== null) notes.push(say("confidence, the model's own estimate: ", "置信度（模型自估）：") + example.confidence.toFixed(2));
+  raw.append(make("summary", say("raw reply of the model", "模型原始输出")), ...example.reply.map((text) => make("pre", text)));
+  const notes = Object.entries(example.groups).map(([name, value]) => labelOf(name) + say(": ", "：") + value);
+  notes.push(...example.notes.map((note, i) => say(note, [HANDLED[example.handled[i]], ...note.split(": ").slice(1)].join("："))));
+  const line = make("p", notes.join(" · "), { class: "note" });
+  if (example.confidence !== null) {
+    const text = say("confidence, the model's own estimate: ", "置信度（模型自估）：") + example.confidence.toFixed(2);
+    line.prepend(make("meter", "", { value: example.confidence, "aria-hidden": "true" }), " ", text, notes.length ? " · " : "");
+  }
   const isClasses = (field) => Object.hasOwn(example.classes, field);
   document.getElementById("case").replaceChildren(
-    make("h3", example.id), stepButtons(index), make("p", [...notes, ...example.notes].join(" · "), { class: "note" }),
+    make("h3", example.id), stepButtons(index), line,
     ...example.items.map((item, index) => itemSection(item, index, isClasses)), factsBlock(example.text), raw);
 }
 

@@ -21,15 +21,16 @@ const TEXTS = {
     example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里，被告人以“被告人某某”引出。",
     defendants: "被告人", defendantsHint: "留空则从事实中找出；找错了请改正后再问一次。",
-    add: "添加一人", remove: "去掉", name: "姓名",
-    samples: "方式", fast: "快：一次推理", careful: "稳：多次抽样后决定", key: "密钥",
-    go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型的原话",
+    add: "添加被告人", remove: "移除", name: "姓名",
+    samples: "方式", fast: "快速：一次推理", careful: "稳妥：多次采样后综合决策", key: "密钥",
+    go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
     charges: "罪名", articles: "法条", penalty: "刑罚",
-    asking: "正在写……", stopped: "已停止。",
-    done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出词元。`,
+    asking: "正在生成……", stopped: "已停止。",
+    done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
     own: "模型自估", confidence: "百分比是模型对自己回答的估计，不是答对的概率。",
-    repaired: (r) => `回答有 ${r} 处经过修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
-    empty: "请先填写案件事实。", noKey: "需要密钥。", offline: "连不上服务，请确认它仍在运行。",
+    repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
+    empty: "请先填写案件事实。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
+    noNames: "没有找到被告人：请在下面添加姓名，或在事实中写明“被告人某某”。", offline: "连不上服务，请确认它仍在运行。",
     other: "English",
   },
   en: {
@@ -46,7 +47,8 @@ const TEXTS = {
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
     own: "own estimate", confidence: "Percentages are the model's own estimate, not the probability that it is right.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
-    empty: "Please enter the facts first.", noKey: "A key is needed.", offline: "The server does not answer; is it still running?",
+    empty: "Please enter the facts first.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
+    noNames: "No defendant was found: add the names below, or write 被告人 before each in the facts.", offline: "The server does not answer; is it still running?",
     other: "中文",
   },
 };
@@ -129,6 +131,7 @@ function headers() {
 }
 
 async function post(body, signal) {
+  if (!/^[\x20-\x7e]*$/.test($("key").value)) throw new Error(texts.badKey);
   const response = await fetch("v1/judgments", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
   if (response.ok) return response;
   if (response.status === 401) {
@@ -136,7 +139,8 @@ async function post(body, signal) {
     $("key").focus();
     throw new Error(texts.noKey);
   }
-  throw new Error((await response.json()).error.message);
+  const { message } = (await response.json()).error;
+  throw new Error(message.includes("names no defendant") ? texts.noNames : message);
 }
 
 // Without a key, or while the engine starts, there are no labels yet: `ask` tries again.
@@ -170,6 +174,8 @@ async function ask(event) {
     return;
   }
   const start = performance.now();
+  lastResult = null; // an old answer never stands under a new case
+  $("result").hidden = true;
   running = new AbortController();
   $("go").disabled = true;
   $("stop").hidden = false;
@@ -178,7 +184,6 @@ async function ask(event) {
     const body = { fact, samples: Number($("samples").value), stream: true, ...(defendants.length ? { defendants } : {}) };
     const response = await post(body, running.signal);
     await loadLabels();
-    lastResult = null;
     $("result").hidden = false;
     $("cards").replaceChildren();
     $("marked").replaceChildren();
@@ -194,13 +199,16 @@ async function ask(event) {
       if (kind === "result") show({ ...data, fact, seconds: (performance.now() - start) / 1000 });
     }
   } catch (error) {
-    if (error.name === "AbortError") $("state").textContent = texts.stopped;
-    else showProblem(error instanceof TypeError ? texts.offline : error.message);
-    if (!lastResult) $("state").textContent = error.name === "AbortError" ? texts.stopped : "";
+    const isStopped = error.name === "AbortError";
+    $("state").textContent = texts.stopped;
+    $("result").hidden = !isStopped;
+    if (!isStopped) showProblem(error instanceof TypeError ? texts.offline : error.message);
   } finally {
     running = null;
     $("go").disabled = false;
     $("stop").hidden = true;
+    // A disabled button loses the focus: it goes to the answer, or back to the button.
+    if (document.activeElement === document.body) $(lastResult ? "result-title" : "go").focus();
   }
 }
 
@@ -232,7 +240,8 @@ function card(judgment, i, result) {
   return node;
 }
 
-const percent = (share) => (share > 0.99 ? "> 99%" : `${Math.round(share * 100)}%`); // a guess is never certain
+// A guess is never certain, and what is listed is never impossible.
+const percent = (share) => (share > 0.99 ? "> 99%" : share < 0.01 ? "< 1%" : `${Math.round(share * 100)}%`);
 
 function field(name, confidence, values) {
   const share = name in confidence ? [element("span", {}, `${texts.own} ${percent(confidence[name])}`)] : [];
@@ -255,7 +264,9 @@ function mark(result) {
     const indices = defendantsIn(sentence, result.defendants);
     if (!indices.length) return document.createTextNode(sentence);
     const node = element("mark", { "data-defendants": indices.join(" ") }, sentence);
-    node.style.setProperty("--hue", hue(indices[0]));
+    const width = 100 / indices.length;
+    const stripes = indices.map((i, k) => `${hue(i)} ${k * width}% ${(k + 1) * width}%`);
+    node.style.setProperty("--stripes", stripes.join(", "));
     return node;
   }));
 }

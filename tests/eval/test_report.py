@@ -418,12 +418,13 @@ def test_the_report_of_real_cases(
     assert opened.evaluate("document.activeElement.textContent").startswith(first)
     opened.get_by_label("search the facts").fill("no fact has this")
     assert opened.inner_text("#count") == "0 / 285"
-    opened.get_by_label("search the facts").fill("")
-    # What is open goes with the list, and comes back with it.
-    opened.get_by_label("defendants", exact=True).select_option("3")
     assert opened.inner_text("#case") == "choose a case"
+    opened.get_by_label("search the facts").fill("")
+    assert opened.inner_text("#case h3") == first, "what is open comes back with the list"
+    opened.get_by_label("defendants", exact=True).select_option("3")
+    assert opened.inner_text("#count") == "1 / 285"
+    assert opened.inner_text("#case h3") != first, "the only case left is open"
     opened.get_by_label("defendants", exact=True).select_option("")
-    assert opened.inner_text("#case h3") == first
     opened.locator("#list button").first.press("Enter")
     names = opened.locator("#case h4 .name").all_inner_texts()
     assert set(names) <= set(opened.locator("#facts .name").all_inner_texts())

