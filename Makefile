@@ -23,7 +23,7 @@ want    = $(if $(filter $(2),$(MAKECMDGOALS)),$(error say $(1); the invented cas
 $(if $(GOLD),,$(call want,TEST=FILE,generate score check-submission))
 $(if $(filter demo,$(CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate score serve)))
 .NOTPARALLEL:
-.PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve chat again
+.PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve again
 help: ; @sed -n "/^# .*: /s/^# //p" Makefile; sed -n "s/^\([a-z-]*\):.*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'  # this list
 install: .venv/installed  # .venv with what training, generation and serving need, in exact versions
 dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they install it themselves
@@ -45,5 +45,4 @@ generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  
 score: generate; .venv/bin/panjue score '$(GOLD)' '$(RUN)' --json '$(ANSWERS)/scores.json' $(SCORE)  # the official metric with intervals
 check-submission: .venv/installed; .venv/bin/panjue check '$(RUN)' --cases '$(GOLD)'  # every fault of a submission, with its place
 serve: $(TRAINED); .venv/bin/panjue serve '$(RUN)' $(SERVE)  # answer over HTTP, with a page to ask from
-chat: .venv/installed; @.venv/bin/panjue chat  # ask a running server from the terminal
 $(V).SILENT:

@@ -127,14 +127,3 @@ def _check_gold(answered: AnsweredFile) -> None:
             f"{len(examples - rows)} examples have no row there, "
             f"{len(rows - examples)} rows no example"
         )
-
-
-def method_of(record: AnswersRecord, decoding: Mapping[str, Any]) -> str:
-    """Say how answers were made of replies, by their record and their decode.json."""
-    method = "sampled" if record.sampling.get("temperature") else "greedy"
-    if decoding.get("decided"):
-        method = "decided from several replies" if record.samples else "decided"
-    rule = decoding.get("rule") or {}
-    if rule.get("classifier_alone"):
-        return "the text classifier's"
-    return method + (" with the text classifier" if rule.get("exponents") else "")

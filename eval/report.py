@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from typing import Any
 
-from panjue.eval.answers import AnsweredFile, method_of
+from panjue.eval.answers import AnsweredFile
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.fields import items_of
-from panjue.eval.rule import decision_sha256, is_fitted_on
 from panjue.eval.score import ScoreResult, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
-from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
@@ -71,7 +69,6 @@ class PageData:
         labels: Metric, field or baseline -> what it is called, in English and in Chinese.
         parts: Metric -> its weight in the headline metric, if that is a weighted sum.
         demo: The demo's tiny model answered.
-        tested: The test file, and how it was answered.
         skipped: A line on the bad rows of that file that were skipped, if any.
         classes: Field -> class -> its numbers, in the field's order or the commonest first.
         confusion: Field -> (gold value, predicted value) -> number of items.
@@ -87,7 +84,6 @@ class PageData:
     labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     demo: bool = False
-    tested: str = ""
     skipped: list[str] = field(default_factory=list)
     cases: list[PageCase] = field(default_factory=list)
     classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)
@@ -114,7 +110,6 @@ def page_data(answered: AnsweredFile) -> PageData:
     trained = None if record.endpoint else answered.answers.trained
     result.demo = trained is not None and is_demo(trained)
     result.decoding = decoding_of(submission) or {}
-    result.tested = _tested(answered, result.decoding)
     rows = task.data.submission.index(submission)
     fallback = result.decoding.get("fallback", task.score.fallback) if result.decoding else ""
     result.cases = list(_cases(answered, rows, fallback))
@@ -123,16 +118,6 @@ def page_data(answered: AnsweredFile) -> PageData:
     if scores.groups:
         result.fairness = fairness(answered.reader, answered.test, submission, list(scores.groups))
     return result
-
-
-def _tested(answered: AnsweredFile, decoding: Mapping[str, Any]) -> str:
-    """Return the name and hash of the test file, and how it was answered."""
-    record, trained = answered.record, answered.answers.trained
-    part = "the held-out tenth of " if record.held_out else ""
-    method, fit = method_of(record, decoding), decoding.get("decision_sha256")
-    if trained and fit and fit == decision_sha256(trained) and is_fitted_on(trained, record):
-        method += ", with settings fitted on these same examples"
-    return f"{part}{answered.test.name} (SHA-256 {sha256(answered.test)}), {method}"
 
 
 def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval.answers import open_answers
-from panjue.eval.card import write_scores
 from panjue.eval.fairness import remarks as fairness_remarks
 from panjue.eval.report import PageData, page_data
 from panjue.eval.score import remarks
@@ -17,7 +16,7 @@ FOLDER = Path(__file__).parent / "page"
 
 
 def main(run: Path, gold: Path | None) -> None:
-    """Write the page and the adapter's card; say where they are."""
+    """Write the page and say where it is."""
     opened = open_answers(run, gold)
     page_path = opened.folder / "report.html"
     with protect_inputs(opened.reader.skipped):
@@ -27,8 +26,6 @@ def main(run: Path, gold: Path | None) -> None:
     print(f"written: {page_path}")
     for line in result.skipped:
         print(line)
-    if opened.record.is_of_adapter and result.decoding:
-        print(write_scores(opened.answers, result.scores.to_json(), result.tested))
 
 
 def templates() -> Environment:

@@ -8,7 +8,6 @@ from typing import Any
 from accelerate import PartialState
 from omegaconf import OmegaConf
 
-from panjue.eval.card import write_card
 from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.trainer import ReplyTrainer
@@ -102,7 +101,7 @@ def save(
     folder: Path,
     examples: int,
 ) -> None:
-    """Write weights, labels, classifier, record and card; `folder` appears when it is complete.
+    """Write weights, labels, classifier and record; `folder` appears when it is complete.
 
     `classifier` is a file; `examples` is the number of training examples.
     """
@@ -123,5 +122,4 @@ def save(
         shutil.copy(classifier, temporary / CLASSIFIER)
         results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
     record.model_copy(update=results).write(temporary)
-    write_card(temporary)
     replace_folder(temporary, folder)

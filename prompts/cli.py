@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts import cli_scores
-from panjue.prompts.options import URL, Overrides, Size
+from panjue.prompts.options import Overrides, Size
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
@@ -128,19 +128,6 @@ def serve(run: Path, overrides: Overrides = None) -> None:
     settings, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
     with debug_log(run):
         _load("serve.server", "serve")(settings, runs)
-
-
-@app.command()
-def chat(
-    url: Annotated[str, typer.Option(help="a panjue server")] = URL,
-    file: Annotated[Path | None, typer.Option(help="the facts; default: paste them")] = None,
-    defendant: Annotated[
-        list[str] | None, typer.Option(help="repeatable; default: all found")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="sampled replies, besides the first one")] = 0,
-) -> None:
-    """Ask a running server about a case and show the judgments as tables."""
-    _load("serve.chat", "main")(url, file, defendant or (), samples)
 
 
 @app.command()

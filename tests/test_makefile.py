@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-KNOWN = "CONFIG DEV GENERATE GPU MODEL PYTHON RUN SCORE SERVE SFT TASK TEST TRAIN V"
+KNOWN = "CONFIG DEV GENERATE GPU MODEL PYTHON RUN SCORE SERVE SFT STAGE TASK TEST TRAIN V"
 OWN = ("TRAIN=train.jsonl", "TASK=reading", "CONFIG=mine", "MODEL=models/mine", "RUN=runs/mine")
 """Each says that it is not the demo."""
 

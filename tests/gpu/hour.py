@@ -71,8 +71,8 @@ class Ground:
     def model(self) -> Path:
         """Return the base model of all stages but the demo."""
         if self.given or not IS_GPU:
-            return self.given or self.tiny
-        folder = self.folder / "random-8b"
+            return Path(self.given or self.tiny)
+        folder: Path = self.folder / "random-8b"
         if not (folder / "config.json").exists():
             with torch.device("cuda"):
                 config = Qwen3Config(**QWEN3_8B, dtype=torch.bfloat16)

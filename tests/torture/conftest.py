@@ -1,14 +1,11 @@
-"""What is disturbed and what is not; a table of the tries, which a whole green run keeps."""
+"""What is disturbed and what is not."""
 
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -18,9 +15,6 @@ import pytest
 from panjue.prompts.cli import app
 from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.tasks.judgment.demo import write_demo
-
-LAST = Path(__file__).with_name("LAST.md")
-BEGAN = time.time()
 
 ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eager=true")
 """Exact and small: settings of every generation that is disturbed, and of the one that is not."""
@@ -87,58 +81,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def full(request: pytest.FixtureRequest) -> bool:
     """Say whether all tries are wanted, and not the quick form."""
     return bool(request.config.getoption("--torture"))
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
-) -> None:
-    """Print the tries; keep them in LAST.md where the whole folder was tried and passed."""
-    if not config.getoption("--torture"):
-        return
-    text = record(terminalreporter)
-    print(text)
-    chosen = config.option.keyword or config.option.markexpr or config.option.deselect
-    if not chosen and [Path(word).resolve() for word in config.args] == [LAST.parent]:
-        if exitstatus or "skipped" in terminalreporter.stats:
-            print(f"{LAST.name} stays as it is: something failed or was skipped")
-        else:
-            LAST.write_text(text, "utf-8")
-
-
-def tried(passed: list[pytest.TestReport]) -> list[tuple[str, str, str]]:
-    """Return a row for each test: its tries (one a call, or its property) and its figures."""
-    tries: dict[str, int] = defaultdict(int)
-    figures: dict[str, list[str]] = defaultdict(list)
-    for report in passed:
-        name = report.nodeid.rpartition("/")[2].partition("[")[0].replace("::", " ")
-        properties = report.user_properties
-        tries[name] += sum(int(str(value)) for key, value in properties if key == "tries") or 1
-        figures[name] += [str(value) for key, value in properties if key == "figure"]
-    return [(name, f"{tries[name]:,}", "; ".join(figures[name])) for name in sorted(tries)]
-
-
-def record(reporter: pytest.TerminalReporter) -> str:
-    """Return what LAST.md says of this run."""
-    changed = git("status", "--porcelain", "--", f":(top,exclude){LAST}").replace("\n", ", ")
-    commit = git("rev-parse", "--short", "HEAD") + (changed and f" with {changed}")
-    passed, minutes = reporter.stats.get("passed", []), (time.time() - BEGAN) / 60
-    rows = [("test", "tries", "figures"), ("---",) * 3, *tried(passed)]
-    lines = [
-        "# The last green run of `make torture`",
-        "",
-        f"Written by the run itself. Commit {commit}, {date.today()}, {os.cpu_count()} cores: "
-        f"{len(passed)} passed in {minutes:.0f} minutes.",
-        "",
-        *("| " + " | ".join(row) + " |" for row in rows),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def git(*words: str) -> str:
-    done = subprocess.run(
-        ["git", *words], cwd=LAST.parent, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -248,7 +247,6 @@ def test_every_command_of_a_section_runs(
     workshop: Path,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    record_property: Any,
 ) -> None:
     if heading == "Ask it" and not shutil.which("curl"):
         pytest.skip("there is no curl here")
@@ -257,4 +255,3 @@ def test_every_command_of_a_section_runs(
     furnish(house.place, heading)
     commands = [] if heading == DEMO else list(meant(heading))
     house.follow(commands)
-    record_property("tries", len(commands))

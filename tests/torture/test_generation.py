@@ -19,7 +19,6 @@ LONGEST_S = 900
 RESUME = "run the same command to resume"
 
 Done = subprocess.CompletedProcess[str]
-Record = Callable[[str, object], None]
 
 
 def kill(job: Any, number: int, rows: int, *, engine: bool = False) -> int:
@@ -64,7 +63,7 @@ def resume(full: bool, panjue: Callable[..., Done], request: Any) -> Callable[[A
 
 
 def test_a_killed_generation_ends_in_the_same_submission(
-    job: Any, once: Path, resume: Any, full: bool, same: Any, record_property: Record
+    job: Any, once: Path, resume: Any, full: bool, same: Any
 ) -> None:
     killed, draw, tries = job("killed"), random.Random(0), 20 if full else 1
     for number in range(tries):
@@ -79,15 +78,11 @@ def test_a_killed_generation_ends_in_the_same_submission(
         with killed.completions.open("ab") as out:  # what the end of the power leaves of a row
             out.write(draw.choice([b"", b'{"id": 7, "texts": ["', b'{"id"', b"\xe7\xbd"]))
     resume(killed)
-    ties = same(killed.answers, once)
-    record_property("tries", tries)
-    record_property("figure", f"{killed.rows} cases, {ties} with a near tie")
+    same(killed.answers, once)
 
 
 @pytest.mark.endurance
-def test_sigterm_and_ctrl_c_say_how_to_resume(
-    job: Any, once: Path, same: Any, record_property: Record
-) -> None:
+def test_sigterm_and_ctrl_c_say_how_to_resume(job: Any, once: Path, same: Any) -> None:
     stopped = job("stopped")
     for number in (signal.SIGINT, signal.SIGTERM) * 2:
         assert kill(stopped, number, 3) == 128 + number, stopped.said
@@ -98,13 +93,10 @@ def test_sigterm_and_ctrl_c_say_how_to_resume(
         assert stopped.finish <= {"stop", "length"}
     finish(stopped)
     same(stopped.answers, once)
-    record_property("tries", 4)
 
 
 @pytest.mark.endurance
-def test_an_engine_that_ends_is_no_reply(
-    job: Any, once: Path, same: Any, record_property: Record
-) -> None:
+def test_an_engine_that_ends_is_no_reply(job: Any, once: Path, same: Any) -> None:
     """Told to end, vLLM's engine calls every request finished; killed, it leaves us waiting."""
     ended = job("ended")
     for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
@@ -113,7 +105,6 @@ def test_an_engine_that_ends_is_no_reply(
         assert ended.finish <= {"stop", "length"}
     finish(ended)
     same(ended.answers, once)
-    record_property("tries", 3)
 
 
 @pytest.mark.endurance

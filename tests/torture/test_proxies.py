@@ -72,7 +72,7 @@ def ask(url: str) -> tuple[int, Any]:
 @pytest.mark.endurance
 @pytest.mark.parametrize("name", WORDS)
 def test_behind_a_proxy_a_server_may_die(
-    panjue_serve: Callable[..., Any], tmp_path: Path, name: str, record_property: Any
+    panjue_serve: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed")
@@ -88,4 +88,3 @@ def test_behind_a_proxy_a_server_may_die(
         replies = [each.result() for each in asked]
     assert {status for status, _ in replies} == {200}
     assert all(judgments == replies[0][1] for _, judgments in replies)
-    record_property("figure", f"{name}: {len(replies)} of {len(replies)} answered")

@@ -32,7 +32,7 @@ def resident() -> float:
 
 
 def test_memory_is_flat_over_distinct_schemas(
-    llm: Any, asker: Asker, workshop: Path, full: bool, rows_of: Any, record_property: Any
+    llm: Any, asker: Asker, workshop: Path, full: bool, rows_of: Any
 ) -> None:
     examples = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     source, wanted = distinct(examples), 1000 if full else 30
@@ -44,8 +44,6 @@ def test_memory_is_flat_over_distinct_schemas(
         assert row["texts"][0].startswith('{"judgments":[{"name":"'), row
     assert answered == wanted - warm
     grown = resident() - before
-    record_property("tries", answered)
-    record_property("figure", f"{answered} schemas: memory {grown:+.0f} MiB")
     assert grown < 64, f"{grown} MiB more after {answered} schemas"
 
 

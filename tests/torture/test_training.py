@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,13 +49,13 @@ def files_in(checkpoints: Path) -> set[Path]:
 
 @pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.endurance)])
 def test_a_killed_training_ends_in_the_same_weights(
-    workshop: Path, tmp_path: Path, keep: int, full: bool, record_property: Callable[..., None]
+    workshop: Path, tmp_path: Path, keep: int, full: bool
 ) -> None:
-    run, draw, complete, tries = tmp_path / "run", random.Random(keep), None, 0
+    run, draw, complete = tmp_path / "run", random.Random(keep), None
     order = "group_by_length" if keep == 1 else "random"
     limits = [f"trainer.save_total_limit={keep}", f"trainer.train_sampling_strategy={order}"]
     words = [str(workshop / "sft.yaml"), *WORDS, *limits]
-    for tries in range(1, 11 if full else 2):  # noqa: B007
+    for _ in range(10 if full else 1):
         is_over = kill(words, run, draw)
         newest = newest_complete(run / "checkpoints")
         if complete is not None:
@@ -68,7 +67,6 @@ def test_a_killed_training_ends_in_the_same_weights(
         complete = newest
         if is_over:
             break
-    record_property("tries", tries)
     for place in (run, tmp_path / "once"):
         app(["sft", *words, f"run={place}"], standalone_mode=False)
     again, once = (
