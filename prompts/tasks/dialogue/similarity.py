@@ -149,15 +149,11 @@ def make_matching(embeddings: str = BUILT_IN, judge: str = AGREE) -> Matching:
 
 
 def says_yes(reply: str, judge: str) -> bool:
-    """Return whether a judge's reply is a yes: its first clause, or its only verdict."""
-    text = after_thinking(reply).lower().replace("是否", "")
-    first, *_ = re.findall(r"[^\W_]+", text) or [""]
-    clauses = [first] if first in {"是", "是的", "否", "不是", "yes", "no"} else [text]
-    words = re.findall(r"不是|是|否|\byes\b|\bno\b", clauses[0])
-    verdicts = {word in {"是", "yes"} for word in words}
-    if len(verdicts) != 1 or ("<think>" in reply and "</think>" not in reply):
+    """Return whether a judge's reply is a yes: it begins with 是 or 否, yes or no."""
+    verdict = re.match(r"\W*(是(?!否)|否|不是|yes\b|no\b)", after_thinking(reply).lower())
+    if not verdict:
         raise UserError(f"{judge}: answers {reply[:80]!r}, not one of 是 and 否; set another judge")
-    return verdicts.pop()
+    return verdict[1] in {"是", "yes"}
 
 
 def _endpoint_judge(name: str) -> Judge:

@@ -1,10 +1,9 @@
-"""The calls that answer a dialogue, in one of three ways."""
+"""The calls that answer a dialogue, in one of two ways."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from panjue.prompts.example import Decoded, Example, Solving, Turn
@@ -82,18 +81,14 @@ def _short(sentence: str) -> str:
 class Settings(Config):
     """How a dialogue is solved; each key can be changed alone, to measure its effect."""
 
-    way: Literal["window", "retrieval", "whole"] = "window"
-    """Sliding windows; each sentence with the most similar ones; the whole dialogue in one call."""
+    way: Literal["window", "whole"] = "window"
+    """Sliding windows, or the whole dialogue in one call."""
     window: int | None = Field(20, ge=1)
     """Sentences per window; null: one window over all."""
     step: int = Field(5, ge=1)
     """New sentences of each later window."""
-    bucket: bool = True
-    """Context of a sentence: true: the account of its event; false: the sentences before it."""
     same_event: float = Field(0.6, ge=0, le=1)
     """Events whose names have at least this similarity are one event."""
-    nearest: int = Field(5, ge=1)
-    """Earlier sentences that `way: retrieval` shows with a sentence."""
     emotion_window: int | None = Field(30, ge=1)
     """Sentences per window of emotion chains; null: one window over all."""
     emotion_step: int = Field(10, ge=1)
@@ -125,11 +120,9 @@ def solve(dialogue: Example, settings: Settings) -> Solving:
         [whole] = yield [dialogue]
         holders = joined(dialogue.turns, [whole], merge=settings.merge)
         return {"sentences": whole.answer["sentences"], "holders": holders}
-    turns, bucket = dialogue.turns, None
-    if settings.way == "window":
-        bucket = yield from first_pass(dialogue, settings)
-        turns = tuple(turn._replace(event=bucket.event_of[turn.number]) for turn in turns)
-    sextuples = yield list(sextuple_questions(dialogue, turns, bucket, settings))
+    bucket = yield from first_pass(dialogue, settings)
+    turns = tuple(turn._replace(event=bucket.event_of[turn.number]) for turn in dialogue.turns)
+    sextuples = yield list(sextuple_questions(dialogue, turns, bucket))
     sentences = [
         {"id": turn.number, "event": turn.event, **sextuple.answer}
         for turn, sextuple in zip(turns, sextuples, strict=True)
@@ -175,31 +168,18 @@ def _question(
 
 
 def sextuple_questions(
-    dialogue: Example, turns: Sequence[Turn], bucket: Bucket | None, settings: Settings
+    dialogue: Example, turns: Sequence[Turn], bucket: Bucket
 ) -> Iterator[Example]:
-    """Yield one question per sentence; it shows nothing after its sentence."""
-    texts = [turn.sentence for turn in turns]
-    cosines = ngrams(texts, texts) if settings.way == "retrieval" else None
-    for i, turn in enumerate(turns):
-        shown: Sequence[Turn] = turns[max(0, i - (settings.window or i)) : i]
-        context, text = "此前的对话：", ""
-        if bucket and settings.bucket:
-            holders, text = bucket.account(turn)
-            context = f"事件：{turn.event}\n参与者：{'、'.join(holders)}\n经过："
-            shown = ()
-        elif cosines is not None:
-            nearest = np.argsort(-cosines[i, :i], kind="stable")[: settings.nearest]
-            shown, context = [turns[j] for j in sorted(nearest.tolist())], "此前相似的句子："
-        question = _question(
-            dialogue,
-            f"sextuple {turn.number}",
-            shown,
-            (turn,),
-            context=context,
-            sentence=transcript([turn]).rstrip("\n"),
-        )
+    """Yield one question per sentence: with the account of its event, and nothing after it."""
+    for turn in turns:
+        holders, account = bucket.account(turn)
+        inputs = {
+            "context": f"事件：{turn.event}\n参与者：{'、'.join(holders)}\n经过：",
+            "sentence": transcript([turn]).rstrip("\n"),
+        }
+        question = _question(dialogue, f"sextuple {turn.number}", (), (turn,), **inputs)
         # The sentence is a field of its own, so `shorten` may drop any line of the text.
-        yield replace(question, text=text or question.text, names=())
+        yield replace(question, text=account, names=())
 
 
 def emotion_questions(
