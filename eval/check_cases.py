@@ -8,6 +8,7 @@ from pathlib import Path
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import format_hint
 from panjue.prompts.reader import Reader, Skipped
 
 MAX_SHOWN = 15
@@ -87,7 +88,7 @@ def check_cases(reader: Reader, path: Path) -> CasesCheck:
     bad = reader.skipped.rows
     if not result.cases and bad:
         [((_, place), reason), *_] = bad.items()
-        hint = reader.format_hint(path)
+        hint = format_hint(path, reader.task.data.fields)
         raise UserError(f"{path}: no row is a case; the first, {place}: {reason}{hint}{way_out}")
     if not result.cases:
         raise UserError(f"{path}: has no cases")

@@ -1,21 +1,18 @@
 """Arguments that several commands share, and functions for them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import read_json
-from panjue.prompts.plumbing.run import MANIFEST, find_answers
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import Reader, Skipped
 from panjue.prompts.task import BUILT_IN, load_task
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
-
-URL = "http://127.0.0.1:8000"
 
 Size = Annotated[int, typer.Option(min=1, help="cases")]
 
@@ -59,16 +56,6 @@ def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path
     return answers.folder if path.is_dir() else path, reader, ""
 
 
-def _is_of_run(path: Path) -> bool:
-    """Say whether a file belongs to a run, whatever it is called; scores do not."""
-    path = path.resolve()
-    with suppress(UserError):
-        found = read_json(path)
-        if isinstance(found, dict) and {"interval", "attributes"} & found.keys():
-            return False
-    return any((folder / MANIFEST).exists() for folder in list(path.parents)[:3])
-
-
 @contextmanager
 def protect_inputs(
     skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None] = (), note: str = ""
@@ -76,8 +63,8 @@ def protect_inputs(
     """Refuse to overwrite an input; append `note` and the skipped rows to an error's message."""
     protected = {path.resolve() for path in inputs if path}
     for path in filter(None, outputs):
-        if path.resolve() in protected or (path.exists() and _is_of_run(path)):
-            raise UserError(f"{path}: is an input or belongs to a run; choose another output")
+        if path.resolve() in protected:
+            raise UserError(f"{path}: is an input; choose another output")
     try:
         yield
     except UserError as error:

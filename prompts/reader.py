@@ -77,16 +77,12 @@ class Reader:
         except (UserError, KeyError) as error:
             reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
             if self.on_bad_row == "stop":
-                hint = "" if first else self.format_hint(path)
+                hint = "" if first else format_hint(path, self.task.data.fields)
                 raise UserError(f"{path}:{place}: {reason}{hint}") from None
             self.skipped.rows[path, place] = reason
             return
         if not self.held_out or is_held_out(example):
             yield replace(example, groups=groups)
-
-    def format_hint(self, path: Path) -> str:
-        """Return the end of a message about a file whose first row is no case."""
-        return format_hint(path, self.task.data.fields, self.task.data.convertible)
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:

@@ -63,7 +63,6 @@ class Data:
     languages: tuple[str, ...] = ("zh",)  # ISO 639-1 codes
     fields: tuple[str, ...] = ()
     """The fields of a row of a cases file, for messages; the last one is the answer."""
-    convertible: tuple[str, ...] = ()  # formats that `panjue convert` reads
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def load_values(path: Path) -> dict[str, Any]:
     try:
         return _plain(loaded)
     except OmegaConfBaseException as error:  # the target of a `${…}` is missing
-        raise UserError(f"{path}: {error.full_key}: {_problem(error)[1]}") from None
+        raise UserError(f"{path}: {_problem(error)}") from None
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -87,12 +87,8 @@ def _load_yaml(path: Path) -> DictConfig:
         there = ", ".join(map(str, sorted(Path().glob(f"*/configs/{path.stem}.yaml"))))
         hint = f"; did you mean {there}?" if there else ""
         raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
-    except UnicodeDecodeError as error:
-        problem = f"not UTF-8 at byte {error.start}; save the file as UTF-8"
-        raise UserError(f"{path}: {problem}") from None
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        line, problem = _problem(error)
-        raise UserError(f"{path}{line}: {problem}") from None
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {_problem(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise UserError(f"{path}: expected lines of `key: value`, found a list")
     return loaded
@@ -107,29 +103,17 @@ def _override(word: str) -> dict[str, Any]:
     if "=" not in word:
         raise UserError(f"{word!r}: an override is written key=value")
     quote = f"""put text in quotes: {key_of(word)}='"…"'"""
+    if re.search(r"(^|\s)#", value := word.partition("=")[2]) and value[0] not in "\"'":
+        raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
     try:
-        if _has_comment(word.partition("=")[2]):
-            raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
         return _plain(OmegaConf.from_dotlist([word]))
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeError) as error:
-        raise UserError(f"{word!r}: {_problem(error)[1]}; the value is YAML, {quote}") from None
+        raise UserError(f"{word!r}: {_problem(error)}; the value is YAML, {quote}") from None
 
 
-def _has_comment(value: str) -> bool:
-    """Say whether a # stands between two YAML tokens, where it starts a comment."""
-    end = 0
-    for token in yaml.scan(value):
-        if "#" in value[end : token.start_mark.index]:
-            return True
-        end = token.end_mark.index
-    return False
-
-
-def _problem(error: Exception) -> tuple[str, str]:
-    """Return `:line` of a YAML error, empty if it has no line, and the message."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return "", str(error).splitlines()[0]
-    return f":{error.problem_mark.line + 1}", str(error.problem)
+def _problem(error: Exception) -> str:
+    """Return the message of a library in one line."""
+    return " ".join(str(error).split())
 
 
 def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str]) -> None:

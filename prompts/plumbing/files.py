@@ -26,9 +26,6 @@ LARGEST_LINE = 2**24
 """Maximum bytes of a line: about five million characters, more than any case has."""
 
 
-UTF_16 = "UTF-16 or binary; save it as UTF-8"
-
-
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
 
@@ -47,27 +44,18 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, raw
 
 
-MAGIC = {
-    b"PK\x03\x04": "a ZIP or Excel file; unpack it, or save the table as UTF-8 JSON lines",
-    b"PAR1": "Parquet; pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True)",
-    b"\x1f\x8b": "gzip; unpack it with gunzip",
-    b"version https://git-lfs": "a pointer of Git LFS; get the file itself with git lfs pull",
-    b"<": "HTML or XML, perhaps the web page of a failed download; download the file again",
-    b"\xff\xfe": UTF_16,
-    b"\xfe\xff": UTF_16,
-}
-"""First bytes of a file that is no JSON or CSV -> what it is, and the way out."""
+NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"PK\x03\x04", b"\x1f\x8b")
+"""First bytes of files in UTF-16, ZIP and gzip."""
 
 
 def open_bytes(path: Path) -> BinaryIO:
     """Open an input file; it must look like text in UTF-8."""
     try:
         file = path.open("rb")
-        start = file.peek(64).lstrip()
-        what = next((what for magic, what in MAGIC.items() if start.startswith(magic)), "")
-        if what or b"\0" in start[:2]:
+        start = file.peek(64)
+        if start.startswith(NO_TEXT) or b"\0" in start[:2]:
             file.close()
-            raise Unreadable(f"{path}: is {what or UTF_16}")
+            raise Unreadable(f"{path}: is compressed, UTF-16 or binary; save it as text in UTF-8")
         return file
     except IsADirectoryError:
         raise Unreadable(
@@ -120,20 +108,7 @@ def load(raw: bytes) -> Json:
     except RecursionError:
         raise UserError("not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise UserError(f"not JSON: {error}{_json_hint(raw, error)}") from None
-
-
-def _json_hint(raw: bytes, error: ValueError) -> str:
-    """Return what to do about text that is not JSON; it may be empty."""
-    text, problem = raw.strip(), getattr(error, "msg", "")
-    if text in (b"{", b"["):
-        return "; a value over several lines: write each on one line"
-    if b"\r" in text and b"\n" not in text:
-        return "; its lines end with CR alone: save it with LF"
-    if problem == "Extra data":
-        return "; several values: write one a line"
-    at_end = getattr(error, "pos", 0) >= len(text.decode("utf-8")) or "Unterminated" in problem
-    return "; it is not ended: was the file cut?" if at_end and not raw.endswith(b"\n") else ""
+        raise UserError(f"not JSON: {error}") from None
 
 
 def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:

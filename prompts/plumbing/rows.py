@@ -63,39 +63,22 @@ def _checked_row(row: Any) -> dict[str, Any]:
     return checked
 
 
-OTHER_FORMATS = {
-    "CAIL2018": {"fact", "meta"},
-    "Alpaca": {"instruction", "output"},
-    "ShareGPT": {"conversations"},
-    "OpenAI messages": {"messages"},
-}
-"""Format of another program or contest -> the fields by which its rows are known."""
+CAIL2018 = {"fact", "meta"}
+"""The fields by which rows of CAIL2018 are known, which `panjue convert` reads."""
 
 
-def format_of(row: Mapping[str, Any]) -> str | None:
-    """Return the name of the format that has such rows, or None."""
-    return next((name for name, known in OTHER_FORMATS.items() if known <= row.keys()), None)
-
-
-def format_hint(path: Path, fields: Sequence[str], convertible: Sequence[str] = ()) -> str:
+def format_hint(path: Path, fields: Sequence[str]) -> str:
     """Return the end of a message about a file whose first row is no case; it may be empty.
 
-    The last of the `fields` is the answer; `convertible` are the formats that `convert` reads.
+    The last of the `fields` of a case is the answer.
     """
-    if path.suffix.lower() == ".csv":
-        return "; the file looks like CSV; convert it to the format in README.md"
     with suppress(UserError, StopIteration):
-        _, load_row = next(case_rows(path))
-        row = load_row()
-        name = format_of(row)
-        if not name and {*fields[:-1]} <= row.keys():
-            return ""  # a field has a wrong value
-        looks = f"the file looks like {name}, its" if name else "its"
-        wanted = f"; a case has {', '.join(fields)}" if fields else ""
-        hint = f"; {looks} fields are {', '.join(row)}{wanted}"
-        if name in convertible:
-            return f"{hint}; `panjue convert {quote(str(path))} OUT.jsonl` converts it"
-        return f"{hint}; convert it to the format in README.md" if name else hint
+        row = next(case_rows(path))[1]()
+        if row.keys() >= CAIL2018 and "defendants" in fields:
+            converted = f"`panjue convert {quote(str(path))} OUT.jsonl` converts it"
+            return f"; the file looks like CAIL2018; {converted}"
+        if not {*fields[:-1]} <= row.keys():  # else a field has a wrong value
+            return f"; its fields are {', '.join(row)}; a case has {', '.join(fields)}"
     return ""
 
 

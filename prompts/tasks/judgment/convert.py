@@ -9,7 +9,7 @@ from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, check_text, dump
-from panjue.prompts.plumbing.rows import case_rows, format_of
+from panjue.prompts.plumbing.rows import CAIL2018, case_rows
 from panjue.prompts.tasks.judgment.articles import ARTICLE_ID
 from panjue.prompts.tasks.judgment.read import read, sentence, shown
 
@@ -28,12 +28,7 @@ SHORT_TERM = (
     "(管制), the file does not tell; written as detention"
 )
 
-
 CONTRADICTION = "death or life imprisonment beside months; the months are left out"
-
-ITEM = r"""\s*+(?:'([^'"\\]*)'|"([^'"\\]*)"|(\d+))\s*+"""
-LIST = re.compile(rf"\s*+\[(?:{ITEM}(?:,{ITEM})*,?)?\s*+\]\s*+")
-"""A list as JSON or Python writes it. NumPy leaves out the commas: Python joins the texts then."""
 
 FORMS = {
     "criminals": re.compile(
@@ -78,7 +73,7 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> Conversion:
 
 def _converted(row: Mapping[str, Any]) -> Noted:
     """Return a row as a case without its id, and notes on what the format does not tell."""
-    if format_of(row) != "CAIL2018":
+    if not row.keys() >= CAIL2018:
         fields = ", ".join(row) or "none"
         raise UserError(f"its fields are {fields}; only CAIL2018 (fact, meta) can be converted")
     try:
@@ -132,10 +127,8 @@ def _sentence_of_term(term: Mapping[str, Any]) -> Noted:
 
 
 def _list(meta: Mapping[str, Any], key: str) -> list[str]:
-    """Return the names, charges or articles of a field, which may be a list in a text."""
+    """Return the names, charges or articles of a field."""
     values = meta[key]
-    if isinstance(values, str) and LIST.fullmatch(values):
-        values = ["".join(groups) for groups in re.findall(ITEM, values)]
     if not isinstance(values, list):
         raise UserError(f"{key!r} must be a list, found {shown(values)}")
     items = [str(item).strip() if type(item) in (str, int) else "" for item in values]

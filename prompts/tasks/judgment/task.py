@@ -216,7 +216,6 @@ TASK = Task(
         check=check,
         by_hand=by_hand,
         fields=("id", "fact", "defendants", "outcomes"),
-        convertible=("CAIL2018",),
     ),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
     score=Score(

@@ -101,7 +101,8 @@ def test_a_broken_file_is_named_with_line_and_problem(
 ) -> None:
     path.write_text(content, "utf-8")
     told = complaint(path)
-    assert told.startswith(f"{path}:{line}: ")
+    assert told.startswith(f"{path}: ")
+    assert f"line {line}" in told
     assert problem in told
 
 
@@ -113,7 +114,7 @@ def test_a_broken_file_is_named_with_line_and_problem(
         ("run=@x", "that cannot start any token"),
         ("trainer={a: 1, a: 2}", "found duplicate key a"),
         ("name=\x07", "unacceptable character"),
-        ("name=\udce9.jsonl", "special characters are not allowed"),
+        ("name=\udce9.jsonl", "unacceptable character"),
         ("name={null: 1}", "Incompatible key type"),
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("trainer.lr={a: '${'}", "no viable alternative"),
