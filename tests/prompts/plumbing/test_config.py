@@ -114,7 +114,7 @@ def test_a_broken_file_is_named_with_line_and_problem(
         ("run=@x", "that cannot start any token"),
         ("trainer={a: 1, a: 2}", "found duplicate key a"),
         ("name=\x07", "unacceptable character"),
-        ("name=\udce9.jsonl", "unacceptable character"),
+        ("name=\udce9.jsonl", "surrogates not allowed"),
         ("name={null: 1}", "Incompatible key type"),
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("trainer.lr={a: '${'}", "no viable alternative"),
