@@ -18,7 +18,7 @@ from panjue.prompts.plumbing.run import HELD_OUT, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.engine import Engine
-from panjue.serve.job import Job, make_asker, make_job, start, with_model, with_quick_start
+from panjue.serve.job import Job, make_asker, make_job, start, with_model
 from panjue.serve.loop import Answerer, answer_all
 from panjue.serve.output import StopSignals, output, starting
 from panjue.serve.record import Rest, answered_ids, check_held_out, claim, load_rows, record_of
@@ -131,10 +131,6 @@ def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Conso
     console.print(f"2/3 answering {total - len(done)} cases")
     todo = (example for example in reader.read(test) if str(example.id) not in done)
     rest = Rest(todo, old_rows, len(done), total)
-    job, given = with_quick_start(job, total), job
-    if job is not given:
-        note = "few replies: the engine is not compiled (engine.enforce_eager=false compiles it)"
-        console.print(note)
     if job.config.ray:
         from panjue.serve.ray import answer_in_cluster
 

@@ -19,18 +19,10 @@ from panjue.serve.engine import (
     check_length,
     check_sampling,
     engine,
-    on_cpu,
 )
 from panjue.serve.merge import Served, served_model
 from panjue.serve.rows import ALTERNATIVES
 from panjue.serve.settings import GenerateConfig, task_name
-
-MIN_COMPILED_REPLIES = 300
-"""On a CPU, compiling the model takes longer than it saves on fewer replies: 30 s for a model of
-0.5B, which then answers 0.1 s a reply faster (tests/bench/startup.py)."""
-
-COMPILATION_SETTINGS = {"compilation_config", "optimization_level", "enforce_eager"}
-"""Engine arguments with which the user decides on compilation."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +81,6 @@ def with_model(job: Job) -> Job:
         return job
     adapter = "none" if job.config.endpoint else job.config.adapter
     return replace(job, served=served_model(job.trained, adapter, job.config.base))
-
-
-def with_quick_start(job: Job, cases: int) -> Job:
-    """Return the job without compilation, if a CPU gives too few replies to be worth it.
-
-    `cases` is the number of cases of the test file, so that a run resumes as it began.
-    """
-    config = job.config
-    is_many = job.task.answer.several_calls or cases * (1 + config.samples) >= MIN_COMPILED_REPLIES
-    if config.endpoint or is_many or not on_cpu() or COMPILATION_SETTINGS & config.engine.keys():
-        return job
-    arguments = {"enforce_eager": True, **config.engine}
-    return replace(job, config=config.model_copy(update={"engine": arguments}))
 
 
 def make_asker(job: Job) -> Asker | PlainAsker:

@@ -8,14 +8,11 @@ import asyncio
 import logging
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import ceil, prod
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -38,14 +35,6 @@ from panjue.serve.rows import Row
 
 HOST = socket.gethostname()
 RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
-
-WAYS_OUT = {
-    "Could not find any running Ray instance": "`.venv/bin/ray start --head` starts a cluster "
-    "here, with --address=HOST:6379 it joins one; ray=local needs no cluster",
-    "Found multiple active Ray instances": "set RAY_ADDRESS=HOST:6379 to one of them",
-    "token": "set RAY_AUTH_MODE=token and copy the cluster's ~/.ray/auth_token to this machine",
-}
-"""Words of Ray's message -> what to do."""
 
 ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")  # variables for one machine alone
 GPUS = ("tensor", "pipeline", "prefill_context", "data")  # `…_parallel_size` that multiply
@@ -90,33 +79,14 @@ def cluster(address: str) -> Iterator[None]:
     """Connect to a Ray cluster; at the end of the block all replicas have ended."""
     names = [name for name in os.environ if name.startswith("VLLM_") and name not in ONE_MACHINE]
     words: dict[str, Any] = {"runtime_env": {"env_vars": {n: os.environ[n] for n in names}}}
-    if address == "local":  # its ports are open to the network; Ray asks for ~/.ray/auth_token
-        words["include_dashboard"] = False
-        make_token()
     try:
         ray.init(address, logging_level=logging.ERROR, **words)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        raise UserError(f"ray={address}: {reason_of(error)}") from None
+        raise UserError(f"ray={address}: {' '.join(str(error).split())}") from None
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def make_token() -> None:
-    """Make the token of this user's clusters if there is none; all could read one of Ray's."""
-    if not (Path.home() / ".ray/auth_token").exists():
-        words = [str(Path(sys.executable).with_name("ray")), "get-auth-token", "--generate"]
-        subprocess.run(words, umask=0o077, check=False, capture_output=True)
-
-
-def reason_of(error: Exception) -> str:
-    """Return Ray's message in one line; if a way out is known, its first sentence and that."""
-    message = " ".join(str(error).split())
-    for words, way_out in WAYS_OUT.items():
-        if words in message:
-            return f"{message.split('. ')[0].rstrip('.')}; {way_out}"
-    return message
 
 
 def resources(job: Job) -> dict[str, float]:

@@ -126,9 +126,9 @@ class GenerateConfig(EngineConfig):
     """Submit the first replies as they are: no rule is fitted, no text classifier is asked."""
     held_out: bool = False
     """Answer only the tenth of TEST that training held out."""
-    ray: Literal["auto", "local"] | None = None
-    """Generate on a Ray cluster: the one that this machine belongs to, or one that is started on
-    this machine. By default one engine in this process."""
+    ray: Literal["auto"] | None = None
+    """`auto`: generate on the Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
+    By default one engine in this process."""
     replicas: int = Field(1, ge=1)
     """Engines in the cluster, each with `in_flight` calls at once."""
     endpoint: str | None = None
@@ -195,7 +195,7 @@ def check_ray(config: GenerateConfig) -> None:
     """Refuse settings of a cluster that would be ignored, or that need a missing package."""
     if config.replicas > 1 and not config.ray:
         raise UserError(
-            "replicas: several need ray=auto or ray=local; without Ray, "
+            "replicas: several need ray=auto; without Ray, "
             "engine.data_parallel_size starts several engines on this machine"
         )
     if config.ray and config.endpoint:

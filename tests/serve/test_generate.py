@@ -7,20 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from subprocess import CompletedProcess
 from threading import Thread
-from typing import Any
 
 import pytest
 
 from panjue.eval.decoding import decode_answers
-from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.run import Answers, Run
-from panjue.serve import job as jobs
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import generate, main
-from panjue.serve.job import MIN_COMPILED_REPLIES, Job, with_quick_start
 from panjue.serve.merge import served_model
 from panjue.serve.settings import RESOURCES, GenerateConfig, generate_settings
 
@@ -125,26 +121,6 @@ def test_an_interrupted_run_resumes_and_ends_in_the_same_file(
     assert "replies valid as they came" in done.stdout
     assert completions.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     assert submission(partial) == submission(answered)
-
-
-@pytest.mark.parametrize(
-    ("settings", "cases", "task", "skips"),
-    [
-        ({}, 24, "judgment", True),
-        ({}, MIN_COMPILED_REPLIES, "judgment", False),
-        ({"samples": 4}, MIN_COMPILED_REPLIES // 5, "judgment", False),
-        ({"engine": {"enforce_eager": False}}, 24, "judgment", False),
-        ({}, 24, "dialogue", False),  # each takes many calls
-    ],
-)
-def test_the_engine_is_compiled_for_many_replies_only(
-    settings: dict[str, Any], cases: int, task: str, skips: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(GenerateConfig.model_validate(settings), Path("r"), task, labels=Labels())
-    monkeypatch.setattr(jobs, "on_cpu", lambda: True)
-    assert (with_quick_start(job, cases) is not job) is skips
-    monkeypatch.setattr(jobs, "on_cpu", lambda: False)
-    assert with_quick_start(job, cases) is job, "vLLM's own default holds"
 
 
 def test_settings_of_memory_and_speed_are_settings_of_the_engine() -> None:

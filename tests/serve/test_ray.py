@@ -66,34 +66,10 @@ def test_the_run_can_be_stopped_while_it_waits(outcomes: dict[str, Any]) -> None
     assert outcomes["stopped"]["error"] == "stopped"
 
 
-def test_a_cluster_on_this_machine_asks_for_a_token(outcomes: dict[str, Any]) -> None:
-    """Its ports are open to the network, and whoever reaches them could run code."""
-    assert "authentication token" in outcomes["stranger"]["error"].lower()
-
-
 def test_a_missing_cluster_is_named_in_one_line(outcomes: dict[str, Any]) -> None:
     assert outcomes["no cluster"]["error"].startswith("ray=auto: ")
-    assert "ray start --head" in outcomes["no cluster"]["error"]
+    assert "Could not find any running Ray instance" in outcomes["no cluster"]["error"]
     assert "\n" not in outcomes["no cluster"]["error"]
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (
-            "Found multiple active Ray instances: {'a:1', 'b:1'}. Please specify the one to …",
-            "Found multiple active Ray instances: {'a:1', 'b:1'}; set RAY_ADDRESS=HOST:6379 to one "
-            "of them",
-        ),
-        (
-            "Version mismatch: The cluster was started with:\n    Ray: 2.50\nThis process has:\n"
-            "    Ray: 2.60\n",
-            "Version mismatch: The cluster was started with: Ray: 2.50 This process has: Ray: 2.60",
-        ),
-    ],
-)
-def test_rays_message_is_one_line_with_its_own_way_out(message: str, expected: str) -> None:
-    assert driver.reason_of(ConnectionError(message)) == expected
 
 
 def test_the_machines_of_a_cluster_are_counted_for_the_kind_of_engine(
