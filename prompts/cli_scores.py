@@ -119,9 +119,9 @@ def check(
     file, reader, note = submission_of(file, cases, task)
     with protect_inputs(reader.skipped, note=note):
         if cases is None:
-            result = check_cases(reader, file)
-            faults = len(result.faults)
-            print(*result.lines(), sep="\n")
+            bad, counts = check_cases(reader, file)
+            faults = len(bad)
+            print(*bad, *counts, sep="\n")
         else:
             for fault in find_faults(reader, file, cases):
                 print(fault)

@@ -62,12 +62,12 @@ def output(folder: Path, done: int, total: int, console: Console) -> Iterator[Ou
 
 
 @contextmanager
-def starting(console: Console, what: str, more: Callable[[], str] = str) -> Iterator[None]:
+def starting(console: Console, what: str) -> Iterator[None]:
     """Say that `what` is starting while the block runs, and how long it took."""
     began = time.monotonic()
-    with waiting(console, f"starting {what}", more):
+    with waiting(console, f"starting {what}"):
         yield
-    console.print(f"{what} is ready after {time.monotonic() - began:.0f} s")
+    console.print(f"{what.partition(',')[0]} is ready after {time.monotonic() - began:.0f} s")
 
 
 class StopSignals:

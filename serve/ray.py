@@ -59,7 +59,8 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
         actor = ray.remote(Replica).options(**most, **takes)
         words = (job, job.passes, versions(job.task_name))
         fleet = Fleet([actor.remote(*words) for _ in range(count)], job.config.slots * count)
-        with starting(console, f"the first of {count} replicas", lambda: f" ({capacity(takes)})"):
+        each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
+        with starting(console, f"the first of {count} replicas, each takes {each}"):
             await fleet.wait_for_first()
         with output(job.folder, rest.done, rest.total, console) as out:
             out.note = fleet.__str__
@@ -99,22 +100,9 @@ def resources(job: Job) -> dict[str, float]:
             f"ray: the cluster has {gpus:.0f} GPUs, but vLLM is installed for the CPU; remove "
             ".venv and run KIND=gpu .ci/install python3 ray"
         )
-    machines = [count for count in amounts() if count] or [1]
-    on_each = ceil(job.config.replicas / len(machines))
-    return {"num_cpus": max(1, min(machines) // on_each)}
-
-
-def amounts() -> list[float]:
-    """Return how many GPUs (CPUs, if vLLM is built for them) each living machine has."""
-    kind = "CPU" if on_cpu() else "GPU"
-    return [node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def capacity(takes: dict[str, float]) -> str:
-    """Say what a replica takes, of `resources`, and what the machines have now."""
-    nodes, each = amounts(), takes.get("num_gpus", takes["num_cpus"])
-    cluster = f"the largest machine {max(nodes, default=0):.0f}, the cluster has {sum(nodes):.0f}"
-    return f"each takes {each:.0f}, {cluster} {'C' if on_cpu() else 'G'}PUs"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    cores = [node["CPU"] for node in nodes if node.get("CPU")] or [1]
+    return {"num_cpus": max(1, min(cores) // ceil(job.config.replicas / len(cores)))}
 
 
 def versions(task: str) -> dict[str, str]:

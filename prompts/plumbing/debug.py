@@ -12,17 +12,10 @@ SHOWN = "vllm"
 
 
 class DebugLog(logging.FileHandler):
-    """Appends warnings to a file, which is created by the first one."""
-
-    def __init__(self, path: Path) -> None:
-        """Take the path of the file."""
-        super().__init__(path, encoding="utf-8", delay=True)
-        self.setFormatter(logging.Formatter(FORMAT))
-        self.setLevel(logging.WARNING)
-        self.addFilter(lambda record: record.levelno < logging.ERROR)
+    """Appends warnings to a file, which the first one creates; on a full disk they are lost."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; without space on the disk it is lost."""
+        """Write a record below an error."""
         with suppress(OSError):
             Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
             super().emit(record)
@@ -43,7 +36,11 @@ def debug_log(run: Path) -> Iterator[None]:
     Only for the command line: the handlers of libraries go. Call `quiet_libraries` after an import
     in the block.
     """
-    log, errors = DebugLog(run / "debug.log"), logging.StreamHandler()
+    log = DebugLog(run / "debug.log", encoding="utf-8", delay=True)
+    log.setFormatter(logging.Formatter(FORMAT))
+    log.setLevel(logging.WARNING)
+    log.addFilter(lambda record: record.levelno < logging.ERROR)
+    errors = logging.StreamHandler()
     errors.setLevel(logging.ERROR)
     logging.getLogger("py.warnings").setLevel(logging.WARNING)  # some libraries raise all levels
     logging.captureWarnings(True)

@@ -1,7 +1,7 @@
 """Show the progress of a long job: a bar on a terminal, else a line every ten seconds."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TypeVar
@@ -58,13 +58,13 @@ class Meter:
 
 
 @contextmanager
-def waiting(console: Console, text: str, more: Callable[[], str] = str) -> Iterator[None]:
-    """Print `text`, what `more` says (in a thread), and the seconds so far, every ten seconds."""
+def waiting(console: Console, text: str) -> Iterator[None]:
+    """Print `text` and the seconds so far, in a thread, every ten seconds."""
     began, over = time.monotonic(), Event()
 
     def tell() -> None:
         while True:
-            console.print(f"{text}{more()}, {time.monotonic() - began:.0f} s …", highlight=False)
+            console.print(f"{text}, {time.monotonic() - began:.0f} s …", highlight=False)
             if over.wait(LINE_EVERY_S):
                 return
 

@@ -6,7 +6,6 @@ follows our own rule from the text. A score on them shows that the pipeline work
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import yaml
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import atomic_write, dump, read_lines
+from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.tasks.judgment.read import sentence
 
 
@@ -108,7 +107,8 @@ def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
     """
     for name in sizes:
-        _check_is_invented(folder / f"{name}.jsonl", next(_stream(name, seed)))
+        if (folder / f"{name}.jsonl").exists():
+            raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")
     seen: set[str] = set()
     for name, size in sizes.items():
         with atomic_write(folder / f"{name}.jsonl") as out:
@@ -119,17 +119,6 @@ def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
 def _stream(name: str, seed: int) -> Iterator[dict[str, Any]]:
     fewest, most = (1, 2) if name == "base" else (2, 5)
     return cases(random.Random(f"{seed}/{name}"), fewest, most)
-
-
-def _check_is_invented(path: Path, first: Mapping[str, Any]) -> None:
-    """Refuse to overwrite a file unless its first case is the invented one `first`."""
-    if not path.exists():
-        return
-    with suppress(UserError):
-        row = next((row for _, row in read_lines(path)), first)
-        if row.get("fact") == first["fact"]:
-            return
-    raise UserError(f"{path}: has other cases than the invented ones; choose another folder")
 
 
 def _unseen(stream: Iterator[dict[str, Any]], seen: set[str]) -> Iterator[dict[str, Any]]:

@@ -54,12 +54,8 @@ def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example
 
 
 def test_nobodys_own_cases_are_written_over(tmp_path: Path) -> None:
-    write_demo(tmp_path, {"train": 2, "test": 2})
-    write_demo(tmp_path, {"train": 3, "test": 2})
-    own = tmp_path / "test.jsonl"
-    for text in ('{"id": 0, "fact": "被告人甲盗窃。"}\n', "no JSON\n"):
-        own.write_text(text, "utf-8")
-        with pytest.raises(UserError, match=r"test\.jsonl: has other cases"):
-            write_demo(tmp_path, {"train": 4, "test": 2})
-        assert own.read_text("utf-8") == text
-        assert (tmp_path / "train.jsonl").read_text("utf-8").count("\n") == 3
+    (tmp_path / "test.jsonl").write_text("own", "utf-8")
+    with pytest.raises(UserError, match=r"test.jsonl: exists already; choose another folder$"):
+        write_demo(tmp_path, {"train": 4, "test": 2})
+    assert (tmp_path / "test.jsonl").read_text("utf-8") == "own"
+    assert not (tmp_path / "train.jsonl").exists()
