@@ -3,6 +3,6 @@
 Read in this order: answers.py (a test file with its answers), decoding.py (completions ->
 submission), beliefs.py, pool.py, classifier.py, rule.py and decide.py (replies -> one answer),
 fit_rule.py (fits that), second_stage.py (of the classifier), values.py (the one loop that scores),
-score.py, baselines.py, seen.py, calibration.py, compare.py, fields.py, group_counts.py,
-fairness.py, report.py, report_page.py; check.py and check_cases.py stand apart.
+score.py, baselines.py, calibration.py, compare.py, group_counts.py, fairness.py, report.py;
+check.py stands apart.
 """

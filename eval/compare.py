@@ -110,29 +110,17 @@ def _differences(first: MetricValues, second: MetricValues) -> dict[str, Differe
     return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
 
 
-def short_names(first: Path, second: Path) -> tuple[str, str]:
-    """Return the shortest tails of two paths that differ; of equal paths, the last part."""
-    parts, others = first.absolute().parts, second.absolute().parts
-    size = 1
-    while parts != others and parts[-size:] == others[-size:]:
-        size += 1
-    return str(Path(*parts[-size:])), str(Path(*others[-size:]))
-
-
 def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console) -> None:
     """Print the tables of a comparison."""
-    first, second = short_names(*paths)
-    difference = f"{second} minus {first}"
     title = comparison.compared_by and escape(comparison.compared_by)
-    headings = (escape(name) for name in (first, second, difference))
-    table = Table("metric", *headings, "95% interval", title=title)
+    table = Table("metric", "first", "second", "second - first", "95% interval", title=title)
     for name, d in comparison.differences.items():
         style = "bold" if name == comparison.metric else None
         values = (f"{d.first:.4f}", f"{d.second:.4f}")
         interval = f"{d.low:+.4f} - {d.high:+.4f}"
         table.add_row(name, *values, f"{d.mean:+.4f}", interval, style=style)
     console.print(table)
-    for line in verdict(comparison, first, second):
+    for line in verdict(comparison, *map(str, paths)):
         console.print(line, highlight=False, markup=False)
 
 

@@ -1,24 +1,31 @@
-"""The data of a run's report: scores, errors by class, and every case."""
+"""The report of a run as one HTML page: scores, errors by class, and every case."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
-from panjue.eval.answers import AnsweredFile
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from panjue.eval.answers import AnsweredFile, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
-from panjue.eval.fields import items_of
-from panjue.eval.score import ScoreResult, score
+from panjue.eval.fairness import remarks as fairness_remarks
+from panjue.eval.score import ScoreResult, remarks, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
+from panjue.prompts.options import protect_inputs
+from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item
+from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
+
+FOLDER = Path(__file__).parent / "page"
 
 MAX_SHOWN_PAIRS = 15
 """Confused pairs of classes that are shown."""
@@ -97,6 +104,19 @@ class PageData:
     def label(self, name: str) -> tuple[str, str]:
         """Return what a metric, field or baseline is called, in English and in Chinese."""
         return self.labels.get(name, (name, name))
+
+
+def main(run: Path, gold: Path | None) -> None:
+    """Write the page and say where it is."""
+    opened = open_answers(run, gold)
+    page_path = opened.folder / "report.html"
+    with protect_inputs(opened.reader.skipped):
+        result = page_data(opened)
+    with atomic_write(page_path) as out:
+        out.write(page(result))
+    print(f"written: {page_path}")
+    for line in result.skipped:
+        print(line)
 
 
 def page_data(answered: AnsweredFile) -> PageData:
@@ -244,3 +264,71 @@ def _class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
     if task.answer.items:
         return task.answer.sets, task.answer.classes
     return (("class",) if task.score.classes else ()), ()
+
+
+def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield items with their fields: as the task shows them, or by items, classes or keys."""
+    if task.score.shown:
+        yield from task.score.shown(gold, row)
+    elif task.answer.items:
+        items = task.answer.items_of(row) if row else []
+        predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
+        for item in task.answer.items_of(gold):
+            name = item["name"]
+            yield str(name), list(_decided(task, item, predicted.get(name, {})))
+    elif task.score.classes:
+        yield "", [same("class", task.score.classes(gold), task.score.classes(row) if row else ())]
+    else:
+        keys = [key for key in dict.fromkeys([*gold, *(row or {})]) if key != "id"]
+        yield "", [same(key, texts(gold.get(key)), texts((row or {}).get(key))) for key in keys]
+
+
+def _decided(task: Task, gold: Mapping[str, Any], predicted: Mapping[str, Any]) -> Iterator[Field]:
+    for name in task.answer.fields:
+        order, readable = task.answer.order.get(name, ()), task.score.readable.get(name, str)
+        values = (_as_texts(judged.get(name), order) for judged in (gold, predicted))
+        yield same(name, *(map(readable, value) for value in values))
+
+
+def _as_texts(value: Any, order: Sequence[str]) -> list[str]:
+    """Return the texts of a value; a class number becomes the name of the class."""
+    if isinstance(value, int) and 0 <= value < len(order):
+        return [order[value]]
+    return texts(value)
+
+
+def templates() -> Environment:
+    """Return the pages' templates; they escape all values."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields in the task's order
+    return environment
+
+
+def page(result: PageData) -> str:
+    """Return the page: tables, training curves, and the case browser with its data."""
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            report=result,
+            scores=result.scores,
+            remarks=[*remarks(result.scores), *result.skipped],
+            style=(FOLDER / "report.css").read_text("utf-8"),
+            script=(FOLDER / "report.js").read_text("utf-8"),
+            cases=[asdict(case) for case in result.cases],
+            fairness=fairness_lines(result),
+        )
+    )
+
+
+def fairness_lines(result: PageData) -> dict[str, list[str]]:
+    """Return attribute -> the lines on differences between its groups."""
+    if result.fairness is None:
+        return {}
+    attributes = result.fairness.attributes.items()
+    return {name: list(fairness_remarks(result.fairness, of)) for name, of in attributes}

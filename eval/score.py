@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval import calibration
+from panjue.eval.answers import seen_by
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decoding import decoding_of, never_asked
 from panjue.eval.rule import decision_sha256, is_fitted_on
-from panjue.eval.seen import seen_by
 from panjue.eval.values import MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels

@@ -17,8 +17,8 @@ from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
+from panjue.eval.answers import write_seen
 from panjue.eval.classifier import FILE_VERSION
-from panjue.eval.seen import write_seen
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit
 from panjue.finetune.data import RowMaker, RowReport, cached, pack

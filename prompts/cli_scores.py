@@ -73,7 +73,7 @@ def compare(
 @app.command()
 def report(run: Path, gold: GoldPath = None) -> None:
     """Write a page on RUN: scores, errors and every case; and its model card."""
-    from panjue.eval.report_page import main
+    from panjue.eval.report import main
 
     main(run, gold)
 
@@ -113,7 +113,7 @@ def check(
 ) -> None:
     """Print every fault of a submission or a file of cases, with its place; exit code 1 if any."""
     from panjue.eval.check import check as find_faults
-    from panjue.eval.check_cases import check_cases
+    from panjue.eval.check import check_cases
 
     faults = 0
     file, reader, note = submission_of(file, cases, task)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from panjue.eval.answers import seen_by
 from panjue.eval.fit_rule import fit_rules
 from panjue.eval.rule import read_fitted
-from panjue.eval.seen import seen_by
 from panjue.prompts.example import Example
 from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.check_cases import check_cases
+from panjue.eval.check import check_cases
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.answers import open_answers
-from panjue.eval.fields import items_of
-from panjue.eval.report import ClassScore, page_data, split_at_names
-from panjue.eval.report_page import page
+from panjue.eval.report import ClassScore, items_of, page, page_data, split_at_names
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json

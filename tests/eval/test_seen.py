@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from panjue.eval.seen import seen_by, write_seen
+from panjue.eval.answers import seen_by, write_seen
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
