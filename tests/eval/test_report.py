@@ -1,12 +1,8 @@
 """The report page: its numbers by hand, and the page itself in a headless Chromium."""
 
 import json
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -24,8 +20,6 @@ from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
-ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 ANSWERED: dict[str, Any] = {
     **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
     **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
@@ -256,99 +250,6 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
     assert page(page_data(open_answers(hostile))) == text, "the same report is the same page"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if BROWSER is None:
-        pytest.skip("there is no Chromium here; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
-    shown, faults, asked = context.new_page(), list[str](), list[str]()
-    shown.on("pageerror", lambda error: faults.append(str(error)))
-    shown.on("console", lambda message: faults.append(message.text))
-    shown.on("dialog", lambda dialog: faults.append(dialog.message))
-    shown.on("request", lambda request: asked.append(request.url))
-    yield shown
-    assert faults == []
-    assert all(url.startswith("file://") for url in asked)
-    context.close()
-
-
-def test_names_stay_text(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
-    opened.goto((hostile / "report.html").as_uri())
-    opened.click("#list button >> nth=0")
-    assert opened.locator("#case h4 .name").all_inner_texts() == HOSTILE
-    assert opened.inner_text("#facts").startswith(f"被告人{HOSTILE[0]}、{HOSTILE[1]}")
-    # The names are colored, not their sentences, and each in the color of its heading.
-    assert opened.locator("#facts .name").all_inner_texts() == [*HOSTILE, HOSTILE[2]]
-    shown, head = (
-        opened.locator(f"{part} .name")
-        .nth(2)
-        .evaluate("one => one.style.getPropertyValue('--hue')")
-        for part in ("#facts", "#case h4")
-    )
-    assert shown == head != ""
-    rows = opened.locator("#case section").nth(1).locator("tr")
-    assert rows.nth(1).locator("td").all_inner_texts() == ["盗窃罪", "✗ 抢劫罪"]
-    assert opened.locator("#case section").nth(0).locator(".missed, .added").count() == 0
-    # Groups called as the page's own filters stay apart from them.
-    opened.get_by_label("charges").select_option("抢劫罪")
-    assert opened.inner_text("#count") == "1 / 2"
-    opened.get_by_label("class", exact=True).select_option("US$5 - $\\foo$")
-    opened.get_by_label("confidence", exact=True).select_option("</script><q>")
-    assert opened.inner_text("#count") == "1 / 2"
-
-
-def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Path) -> None:
-    gold, row = tmp_path / "gold.jsonl", case(1, ["甲"], "被告人甲盗窃。")
-    row["outcomes"][0].update(charges=["盗窃罪", "抢劫罪", "诈骗罪"])
-    gold.write_text(dump(row) + "\n", "utf-8")
-
-    def change(_number: int, row: dict[str, Any]) -> None:
-        row["judgments"][0].update(charges=["盗窃罪", "抢夺罪"], articles=[])
-
-    run = run_on(tmp_path / "run", gold, change)
-    (run / "report.html").write_text(page(page_data(open_answers(run))), "utf-8")
-    opened.goto((run / "report.html").as_uri())
-    rows = opened.locator("#case tr")
-    cells = [rows.nth(number).locator("td").all_inner_texts() for number in (1, 2, 3)]
-    assert cells[0] == [
-        "盗窃罪 抢劫罪 诈骗罪",
-        "✓ 盗窃罪 ✗ 抢夺罪 ✗ missed: 抢劫罪 ✗ missed: 诈骗罪",
-    ]
-    assert cells[1] == ["第二百六十四条", "✗ nothing"]
-    assert cells[2][1] == "✓ 有期徒刑九个月以上一年以下"
-
-
-def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
-    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
-    opened.goto((hostile / "report.html").as_uri())  # the browser is English
-    assert opened.inner_text("#headline b").startswith("final score 0.")
-    parts = "= 0.3 × charge F1 0.6667 + 0.3 × article F1 1.0000 + 0.4 × penalty accuracy 0.6667"
-    assert opened.inner_text("#parts").strip() == parts
-    assert opened.get_attribute("#headline [title]", "title") == "final", "as in the files"
-    assert "得分" not in opened.inner_text("body")
-    with opened.expect_navigation():
-        opened.click("#language >> text=中文")
-    assert opened.inner_text("#headline b").startswith("总分 0.")
-    assert "罪名 F1" in opened.inner_text("#parts")
-    assert opened.locator("#case th").nth(3).inner_text() == "罪名"
-    with opened.expect_navigation():
-        opened.click("#language >> text=English")
-    assert opened.inner_text("#headline b").startswith("final score")
-
-
 def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
     for name in ("judgment", "reading", "cloze", "dialogue", "ecthr", "fscs", "scotus", "severity"):
         rules = load_task(name).score
@@ -379,57 +280,3 @@ def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
     made["endpoint"] = "http://127.0.0.1:9/v1#other"
     write_json(hostile / "manifest.json", made)
     assert tiny not in page(page_data(open_answers(hostile)))
-
-
-def test_the_report_of_real_cases(
-    opened: Any, shared: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
-) -> None:
-    def change(number: int, row: dict[str, Any]) -> None:
-        if number % 3 == 0:
-            row["judgments"][0]["penalty"] = 14 - row["judgments"][0]["penalty"] // 2
-
-    run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", change)
-    done = panjue("report", run)
-    assert done.returncode == 0, done.stderr
-    assert (run / "report.html").stat().st_size < 5_000_000
-    opened.goto((run / "report.html").as_uri())
-    assert opened.inner_text("#count") == "285 / 285"
-    assert opened.locator("#case h3").count() == 1, "the first case is open"
-    opened.get_by_label("wrong field").select_option("penalty")
-    some = opened.locator("#list button").count()
-    assert 0 < some <= 95
-    opened.get_by_label("charges").select_option("盗窃罪")
-    assert 0 < opened.locator("#list button").count() < some
-    opened.get_by_label("confidence").select_option("≥ 0.8")
-    assert opened.locator("#list button").count() == 0
-    opened.get_by_label("confidence").select_option("")
-    opened.locator("#list button").first.focus()
-    opened.keyboard.press("Enter")  # no mouse
-    assert opened.locator("#case td:nth-child(3) .added").count() > 0
-    assert opened.locator("#case pre").count() == 1
-    first = opened.inner_text("#case h3")
-    opened.get_by_role("button", name="next").press("Enter")
-    assert opened.inner_text("#case h3") != first
-    opened.get_by_role("button", name="previous").press("Enter")
-    assert opened.inner_text("#case h3") == first
-    opened.get_by_role("button", name="list").press("Enter")
-    assert opened.evaluate("document.activeElement.textContent").startswith(first)
-    opened.get_by_label("search the facts").fill("no fact has this")
-    assert opened.inner_text("#count") == "0 / 285"
-    assert opened.inner_text("#case") == "choose a case"
-    opened.get_by_label("search the facts").fill("")
-    assert opened.inner_text("#case h3") == first, "what is open comes back with the list"
-    opened.get_by_label("defendants", exact=True).select_option("3")
-    assert opened.inner_text("#count") == "1 / 285"
-    assert opened.inner_text("#case h3") != first, "the only case left is open"
-    opened.get_by_label("defendants", exact=True).select_option("")
-    opened.locator("#list button").first.press("Enter")
-    names = opened.locator("#case h4 .name").all_inner_texts()
-    assert set(names) <= set(opened.locator("#facts .name").all_inner_texts())
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
-    opened.screenshot(path=ARTEFACTS / "report.png")
-    opened.set_viewport_size({"width": 390, "height": 800})  # a phone
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 390
-    opened.locator("#list button").nth(1).click()
-    assert opened.locator("#case h3").bounding_box()["y"] < 200, "what was tapped is in sight"
-    opened.screenshot(path=ARTEFACTS / "report-phone.png")

@@ -143,7 +143,7 @@ def parity(ground: Ground) -> Iterator[str]:
     """One adapter, greedy: vLLM merged and unmerged, by both runners, against transformers."""
     run, _ = ground.train("lora-packs")
     base = AutoModelForCausalLM.from_pretrained(ground.model, dtype="auto")
-    dtype = str(base.dtype).removeprefix("torch.")
+    dtype = f"{base.dtype}"[len("torch.") :]
     questions = [q._replace(schema=None) for q in ground.questions(run, ground.size["replies"])]
     settings = {"dtype": dtype, "enforce_eager": not IS_GPU}
     ways = {}
@@ -291,15 +291,14 @@ def result(name: str) -> dict[str, Any]:
 def table(results: dict[str, Any], options: argparse.Namespace) -> str:
     """Return RESULT.md for the results of all stages that were ever run in this folder."""
     size = " (quick: tried, not measured)" if options.quick else ""
-    model = options.model.name if options.model else "made here"
-    lines = [f"# `make gpu`{size}", "", f"{machine()}; base model: {model}.", ""]
+    lines = [f"# `make gpu`{size}", "", f"{machine()}; MODEL={options.model or ''}", ""]
     lines += ["| stage | passed | seconds | figures |", "|---|---|---|---|"]
     for name in filter(results.get, STAGES):
         stage = results[name]
         cell = "<br>".join(filter(None, [*stage["figures"], stage["error"]])).replace("|", "/")
-        start = f"| {name} | {'yes' if stage['passed'] else '**no**'} | {stage['seconds']} |"
-        lines.append(f"{start} {cell} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {name} | {'yes' if stage['passed'] else '**no**'} | {stage['seconds']} | ")
+        lines[-1] += f"{cell} |"
+    return "\n".join([*lines, ""])
 
 
 def machine() -> str:

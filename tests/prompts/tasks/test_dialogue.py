@@ -1,41 +1,24 @@
 """Long dialogues: every sentence once, nothing looks ahead, and training sees what use sees."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from rich.console import Console
 
-from panjue.eval.fairness import fairness, show
-from panjue.eval.score import score
 from panjue.prompts.example import Decoded, Example, Turn, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.reader import Reader, side_groups
-from panjue.prompts.task import BUILT_IN, Task, comparing, configured, load_task
-from panjue.prompts.tasks.dialogue.metric import holder_points, sextuple_points
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import Task, configured, load_task
 from panjue.prompts.tasks.dialogue.sextuples import FIELDS
-from panjue.prompts.tasks.dialogue.similarity import (
-    Matching,
-    make_matching,
-    ngrams,
-    says_yes,
-)
 from panjue.prompts.tasks.dialogue.solve import OTHER, Bucket, windows
-from panjue.prompts.tasks.metrics import Row, name_of
 
 TASK = load_task("dialogue")
-
-
-def sextuple(gold: Row, row: Row | None) -> float:
-    return sextuple_points(gold, row, make_matching())
 
 
 SAMPLE = Path(__file__).parents[3] / "prompts/tasks/dialogue/sample.folder"
@@ -290,189 +273,3 @@ def test_all_real_dialogues_are_read(shared: Path) -> None:
     assert all(note.startswith(f"emo/emo_{key}.json") for key, note in notes.items())
     assert sum(len(example.turns) for example in examples) == 43676
     assert sum("sentiment" in note for example in examples for note in example.notes) > 50
-
-
-def matching_of(alike: dict[tuple[str, str], float], *, agrees: bool = True) -> Matching:
-    """Return a matching by given similarities; equal texts are alike, all others are not."""
-
-    def similar(texts: Any, others: Any) -> Any:
-        return np.array([[alike.get((a, b), float(a == b)) for b in others] for a in texts])
-
-    return Matching("given", similar, lambda _a, _b: agrees)
-
-
-def sentence(*fields: str) -> dict[str, Any]:
-    told = [dict(zip(FIELDS, fields, strict=True))] if fields else []
-    return {"input_sentence": "…", "holder": "1", "event": "", "final_model_response": told}
-
-
-def emotion(state: str, reason: str, source: str = "1") -> dict[str, str]:
-    return {"state": state, "reason": reason, "source_id": source}
-
-
-def event(name: str, *emotions: Row) -> dict[str, Any]:
-    return {"event": name, "emotions": list(emotions)}
-
-
-GOLD = sentence("它", "质量", "很好", "positive", "用过")
-
-
-@pytest.mark.parametrize(
-    ("told", "points"),
-    [
-        (GOLD, 4),
-        (sentence("别的", "质量", "很好", "positive", "用过"), 4),  # the target does not count
-        (sentence("它", "质量", "很好", "neutral", "用过"), 3),
-        (sentence("它", "价格", "很好", "Positive", "用过"), 2),
-        (sentence("它", "价格", "不好", "neutral", "听说"), 0),
-        (sentence(), 0),
-        (sentence("", "", "", "", ""), 0),
-        # 很好 and 很好看: 很 好 很好, of 很 好 看 很好 好看: 3 / sqrt(15) = 0.775, just too little.
-        (sentence("它", "质量", "很好看", "positive", "用过"), 3),
-    ],
-)
-def test_a_sentence_has_four_points(told: Row, points: int) -> None:
-    assert sextuple({"chat": [GOLD]}, {"chat": [told]}) == pytest.approx(points / 4)
-
-
-def test_the_authors_example() -> None:
-    """One matching event out of two, three matching reasons, two right and one in the state only.
-
-    (2 + 2 + 1) / (2 * 4) / 2 = 0.3125.
-    """
-    gold = [
-        event("争吵", *(emotion("negative", f"理由{i}", "2") for i in range(4))),
-        event("和好", emotion("positive", "道歉", "2")),
-    ]
-    told = [
-        event(
-            "吵架",
-            emotion("negative", "原因0", "2"),
-            emotion("negative", "原因1", "2"),
-            emotion("negative", "原因2", "3"),
-            emotion("negative", "别的", "2"),
-        ),
-        event("另一件事", emotion("positive", "道歉", "2")),
-    ]
-    alike = {("争吵", "吵架"): 0.71, **{(f"理由{i}", f"原因{i}"): 0.8 for i in range(3)}}
-    assert holder_points(gold, told, matching_of(alike)) == pytest.approx(0.3125)
-    assert holder_points(gold, told, matching_of(alike, agrees=False)) == 0.0
-    assert holder_points(gold, told, matching_of({**alike, ("争吵", "吵架"): 0.7})) == 0.0
-
-
-def folder_of(tmp_path: Path, name: str = "told") -> Path:
-    with TASK.data.submission.writing(tmp_path / name) as write:
-        for example in Reader(TASK).read(SAMPLE):
-            write(TASK.gold(example))
-    return tmp_path / name
-
-
-def damaged(folder: Path, place: str, change: Any) -> Path:
-    value = json.loads((folder / place).read_text("utf-8"))
-    change(value)
-    (folder / place).write_text(json.dumps(value, ensure_ascii=False), "utf-8")
-    return folder
-
-
-def test_gold_against_itself_is_perfect_and_every_flaw_costs(tmp_path: Path) -> None:
-    assert score(Reader(TASK), SAMPLE, folder_of(tmp_path)).total.mean == {
-        "sextuple": 1.0,
-        "event": 1.0,
-    }
-    # A holder that gold does not have counts for nothing; one that is not answered, as no events.
-    told = damaged(folder_of(tmp_path), "emo/emo_1.json", lambda emo: emo.update(丙={"events": []}))
-    assert score(Reader(TASK), SAMPLE, told).total.mean["event"] == 1.0
-    told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("2"))
-    assert score(Reader(TASK), SAMPLE, told).total.mean["event"] == 1.0
-    told = damaged(folder_of(tmp_path), "emo/emo_2.json", lambda emo: emo.pop("1"))
-    assert score(Reader(TASK), SAMPLE, told).total.mean["event"] == pytest.approx((1 + 0.5) / 2)
-    told = damaged(
-        folder_of(tmp_path),
-        "chat/chat_2.json",
-        lambda chat: chat[0].update(final_model_response=[]),
-    )
-    assert score(Reader(TASK), SAMPLE, told).total.mean["sextuple"] == pytest.approx(
-        (1 + 2 / 3) / 2
-    )
-    (told / "chat/chat_1.json").unlink()
-    scores = score(Reader(TASK), SAMPLE, told)
-    assert scores.missing == 1
-    assert scores.total.mean == {"sextuple": pytest.approx(1 / 3), "event": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        ("是", True),
-        ("否。", False),
-        ("“是”", True),
-        ("**Yes**", True),
-        ("NO", False),
-        ("不是", False),
-        ("<think>是不是呢</think>\n是", True),
-        ("否。前者是盗窃，后者是销赃。", False),
-        ("No, the first is 是", False),
-        ("是的，二者是同一件事", True),
-        ("是否为同一件事：否", None),
-        ("前者是盗窃，后者不是", None),
-        ("The answer is yes or no", None),
-        ("也许", None),
-    ],
-)
-def test_what_a_judge_says(reply: str, said: bool | None) -> None:
-    if said is not None:
-        assert says_yes(reply, "judge") is said
-        return
-    with pytest.raises(UserError, match="not one of 是 and 否; set another judge"):
-        says_yes(reply, "judge")
-
-
-def test_metrics_compare_by_what_they_are_given() -> None:
-    with pytest.raises(UserError, match="neither agree nor URL#MODEL"):
-        comparing(TASK, "ngrams", "yes")
-    with pytest.raises(UserError, match="compare no texts"):
-        comparing(load_task("judgment"), "ngrams", "http://127.0.0.1:9/v1#m")
-    assert comparing(TASK, *BUILT_IN) is TASK
-    other = comparing(TASK, "ngrams", "http://127.0.0.1:9/v1#m")
-    assert other.score.names == TASK.score.names
-    assert other.score.compared_by != TASK.score.compared_by
-
-
-def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold = shutil.copytree(SAMPLE, tmp_path / "gold")
-    (gold / "emo/emo_1.json").write_text("{", "utf-8")
-    told = folder_of(tmp_path)
-    (tmp_path / "groups.jsonl").write_text('{"id":"1","g":"a"}\n{"id":"2","g":"b"}\n', "utf-8")
-    (event,) = (metric for metric in TASK.score.metrics if name_of(metric) == "event")
-    by_events = replace(TASK, score=replace(TASK.score, metrics=(event,)))
-    reader = Reader(by_events, side_groups(tmp_path / "groups.jsonl"))
-    found = fairness(reader, gold, told, ["g"], min_n=1)
-    numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
-    assert numbers["groups"]["a"]["value"] is None
-    assert numbers["groups"]["b"]["value"] == 1.0
-    assert (numbers["worst_group"], numbers["worst"], numbers["mean"]) == ("b", 1.0, 1.0)
-    show(found, Console())
-    assert "nan" not in capsys.readouterr().out.lower()
-
-
-TEXTS = st.lists(st.text("甲乙ab ", max_size=6), min_size=1, max_size=5)
-
-
-@given(TEXTS, TEXTS)
-def test_cosines_are_symmetric_and_of_equal_texts_one(texts: list[str], others: list[str]) -> None:
-    table = ngrams(texts, others)
-    assert table.shape == (len(texts), len(others))
-    assert np.allclose(table, ngrams(others, texts).T)
-    assert ((table >= 0) & (table <= 1 + 1e-9)).all()
-    assert np.allclose(np.diagonal(ngrams(texts, texts)), 1.0)
-    # One pair of texts has the same cosine in any company.
-    assert np.isclose(ngrams(texts[:1], others[:1])[0, 0], table[0, 0])
-
-
-def test_cosines_by_hand() -> None:
-    # ab: a b ab. abc: a b c ab bc. aab: a twice, b, aa, ab.
-    table = ngrams(["ab", ""], ["abc", "aab", "", "丙"])
-    first = [3 / np.sqrt(3 * 5), (2 + 1 + 1) / np.sqrt(3 * 7), 0.0, 0.0]
-    assert np.allclose(table, [first, [0.0, 0.0, 1.0, 0.0]])

@@ -1,0 +1,178 @@
+"""A training that is stopped, killed or fails goes on as if nobody had disturbed it."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from panjue.finetune.checkpoints import newest_complete
+from panjue.finetune.sft import main
+from panjue.prompts.plumbing.files import read_lines
+
+AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
+BY_EPOCH = [
+    "trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch",
+    "score_examples=2",
+]  # fmt: skip
+STOPS: list[tuple[signal.Signals, list[str]]] = [
+    (signal.SIGTERM, AT_THE_END),
+    (signal.SIGTERM, BY_EPOCH),
+    (signal.SIGINT, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
+]
+DROPOUT = "lora.lora_dropout=0.2"
+"""An evaluation that drew random numbers would change the steps after it."""
+
+SCORINGS: list[tuple[str, int, list[str]]] = [
+    ("signal", 6, [DROPOUT]),
+    ("kill", 6, [DROPOUT]),
+    ("fail", 12, [DROPOUT]),
+    ("kill", 14, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
+]
+"""What comes while held-out cases are scored, at which step, and the words of the training."""
+
+FORKS = """
+import json, os, signal, sys
+from panjue.finetune.journal import Journal
+from panjue.finetune.scoring import HeldOut
+from panjue.prompts.cli import main
+
+def told_to_stop(number, *words):
+    logged = Journal.on_log
+
+    def on_log(self, args, state, control, **more):
+        logged(self, args, state, control, **more)
+        if state.global_step == 2:  # twice: `make` and launchers pass on what all got
+            os.kill(os.getpid(), int(number))
+            os.kill(os.getpid(), int(number))
+
+    Journal.on_log = on_log
+    sys.argv[1:] = ["sft", *words]
+    main()
+
+def while_scoring(what, step, *words):
+    score = HeldOut.__call__
+
+    def disturbed(self, trainer):
+        if trainer.state.global_step == int(step):
+            if what == "fail":
+                raise RuntimeError("while scoring")
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGTERM)
+        return score(self, trainer)
+
+    HeldOut.__call__ = disturbed
+    sys.argv[1:] = ["sft", *words]
+    main()
+
+ends = []
+for name, words, errors in json.loads(sys.argv[1]):
+    if not (child := os.fork()):
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        globals()[name](*words)
+        sys.exit(0)
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(ends))
+"""
+"""Each training is a process of its own, forked from one that has imported torch for all."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the process of a training ended."""
+
+    run: Path
+    code: int
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Return how trainings ended that got a signal (`stop-0`) or were disturbed (`scoring-0`)."""
+    folder, config = tmp_path_factory.mktemp("ended"), str(workshop / "sft.yaml")
+    tries = {
+        f"stop-{n}": ("told_to_stop", [str(int(number)), config, f"run={folder}/stop-{n}", *saves])
+        for n, (number, saves) in enumerate(STOPS)
+    }
+    for n, (name, step, words) in enumerate(SCORINGS):
+        run = f"run={folder}/scoring-{n}"
+        tries[f"scoring-{n}"] = ("while_scoring", [name, str(step), config, run, *words])
+    given = [(name, words, f"{folder}/{key}.err") for key, (name, words) in tries.items()]
+    words = [sys.executable, "-c", FORKS, json.dumps(given)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout.splitlines()[-1])
+    return {
+        key: Ended(folder / key, code, (folder / f"{key}.err").read_text("utf-8"))
+        for key, code in zip(tries, codes, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    workshop: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[list[str]], Path]:
+    """Return what gives the run folder of a training with these words that nobody disturbed."""
+    folder, made = tmp_path_factory.mktemp("undisturbed"), dict[tuple[str, ...], Path]()
+
+    def once(words: list[str]) -> Path:
+        run = made.setdefault(tuple(words), folder / str(len(made)))
+        main(workshop / "sft.yaml", [f"run={run}", *words])  # a finished one is left alone
+        return run
+
+    return once
+
+
+@pytest.mark.parametrize("stop", range(len(STOPS)))
+def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
+    stop: int, ended: dict[str, Ended], undisturbed: Callable[[list[str]], Path], workshop: Path
+) -> None:
+    (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
+    told = training.errors
+    assert training.code == 128 + number, told
+    assert told.count("stopping after this step is saved") == 1
+    assert "which is saved; run the same command to resume" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert not (training.run / "adapter").exists()
+    stopped_at = newest_complete(training.run / "checkpoints")
+    assert stopped_at is not None
+    assert 2 <= int(stopped_at.name.split("-")[1]) < 8
+    main(workshop / "sft.yaml", [f"run={training.run}", *words])
+    again, once = (
+        load_file(run / "adapter/adapter_model.safetensors")
+        for run in (training.run, undisturbed(words))
+    )
+    assert all(torch.equal(again[name], once[name]) for name in once)
+
+
+def scores(run: Path) -> list[tuple[int, float, float]]:
+    rows = [row for _, row in read_lines(run / "log.jsonl") if "eval_loss" in row]
+    return [(row["step"], row["eval_loss"], row["eval_final"]) for row in rows]
+
+
+@pytest.mark.parametrize("number", range(len(SCORINGS)))
+def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
+    number: int,
+    ended: dict[str, Ended],
+    undisturbed: Callable[[list[str]], Path],
+    workshop: Path,
+) -> None:
+    (what, step, words), cut = SCORINGS[number], ended[f"scoring-{number}"]
+    newest = newest_complete(cut.run / "checkpoints")
+    assert newest is not None
+    if what == "signal":  # it was finished, and so was the next step
+        assert cut.code == 128 + signal.SIGTERM, cut.errors
+        assert newest.name == f"checkpoint-{step + 1}"
+    else:
+        assert cut.code == (-signal.SIGKILL if what == "kill" else 1), cut.errors
+        assert newest.name == f"checkpoint-{step}"
+    main(workshop / "sft.yaml", [f"run={cut.run}", *words])
+    once = undisturbed(words)
+    weights = [load_file(f / "adapter/adapter_model.safetensors") for f in (cut.run, once)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert scores(cut.run) == scores(once)
