@@ -101,10 +101,9 @@ class ScoreResult:
 def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     """Score `submission` by the task's own metrics.
 
-    If the submission lies in its run folder, the score has more: the fallback's score (for example
-    always the commonest training labels), the rate of unreadable replies, and the calibration of
-    the confidences. Examples without a row are scored as unanswered. The files are streamed:
-    only the numbers of each example stay in memory.
+    If the submission lies in its run folder, the score has more: baselines, the rate of unreadable
+    replies, and the calibration of the confidences. Examples without a row are scored as
+    unanswered. The files are streamed: only the numbers of each example stay in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
@@ -129,22 +128,13 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
             unknown += _unknown_labels(task, batch, labels)
             batch.clear()
     unknown += _unknown_labels(task, batch, labels)
-    groups = {
-        attribute: {
-            name: summarize(values, members, resamples=0)
-            for name, members in values.members(attribute).items()
-        }
-        for attribute in values.attributes
-    }
-    means = baselines.means()
+    groups, means = _groups(values), baselines.means()
     return ScoreResult(
         total=summarize(values),
         groups=groups,
         baselines=means,
         reported=_reported(task, groups, means),
-        unreadable_rate=decoding["unreadable"] / max(1, decoding.get("calls", decoding["examples"]))
-        if decoding
-        else None,
+        unreadable_rate=decoding["unreadable"] / max(1, decoding["calls"]) if decoding else None,
         missing=missing,
         extra_rows=len(rows) - len(values) + missing,
         doubled=len(rows.duplicates),
@@ -157,6 +147,17 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         in_sample=in_sample(answers, seen, decoding) if answers and decoding else None,
         unknown_baselines=baselines.unknown,
     )
+
+
+def _groups(values: MetricValues) -> dict[str, dict[str, Summary]]:
+    """Return attribute -> group -> its metrics, without intervals."""
+    return {
+        attribute: {
+            name: summarize(values, members, resamples=0)
+            for name, members in values.members(attribute).items()
+        }
+        for attribute in values.attributes
+    }
 
 
 def _unknown_labels(task: Task, examples: Sequence[Example], labels: Labels | None) -> int:

@@ -48,7 +48,7 @@ def files(case: Row, row: Row, write: Write) -> tuple[Path, Path]:
     submission = write("run/submission.jsonl", answers)
     confidence = [{"id": i, "confidence": [unsure if i < 3 else sure, sure]} for i in range(10)]
     write("run/confidence.jsonl", confidence)
-    report = {"unreadable": 0, "examples": 10, "submission_sha256": sha256(submission)}
+    report = {"unreadable": 0, "calls": 10, "submission_sha256": sha256(submission)}
     write_json(submission.parent / "decode.json", report)
     return gold, submission
 
@@ -87,7 +87,7 @@ def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(
     submission = write("run/submission.jsonl", [row(i, one, other) for i in range(4)])
     sure = {"charges": 1.0, "articles": 1.0, "penalty": 1.0}
     write("run/confidence.jsonl", [{"id": i, "confidence": [sure, sure]} for i in range(4)])
-    report = {"unreadable": 0, "examples": 4, "submission_sha256": sha256(submission)}
+    report = {"unreadable": 0, "calls": 4, "submission_sha256": sha256(submission)}
     write_json(submission.parent / "decode.json", report)
     scores = score(Reader(TASK), gold, submission)
     assert scores.total.mean["final"] == pytest.approx(1)
@@ -102,7 +102,7 @@ def test_a_changed_name_is_left_out_as_the_metric_leaves_it_out(files: tuple[Pat
     lines = submission.read_text("utf-8").splitlines()
     lines[9] = lines[9].replace('"乙"', '"丙"')
     submission.write_text("\n".join(lines) + "\n", "utf-8")
-    report = {"unreadable": 0, "examples": 10, "submission_sha256": sha256(submission)}
+    report = {"unreadable": 0, "calls": 10, "submission_sha256": sha256(submission)}
     write_json(submission.parent / "decode.json", {**report, "refusals": []})
     found = score(Reader(TASK), gold, submission)
     assert found.total.mean["final"] == pytest.approx(1 - 0.5 * 4 / 10)

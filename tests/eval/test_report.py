@@ -64,7 +64,7 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
             each = {"charges": 0.9, "articles": 0.6, "penalty": 0.3}
             told = {"id": example.id, "confidence": [each] * len(row["judgments"])}
             sure.write(dump(told) + "\n")
-    decoding = {"examples": number + 1, "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
+    decoding = {"calls": number + 1, "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
     decoding["submission_sha256"] = sha256(folder / "submission.jsonl")
     write_json(folder / "decode.json", decoding)
     return folder

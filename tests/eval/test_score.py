@@ -184,7 +184,7 @@ def test_the_rate_of_unreadable_replies(
     gold: Path, answers: list[dict[str, Any]], write: Write
 ) -> None:
     path = write("submission.jsonl", answers)
-    report = {"examples": 12, "unreadable": 3, "submission_sha256": sha256(path)}
+    report = {"calls": 12, "unreadable": 3, "submission_sha256": sha256(path)}
     write_json(path.parent / "decode.json", report)
     scores = score(Reader(TASK), gold, path)
     assert scores.unreadable_rate == pytest.approx(0.25)
