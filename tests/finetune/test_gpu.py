@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import SFTConfig
 
@@ -257,3 +258,20 @@ def test_all_weights_in_float32_are_scored_as_they_are_trained(
     main(workshop / "sft.yaml", [*words, *ONE_STEP])
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("words", [[], ["trainer.packing=true", "batch=2"]])
+def test_checkpointed_activations_as_on_a_gpu_give_the_same_weights(
+    words: list[str], workshop: Path, tmp_path: Path
+) -> None:
+    """A GPU computes activations again in the backward pass; the base there is frozen."""
+    found = []
+    for use in ("true", "false"):
+        run = tmp_path / use
+        settings = [f"run={run}", f"trainer.gradient_checkpointing={use}", *UNSCORED, *words]
+        main(workshop / "sft.yaml", settings)
+        found.append(load_file(run / "adapter/adapter_model.safetensors"))
+    once, again = found
+    assert any(weight.any() for name, weight in once.items() if "lora_B" in name), "it has learnt"
+    for name, weight in once.items():
+        torch.testing.assert_close(weight, again[name], rtol=1e-3, atol=1e-6)
