@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from panjue.prompts.render import neutralize_tokens
-from panjue.serve.settings import BASE, LOOPBACK
+from panjue.serve.settings import LOOPBACK
 
 PROMPT_FIELDS = (
     *("messages", "input", "instructions", "previous_input_messages", "documents"),
@@ -62,17 +62,14 @@ def check_key(request: Request, key: str | None, host: str) -> None:
 
 async def read_json(request: Request) -> dict[str, Any]:
     """Return the JSON object in a request's body, which may be neither too large nor too slow."""
-    if (
-        request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        != "application/json"
-    ):
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
         # Otherwise a foreign page could send requests (not read replies): only for JSON do browsers
         # ask for permission first.
         raise Problem(415, "send JSON, with 'Content-Type: application/json'")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await _body(request)
-        value = from_json(body)
+            value = from_json(await _body(request))
     except TimeoutError:
         raise Problem(408, "the body came too slowly", Connection="close") from None
     except ValueError as error:
@@ -107,13 +104,6 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
         raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
     texts = {name: neutralized(tokenizer, body[name]) for name in PROMPT_FIELDS if name in body}
     return json.dumps({**body, **texts}, ensure_ascii=False).encode()
-
-
-def served_name(name: Any, names: Sequence[str]) -> Any:
-    """Return the model to use beside adapters: vLLM would use their base if none is named."""
-    if name == BASE:
-        raise no_model(BASE, names)
-    return name or names[0]
 
 
 def no_model(name: str, names: Sequence[str]) -> Problem:

@@ -1,13 +1,11 @@
 """Any OpenAI-compatible endpoint instead of the engine: the same requests, over HTTP."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
-from panjue.prompts.plumbing.config import check_known
 from panjue.prompts.plumbing.endpoint import key_of, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
@@ -47,23 +45,16 @@ class EndpointOutput:
     prompt_tokens: int = 0
     refused: str = ""
 
-    def with_more(self, more: "EndpointOutput") -> "EndpointOutput":
-        """Return this outcome with that of a further request."""
-        cached = self.num_cached_tokens + more.num_cached_tokens
-        outputs = self.outputs + more.outputs
-        return EndpointOutput(outputs, cached, self.prompt_tokens + more.prompt_tokens)
-
 
 class Endpoint:
     """Sends chat completions to `URL#MODEL`, with the schema as the response format."""
 
-    def __init__(self, name: str, sampling: Mapping[str, Any] | None = None) -> None:
-        """Take `URL#MODEL`, and the settings `sampling` of all requests, to check them."""
+    def __init__(self, name: str) -> None:
+        """Take `URL#MODEL`."""
         url_and_model = parse_endpoint(name)
         if url_and_model is None:
             raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
         self._url, self._model = url_and_model
-        check_known("sampling", sampling or {}, SAMPLING)
         self._failure, self._replies, self._refusals = "", 0, 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
         self._client = AsyncOpenAI(
@@ -84,19 +75,22 @@ class Endpoint:
 
         Some servers return fewer choices than `n`, or some without a text: then it asks again.
         """
-        wanted, got, empty = request.sampling.get("n", 1), EndpointOutput(), 0
-        while len(got.outputs) < wanted:
+        wanted, empty = request.sampling.get("n", 1), 0
+        choices: list[Choice] = []
+        cached = prompt = 0
+        while len(choices) < wanted:
             if self._failure:
                 raise UserError(self._failure)
-            more = await self._ask(request, wanted - len(got.outputs))
+            more = await self._ask(request, wanted - len(choices))
             empty = 0 if more.outputs else empty + 1
             if more.refused or empty >= (1 if request.is_greedy else MAX_EMPTY):
                 more = replace(more, refused=more.refused or NO_TEXT)
                 self._count_refusal(more.refused)
                 return more
             self._replies += len(more.outputs)
-            got = got.with_more(more)
-        return replace(got, outputs=got.outputs[:wanted])
+            choices += more.outputs
+            cached, prompt = cached + more.num_cached_tokens, prompt + more.prompt_tokens
+        return EndpointOutput(choices[:wanted], cached, prompt)
 
     def _count_refusal(self, why: str) -> None:
         self._refusals += 1
@@ -114,12 +108,11 @@ class Endpoint:
         except (OpenAIError, ValueError) as error:
             if isinstance(error, APIStatusError) and error.status_code in REFUSED_STATUSES:
                 return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
-            hint = f"; is {KEY} right?" if getattr(error, "status_code", 0) in {401, 403} else ""
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
             if isinstance(error, APIStatusError):
                 reason = f"{error.status_code} {error.response.text}"
             end = "finished rows are kept, run the same command to resume"
-            self._failure = f"{self._url}: {reason.splitlines()[0][:200].rstrip('.')}{hint}; {end}"
+            self._failure = f"{self._url}: {reason.splitlines()[0][:200].rstrip('.')}; {end}"
             raise UserError(self._failure) from None
 
     def _arguments(self, request: Request) -> dict[str, Any]:

@@ -5,22 +5,19 @@ import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 from transformers import TokenizersBackend
 
-from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.config import check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
-from panjue.serve.ask import OnText, Request, ignore_text
+from panjue.serve.ask import UNFINISHED, OnText, Request, ignore_text
 from panjue.serve.merge import Served
-from panjue.serve.rows import UNFINISHED
-from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SETTINGS
+from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SAMPLING, MANAGED_SETTINGS
 
 # vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
@@ -30,11 +27,9 @@ os.environ["PATH"] = (
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
-from vllm.config import LoRAConfig, ModelConfig, StructuredOutputsConfig
+from vllm.config import ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMError, VLLMValidationError
-from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
-from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -205,8 +200,6 @@ def engine(
 def engine_settings(served: Served, seed: int, max_tokens: int | None) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
-    if served.adapter:
-        check_unmerged(served.adapter, rank)
     return {
         "max_model_len": max_tokens or -1,  # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
         "seed": seed,
@@ -239,22 +232,6 @@ def check_length(engine: Engine, max_tokens: int) -> Engine:
     return engine
 
 
-def check_unmerged(adapter: Path, rank: int) -> None:
-    """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request."""
-    weights = adapter / "adapter_model.safetensors"
-    try:
-        helper = PEFTHelper.from_dict(read_json(adapter / "adapter_config.json"))
-        helper.validate_legal(LoRAConfig(max_lora_rank=rank))
-        with safe_open(weights, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                parse_fine_tuned_lora_name(name)
-    except (ValueError, TypeError) as error:
-        reason = first_line(error).rstrip(".")
-        raise UserError(f"adapter=lora: {reason}; use adapter=merge") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{weights}: {first_line(error)}; restore it, or train again") from None
-
-
 @contextmanager
 def startup_errors() -> Iterator[None]:
     """Turn what vLLM raises when it cannot start into a UserError."""
@@ -277,20 +254,17 @@ def startup_errors() -> Iterator[None]:
 
 
 def check_engine(settings: Mapping[str, Any]) -> None:
-    """Refuse engine settings that vLLM does not have or that panjue sets itself."""
+    """Refuse engine settings that panjue sets itself or that vLLM does not have."""
     check_managed("engine", settings, MANAGED_SETTINGS)
-    check_known("engine", settings, (field.name for field in fields(AsyncEngineArgs)))
+    try:
+        signature(AsyncEngineArgs).bind(**settings)
+    except TypeError as error:
+        raise UserError(f"engine: {error}") from None
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling settings that vLLM does not have or that crash it."""
-    managed = {
-        "structured_outputs": "constrained",
-        "output_kind": "nothing: rows hold finished replies",
-        "detokenize": "nothing: rows always hold texts",
-    }
-    check_managed("sampling", sampling, managed)
-    check_known("sampling", sampling, SamplingParams.__struct_fields__)
+    """Refuse sampling settings that panjue sets itself, that vLLM lacks or that crash it."""
+    check_managed("sampling", sampling, MANAGED_SAMPLING)
     if "seed" in sampling and on_cpu():
         raise UserError(
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"

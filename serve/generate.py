@@ -1,9 +1,12 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,23 +14,22 @@ from panjue.eval.answers import seen_by
 from panjue.eval.fit_rule import fit_rules
 from panjue.eval.rule import read_fitted
 from panjue.prompts.example import Example
-from panjue.prompts.model import has_classifier
+from panjue.prompts.model import has_classifier, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import exclusive_lock, sha256
-from panjue.prompts.plumbing.run import HELD_OUT, Run
+from panjue.prompts.plumbing.files import difference, exclusive_lock, sha256
+from panjue.prompts.plumbing.run import HELD_OUT, MANIFEST, AnswersRecord, Run
 from panjue.prompts.reader import Reader
+from panjue.prompts.render import RULES
 from panjue.prompts.task import load_task
-from panjue.serve.engine import Engine
-from panjue.serve.job import Job, make_asker, make_job, start, with_model
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import Engine, check_length, engine
+from panjue.serve.job import Job, make_job
 from panjue.serve.loop import Answerer, answer_all
-from panjue.serve.output import StopSignals, output, starting
-from panjue.serve.record import Rest, answered_ids, check_held_out, claim, load_rows, record_of
-from panjue.serve.settings import GenerateConfig, generate_settings
+from panjue.serve.output import Rest, StopSignals, answered_ids, load_rows, output, starting
+from panjue.serve.settings import RESOURCES, GenerateConfig
 
-
-def main(run: Path, test: Path, words: Sequence[str] = ()) -> Path:
-    """Answer `test` with the settings of a run folder and `key=value` words."""
-    return generate(Run(run), test, generate_settings(Run(run), test, words))
+# Made from completions, besides the submission.
+DERIVED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 
 def generate_and_decode(
@@ -141,14 +143,20 @@ def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Conso
 
 def answer_here(job: Job, rest: Rest, console: Console) -> None:
     """Answer with one engine in this process, or with an endpoint."""
+    config = job.config
     with StopSignals(job.folder) as signals, ExitStack() as stack:
-        job = with_model(job)
-        with nullcontext() if job.config.endpoint else starting(console, "the engine"):
-            asker, source = make_asker(job), stack.enter_context(start(job))
-        if isinstance(source, Engine):
-            asker.longest = source.longest
+        job = job.with_model()
+        source: Engine | Endpoint
+        if config.endpoint:
+            asker, source = job.asker(), stack.enter_context(closing(Endpoint(config.endpoint)))
+        else:
+            assert job.served, "without an endpoint, `make_job` has found a training"
+            with starting(console, "the engine"):
+                asker, running = job.asker(), engine(job.served, config.engine, None, config.seed)
+                source = stack.enter_context(running)
+            asker.longest = check_length(source, job.max_tokens).longest
         out = stack.enter_context(output(job.folder, rest.done, rest.total, console))
-        slots = asyncio.Semaphore(job.config.slots)
+        slots = asyncio.Semaphore(config.slots)
         answerer = Answerer(source, asker, slots, job.passes)
 
         async def answer(example: Example) -> None:
@@ -157,3 +165,81 @@ def answer_here(job: Job, rest: Rest, console: Console) -> None:
 
         assert source.runner
         source.runner.run(signals.until_stopped(answer_all(rest.examples, answer, slots)))
+
+
+def check_held_out(run: Run, test: Path) -> None:
+    """Check that the training of a run held out a tenth of this test file."""
+    record = run.record
+    if record.dev_sha256:
+        raise UserError(f"held_out: {run.folder} was trained with a dev file; name that file")
+    if sha256(test) != record.train_sha256:
+        raise UserError(f"held_out: name the training file of {run.folder}: {record.train}")
+
+
+def record_of(job: Job, test: Path) -> AnswersRecord:
+    """Return what the completions depend on; a run resumes only with an equal record."""
+    config, trained = job.config, job.trained
+    optional: dict[str, Any] = {"endpoint": config.endpoint} if config.endpoint else {}
+    if config.on_bad_row == "skip":
+        optional["on_bad_row"] = "skip"
+    return AnswersRecord(
+        task=job.task_name,
+        test=str(test),
+        test_sha256=sha256(test),
+        trained=str(trained) if trained else None,
+        trained_sha256=model_sha256(trained) if trained else None,
+        labels_sha256=sha256(trained / "labels.json") if trained else None,
+        prompt_sha256=prompt_sha256(job.task_name),
+        adapter=config.adapter,
+        constrained=config.constrained,
+        max_tokens=job.max_tokens,
+        seed=config.seed,
+        engine=config.engine,
+        sampling=config.sampling,
+        samples=config.samples,
+        held_out=config.held_out,
+        **optional,
+        **job.task.answer.provenance(),
+        versions={
+            "prompt rules": RULES,
+            **{name: version(name) for name in ("llguidance", "transformers")},
+        },
+    )
+
+
+def claim(job: Job, record: AnswersRecord, console: Console) -> None:
+    """Write the record and the labels of the answers to their folder.
+
+    Other library versions are allowed and printed. If the completions were deleted, the files made
+    from them are deleted too, and named.
+    """
+    folder = job.folder
+    if (folder / "completions.jsonl").exists():
+        record = _resumed(folder, record, console)
+    elif (folder / MANIFEST).exists():
+        names = (job.task.data.submission.name, *DERIVED)
+        stale = [folder / name for name in names if (folder / name).exists()]
+        for file in stale:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        if stale:
+            deleted = ", ".join(file.name for file in stale)
+            console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)
+    job.labels.save(folder)
+    record.write(folder)
+
+
+def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRecord:
+    """Return the new record with the versions of the rows that are there."""
+    old = AnswersRecord.read(folder)
+    both = []
+    for one in (old, record):  # settings of memory and speed may differ
+        kept = {key: value for key, value in one.engine.items() if key not in RESOURCES}
+        both.append(one.model_copy(update={"engine": kept}))
+    if changed := both[0].difference(both[1]):
+        raise UserError(
+            f"{folder}: has answers made with other settings ({changed}); they are kept: "
+            "name another folder for these with answers=NAME"
+        )
+    if changed := difference(old.versions, record.versions):
+        console.print(f"resuming with other versions: {changed}", highlight=False, markup=False)
+    return record.model_copy(update={"versions": old.versions})

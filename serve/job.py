@@ -1,7 +1,5 @@
-"""What a process needs to answer the cases of a run, and how to start what answers."""
+"""What a process needs to answer the cases of a run."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +9,9 @@ from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import ANSWERS, Run
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.ask import Asker, PlainAsker, Sampling
-from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import (
-    Engine,
-    check_engine,
-    check_length,
-    check_sampling,
-    engine,
-)
+from panjue.serve.ask import ALTERNATIVES, Asker, PlainAsker, Sampling
+from panjue.serve.engine import check_engine, check_sampling
 from panjue.serve.merge import Served, served_model
-from panjue.serve.rows import ALTERNATIVES
 from panjue.serve.settings import GenerateConfig, task_name
 
 
@@ -59,6 +49,21 @@ class Job:
         further = {**first, "n": self.config.samples, "temperature": 1.0}
         return [first, further] if self.config.samples else [first]
 
+    def with_model(self) -> "Job":
+        """Return the job with the model to load; merges the adapter if that is wanted."""
+        if self.trained is None:
+            return self
+        adapter = "none" if self.config.endpoint else self.config.adapter
+        return replace(self, served=served_model(self.trained, adapter, self.config.base))
+
+    def asker(self) -> Asker | PlainAsker:
+        """Return what makes the questions: with the tokenizer of the model, if there is one."""
+        constrained, served = self.config.constrained, self.served
+        if served is None:
+            return PlainAsker(self.task, self.labels, constrained=constrained)
+        limit = self.max_tokens
+        return Asker(self.task, self.labels, served.model, limit, constrained=constrained)
+
 
 def make_job(run: Run, test: Path, config: GenerateConfig) -> Job:
     """Return the job of a run; the model is not chosen yet."""
@@ -73,32 +78,3 @@ def make_job(run: Run, test: Path, config: GenerateConfig) -> Job:
     record, labels = run.record, load_labels(run.trained / "labels.json")
     solve = {**record.solve, **config.solve}
     return Job(config, folder, name, run.trained, record.max_tokens, labels, solve)
-
-
-def with_model(job: Job) -> Job:
-    """Return the job with the model to load; merges the adapter into its base if that is wanted."""
-    if job.trained is None:
-        return job
-    adapter = "none" if job.config.endpoint else job.config.adapter
-    return replace(job, served=served_model(job.trained, adapter, job.config.base))
-
-
-def make_asker(job: Job) -> Asker | PlainAsker:
-    """Return what makes the questions: with the tokenizer of the model, if there is one."""
-    constrained = job.config.constrained
-    if job.served is None:
-        return PlainAsker(job.task, job.labels, constrained=constrained)
-    return Asker(job.task, job.labels, job.served.model, job.max_tokens, constrained=constrained)
-
-
-@contextmanager
-def start(job: Job) -> Iterator[Engine | Endpoint]:
-    """Start the engine or a client of the endpoint."""
-    config = job.config
-    if config.endpoint:
-        with closing(Endpoint(config.endpoint, config.sampling)) as endpoint:
-            yield endpoint
-        return
-    assert job.served, "without an endpoint, `make_job` has found a training"
-    with engine(job.served, config.engine, None, config.seed) as running:
-        yield check_length(running, job.max_tokens)

@@ -6,8 +6,17 @@ from typing import Any, TypeVar, cast
 
 from panjue.prompts.example import Decoded, Example, First, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.ask import Asker, PlainAsker, Refusal, Sampling, Source, requests
-from panjue.serve.rows import ALTERNATIVES, Row, row
+from panjue.serve.ask import (
+    ALTERNATIVES,
+    Asker,
+    PlainAsker,
+    Refusal,
+    Row,
+    Sampling,
+    Source,
+    requests,
+    row,
+)
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.checks import Problem, check_key, for_vllm, no_model, read_json, served_name
+from panjue.serve.checks import Problem, check_key, for_vllm, no_model, read_json
 from panjue.serve.engine import Engine, VLLMError, on_cpu
-from panjue.serve.served import BadCase, CaseRequest, ServedRun, case_request
-from panjue.serve.settings import ServeConfig
+from panjue.serve.judge import BadCase, CaseRequest, ServedRun, case_request
+from panjue.serve.settings import BASE, ServeConfig
 
 T = TypeVar("T")
 
@@ -123,10 +123,8 @@ class Panjue:
     @contextmanager
     def _slots(self, replies: int, limit: int) -> Iterator[None]:
         """Count replies that run; refuse the request if there would be too many."""
-        if replies > limit:
-            raise Problem(400, f"samples: at most {limit - 1} on this server")
         if self._running + replies > limit:
-            raise Problem(503, "too many requests at once; try again later")
+            raise Problem(503, "too many requests at once; try again later, with fewer samples")
         self._running += replies
         try:
             yield
@@ -137,8 +135,10 @@ class Panjue:
         """Let vLLM answer."""
         body = await read_json(Request(scope, receive))
         first = setup.run(setup.names[0])
-        if first.folders.adapter:
-            body = {**body, "model": served_name(body.get("model"), setup.names)}
+        if first.folders.adapter:  # vLLM would use the base if none is named
+            if body.get("model") == BASE:
+                raise no_model(BASE, setup.names)
+            body = {**body, "model": body.get("model") or setup.names[0]}
         # In a thread: long texts take tens of milliseconds.
         raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
         with self._slots(1, setup.config.slots):

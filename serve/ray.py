@@ -24,14 +24,12 @@ from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
-from panjue.serve.ask import Sampling
+from panjue.serve.ask import Row, Sampling
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, check_length, on_cpu, running_engine
-from panjue.serve.job import Job, make_asker, with_model
+from panjue.serve.job import Job
 from panjue.serve.loop import Answerer, Write, answer_all
 from panjue.serve.merge import Served
-from panjue.serve.output import StopSignals, output, starting
-from panjue.serve.record import Rest
-from panjue.serve.rows import Row
+from panjue.serve.output import Rest, StopSignals, output, starting
 
 HOST = socket.gethostname()
 RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
@@ -50,15 +48,14 @@ def answer_in_cluster(job: Job, rest: Rest, console: Console) -> None:
 
 
 async def _answer(job: Job, rest: Rest, console: Console) -> None:
-    assert job.config.ray
     count = job.config.replicas
-    with cluster(job.config.ray):
+    with cluster():
         takes = resources(job)
-        job = everywhere(with_model(job))  # the adapter is merged only when there is a cluster
+        job = everywhere(job.with_model())  # the adapter is merged only when there is a cluster
         most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
         actor = ray.remote(Replica).options(**most, **takes)
-        words = (job, job.passes, versions(job.task_name))
-        fleet = Fleet([actor.remote(*words) for _ in range(count)], job.config.slots * count)
+        arguments = (job, job.passes, versions(job.task_name))
+        fleet = Fleet([actor.remote(*arguments) for _ in range(count)], job.config.slots * count)
         each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
         with starting(console, f"the first of {count} replicas, each takes {each}"):
             await fleet.wait_for_first()
@@ -76,14 +73,15 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
 
 
 @contextmanager
-def cluster(address: str) -> Iterator[None]:
-    """Connect to a Ray cluster; at the end of the block all replicas have ended."""
+def cluster() -> Iterator[None]:
+    """Connect to this machine's Ray cluster; at the end of the block all replicas have ended."""
     names = [name for name in os.environ if name.startswith("VLLM_") and name not in ONE_MACHINE]
-    words: dict[str, Any] = {"runtime_env": {"env_vars": {n: os.environ[n] for n in names}}}
+    variables = {"env_vars": {name: os.environ[name] for name in names}}
     try:
-        ray.init(address, logging_level=logging.ERROR, **words)
+        ray.init("auto", logging_level=logging.ERROR, runtime_env=variables)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        raise UserError(f"ray={address}: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"ray: {reason}; see serve/README.md on how to start a cluster") from None
     try:
         yield
     finally:
@@ -95,14 +93,10 @@ def resources(job: Job) -> dict[str, float]:
     if not on_cpu():
         sizes = (job.config.engine.get(f"{name}_parallel_size", 1) for name in GPUS)
         return {"num_cpus": 1, "num_gpus": prod(sizes)}
-    if gpus := ray.cluster_resources().get("GPU", 0):  # type: ignore[no-untyped-call]
-        raise UserError(
-            f"ray: the cluster has {gpus:.0f} GPUs, but vLLM is installed for the CPU; remove "
-            ".venv and run KIND=gpu .ci/install python3 ray"
-        )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    cores = [node["CPU"] for node in nodes if node.get("CPU")] or [1]
-    return {"num_cpus": max(1, min(cores) // ceil(job.config.replicas / len(cores)))}
+    machines = [node["CPU"] for node in nodes if node.get("CPU")] or [1]
+    on_each = ceil(job.config.replicas / len(machines))
+    return {"num_cpus": max(1, min(machines) // on_each)}
 
 
 def versions(task: str) -> dict[str, str]:
@@ -146,7 +140,7 @@ class Replica:
             engine = await self._running.enter_async_context(starting)
         except EngineEnded:
             os._exit(1)  # Ray starts another process, on this machine or another
-        asker = make_asker(job)
+        asker = job.asker()
         asker.longest = check_length(engine, job.max_tokens).longest
         self._answerer = Answerer(engine, asker, asyncio.Semaphore(job.config.slots), self._passes)
 

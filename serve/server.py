@@ -24,8 +24,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
+from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
-from panjue.serve.served import ServedRun
 from panjue.serve.settings import (
     BASE,
     NAME,

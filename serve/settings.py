@@ -49,6 +49,13 @@ MANAGED_SETTINGS = {
 }
 """Engine arguments that panjue sets itself -> the setting to use instead."""
 
+MANAGED_SAMPLING = {
+    "structured_outputs": "constrained",
+    "output_kind": "nothing: rows hold finished replies",
+    "detokenize": "nothing: rows always hold texts",
+}
+"""The same for arguments of SamplingParams."""
+
 RESOURCES = (
     *("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offload_gb", "block_size"),
     *("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching"),
@@ -194,16 +201,11 @@ def check_trained(run: Run) -> RunRecord:
 def check_ray(config: GenerateConfig) -> None:
     """Refuse settings of a cluster that would be ignored, or that need a missing package."""
     if config.replicas > 1 and not config.ray:
-        raise UserError(
-            "replicas: several need ray=auto; without Ray, "
-            "engine.data_parallel_size starts several engines on this machine"
-        )
+        raise UserError("replicas: needs ray=auto; without Ray, set engine.data_parallel_size")
     if config.ray and config.endpoint:
         raise UserError("ray: an endpoint answers already; leave out `ray` or `endpoint`")
     if config.ray and not find_spec("ray"):
-        raise UserError(
-            "ray: is not installed; .ci/install python3 ray, or pip install 'panjue[ray]'"
-        )
+        raise UserError("ray: is not installed; .ci/install python3 ray")
 
 
 def server_key(host: str) -> str | None:

@@ -173,7 +173,7 @@ def answering(llm: Any) -> Answering:
             yield llm
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("panjue.serve.job.engine", running)
+            patch.setattr("panjue.serve.generate.engine", running)
             yield wanted
 
     return block

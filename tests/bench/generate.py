@@ -30,10 +30,9 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Schema, load_task
-from panjue.serve.ask import Asker, Refusal, Request, requests
+from panjue.serve.ask import ALTERNATIVES, Asker, Refusal, Request, requests, row
 from panjue.serve.engine import Engine, RequestOutput, engine
 from panjue.serve.merge import Served, served_model
-from panjue.serve.rows import ALTERNATIVES, row
 
 HF_BATCH = 16
 ROUNDS = 3

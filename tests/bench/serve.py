@@ -32,9 +32,8 @@ from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import Messages, load_task
-from panjue.serve.ask import Asker
-from panjue.serve.rows import ALTERNATIVES
-from panjue.serve.served import ServedRun
+from panjue.serve.ask import ALTERNATIVES, Asker
+from panjue.serve.judge import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
 
 ROUNDS = 3

@@ -23,7 +23,7 @@ from panjue.eval.rule import Rule
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
-from panjue.serve.served import decide
+from panjue.serve.judge import decide
 
 SEVERITY = load_task("severity")
 CASE = Example(id=1, text="甲")

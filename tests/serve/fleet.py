@@ -18,9 +18,9 @@ import ray
 
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.ask import Row
 from panjue.serve.loop import answer_all
 from panjue.serve.ray import RESTARTS, Fleet, cluster
-from panjue.serve.rows import Row
 
 EXAMPLES = 60
 REPLICAS = 2
@@ -83,7 +83,7 @@ async def outcome(deaths: int, calls: int, *, stopped: bool = False) -> dict[str
 
 async def scenarios() -> dict[str, dict[str, Any]]:
     """Run all that need a cluster."""
-    outcomes: dict[str, dict[str, Any]] = {}
+    outcomes = {}
     for deaths, calls in ((0, 1), (5, 3)):
         outcomes[f"{deaths} deaths, {calls}"] = await outcome(deaths, calls)
     outcomes["always"] = await outcome(10**6, 2)
@@ -97,11 +97,11 @@ def main() -> None:
     """Run all scenarios; if that takes too long, say where it is."""
     faulthandler.dump_traceback_later(540, exit=True)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers cannot import it
-    ray.init("local", include_dashboard=False, log_to_driver=False)
+    ray.init("local", include_dashboard=False)
     outcomes = asyncio.run(scenarios())
     ray.shutdown()
     try:
-        with cluster("auto"):
+        with cluster():
             pass
     except UserError as problem:
         outcomes["no cluster"] = {"error": str(problem)}

@@ -115,7 +115,7 @@ def ask(server: Server, rows_of: Any) -> Ask:
         chat = [{"Holder": "甲乙"[i % 2], "sentence": f"第{i}句。"} for i in range(1, turns + 1)]
         example: Example = TASK.data.read({"id": "1", "chat": chat})
         asker = PlainAsker(TASK, Labels(), constrained=True)
-        with closing(Endpoint(server.name, sampling)) as endpoint:
+        with closing(Endpoint(server.name)) as endpoint:
             words = {"passes": [sampling], "finished": server.made}
             rows_of(endpoint, asker, [example], in_flight, **words)
         return server.made
@@ -137,8 +137,6 @@ def test_it_is_asked_as_openai_is(
     assert "第1句" in first["messages"][0]["content"]
     assert first["response_format"]["json_schema"]["strict"] is True
     assert all((row["prompt_tokens"], row["completion_tokens"]) == (7, 3) for row in made)
-    with pytest.raises(UserError, match="sampling: no setting 'top_k'"):
-        ask(top_k=3)
 
 
 def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None:
@@ -221,17 +219,12 @@ def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
     assert len(ask(turns=150, in_flight=200)) > 150
 
 
-BROKEN_OFF = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}
-
-
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
         ({"choices": []}, "not in OpenAI's format"),
-        ({"choices": [{}]}, "not in OpenAI's format"),
         ({"choices": [{"message": {"content": [{}]}}]}, "not in OpenAI's format"),
-        ({"choices": [{"message": {"content": 7}}]}, "not in OpenAI's format"),
-        (BROKEN_OFF, "aborted its reply"),
+        ({"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}, "aborted its"),
     ],
 )
 def test_a_reply_that_is_none_ends_the_run(
@@ -300,10 +293,8 @@ def test_a_run_that_is_killed_resumes_within_a_dialogue(
     assert len(keys) == len(set(keys)) == 16
     answers = f"answers/{SAMPLE.stem}/submission"
     assert sha256(tmp_path / "killed" / answers) == sha256(tmp_path / "whole" / answers)
-    assert "all 2 are answered already" in panjue(*words).stdout
-    other = panjue(*words, "solve.bucket=false")
-    assert other.returncode == 2
-    assert "has answers made with other settings (solve.bucket:" in other.stderr
+    other = panjue(*words, "solve.window=3")
+    assert "has answers made with other settings (solve.window:" in other.stderr
 
 
 def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_path: Path) -> None:
@@ -326,10 +317,7 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [
-        (["task=judgment"], "'judgment' has labels, which training collects"),
-        ([], "task: set it, e.g. task=dialogue"),
-    ],
+    [(["task=judgment"], "'judgment' has labels"), ([], "task: set it, e.g. task=dialogue")],
 )
 def test_without_a_training_a_task_without_labels_is_needed(
     tmp_path: Path, words: list[str], named: str

@@ -17,10 +17,9 @@ from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from panjue.serve.ask import Asker, Refusal, Request, requests
+from panjue.serve.ask import ALTERNATIVES, UNFINISHED, Asker, Refusal, Request, requests, row
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput, text_of
 from panjue.serve.loop import Answerer, answer_all
-from panjue.serve.rows import ALTERNATIVES, UNFINISHED, row
 
 TASK = load_task("judgment")
 

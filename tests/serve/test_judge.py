@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,3 @@ def test_the_reason_why_it_does_not_start_is_one_line(trained: Path, tmp_path: P
     ):
         with pytest.raises(UserError, match=message), load(run, settings):
             pass
-
-
-def test_no_http_classes_are_needed() -> None:
-    import subprocess
-
-    code = (
-        "import sys, panjue.serve.served as one; print(*(n for n in sys.modules if 'panjue' in n))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"panjue.serve.middleware", "panjue.serve.checks"} & set(done.stdout.split())

@@ -14,10 +14,10 @@ from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from panjue.serve import served
+from panjue.serve import judge
 from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
-from panjue.serve.served import ServedRun, case_request
+from panjue.serve.judge import ServedRun, case_request
 from panjue.serve.settings import ServeConfig
 
 TASK = load_task("judgment")
@@ -91,9 +91,7 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
     assert told["repairs"] == []
     assert told["finish"] == "stop"
     assert told["usage"]["completion_tokens"] > 0
-    again = http.post(
-        "/v1/judgments", json={"fact": FACT, "defendants": ["李某乙"], "task": "judgment"}
-    )
+    again = http.post("/v1/judgments", json={"fact": FACT, "defendants": ["李某乙"]})
     assert [j["name"] for j in again.json()["judgments"]] == ["李某乙"], "corrected by the user"
 
 
@@ -111,7 +109,7 @@ def test_the_alternatives_of_many_replies_are_read_beside_the_event_loop(
         return noted
 
     for name in ("row", "decide"):
-        monkeypatch.setattr(served, name, noting(getattr(served, name)))
+        monkeypatch.setattr(judge, name, noting(getattr(judge, name)))
     assert llm.runner
     llm.runner.run(run.answer(llm, case_request({"fact": FACT, "samples": 2})))
     assert len(threads) == 2
@@ -155,7 +153,7 @@ BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "empty facts": ({"fact": " \n"}, "'fact' must be a text that is not empty"),
     "nobody found": ({"fact": "某日天气晴朗。"}, "list them in 'defendants'"),
     "nobody listed": ({"defendants": []}, "'defendants' must list"),
-    "another task": ({"task": "reading"}, "this server answers 'judgment' only"),
+    "a field that is none": ({"task": "judgment"}, "'task' is unknown"),
     "too many samples": ({"samples": 1000}, "samples"),
     "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is unknown"),
     "a thousand defendants": (

@@ -146,13 +146,15 @@ def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-BROKEN = {
-    "adapter_config.json": [b"[]", b"{", b"{}", b"\xff\xfe[\x00"],
-    "adapter_model.safetensors": [b"", b"\x00" * 4000, b"version https://git-lfs.github.com/"],
-}
-
-
-@pytest.mark.parametrize(("name", "raw"), [(name, raw) for name in BROKEN for raw in BROKEN[name]])
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("adapter_config.json", b"{"),
+        ("adapter_config.json", b"{}"),
+        ("adapter_model.safetensors", b""),
+        ("adapter_model.safetensors", b"version https://git-lfs.github.com/"),
+    ],
+)
 def test_a_broken_adapter_is_named_in_one_line(name: str, raw: bytes, tmp_path: Path) -> None:
     base, adapter, out = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
     (adapter / name).write_bytes(raw)

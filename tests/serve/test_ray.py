@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from panjue.prompts.example import Example, call_key
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
-from panjue.serve.record import Rest
+from panjue.serve.output import Rest
 from panjue.serve.settings import GenerateConfig
 
 
@@ -67,28 +66,21 @@ def test_the_run_can_be_stopped_while_it_waits(outcomes: dict[str, Any]) -> None
 
 
 def test_a_missing_cluster_is_named_in_one_line(outcomes: dict[str, Any]) -> None:
-    assert outcomes["no cluster"]["error"].startswith("ray=auto: ")
-    assert "Could not find any running Ray instance" in outcomes["no cluster"]["error"]
+    assert outcomes["no cluster"]["error"].startswith("ray: Could not find any running Ray")
+    assert "serve/README.md" in outcomes["no cluster"]["error"]
     assert "\n" not in outcomes["no cluster"]["error"]
 
 
-def test_the_machines_of_a_cluster_are_counted_for_the_kind_of_engine(
+def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nodes = [
-        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 8.0}},
-        {"Alive": True, "Resources": {"CPU": 4.0}},
-        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
-    ]
     engine = {"tensor_parallel_size": 2, "data_parallel_size": 2}
-    config = GenerateConfig.model_validate({"engine": engine})
+    config = GenerateConfig.model_validate({"engine": engine, "ray": "auto", "replicas": 3})
     job = Job(config, Path("answers"), "judgment")
+    cores = [("CPU", 16.0, True), ("CPU", 4.0, True), ("CPU", 1.0, False), ("memory", 1.0, True)]
+    nodes = [{"Alive": alive, "Resources": {kind: count}} for kind, count, alive in cores]
     monkeypatch.setattr("ray.nodes", lambda: nodes)
-    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 20.0, "GPU": 8.0})
     monkeypatch.setattr(driver, "on_cpu", lambda: False)
     assert driver.resources(job) == {"num_cpus": 1, "num_gpus": 4}
     monkeypatch.setattr(driver, "on_cpu", lambda: True)
-    with pytest.raises(
-        UserError, match="the cluster has 8 GPUs, but vLLM is installed for the CPU"
-    ):
-        driver.resources(job)
+    assert driver.resources(job) == {"num_cpus": 2}, "two replicas on the smaller machine"

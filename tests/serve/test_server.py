@@ -50,18 +50,14 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
     [
         ("host=0.0.0.0", "set PANJUE_API_KEY to a secret"),
         ("engine.model=x", "'model' is set by panjue"),
-        ("engine.api_key=x", "'api_key' is set by panjue"),
         ("engine.middleware=[x]", "'middleware' is set by panjue"),
         ("engine.trust-remote-code=true", "no setting 'trust-remote-code'"),
-        ("engine.dtyp=float32", "engine: no setting 'dtyp'; did you mean 'dtype'"),
-        ("engine.dtype=nonsense", r"^engine: dtype"),
         ("engine.max_num_batched_tokens=0", r"^engine: max_num_batched_tokens: "),
         (
             "engine.enable_auto_tool_choice=true",
             r"^engine: Error: --enable-auto-tool-choice requires",
         ),
         ("other=nowhere", "no setting 'other'"),
-        ("timeout_s=5", "no setting 'timeout_s'"),
     ],
 )
 def test_wrong_settings_end_in_one_line(
@@ -94,7 +90,7 @@ def test_an_adapter_of_another_base_is_refused(trained: Path, tmp_path: Path) ->
     other = copied(trained, tmp_path / "other", base_sha256="another")
     with pytest.raises(UserError, match="was trained on another base"):
         start(other)
-    with pytest.raises(UserError, match=f"^{other}: was trained on the base .* a server has one"):
+    with pytest.raises(UserError, match=f"^{other}: has another base than"):
         start(trained, f"other={other}")
 
 
