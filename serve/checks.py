@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -104,11 +103,6 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
         raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
     texts = {name: neutralized(tokenizer, body[name]) for name in PROMPT_FIELDS if name in body}
     return json.dumps({**body, **texts}, ensure_ascii=False).encode()
-
-
-def no_model(name: str, names: Sequence[str]) -> Problem:
-    """Return the error for a model that is not served."""
-    return Problem(404, f"model: there is no {name!r} here, only {', '.join(map(repr, names))}")
 
 
 def neutralized(tokenizer: Any, value: Any) -> Any:

@@ -39,11 +39,12 @@ class Served(NamedTuple):
         if self.adapter is None:
             return 0
         try:
-            if rank := lora_rank(self.adapter):
-                return rank
+            rank = lora_rank(self.adapter)
         except (LookupError, TypeError):
             raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
-        raise UserError(f"adapter: its rank is above {VLLM_RANKS[-1]}; use adapter=merge")
+        if rank is None:
+            raise UserError(f"adapter: its rank is above {VLLM_RANKS[-1]}; use adapter=merge")
+        return rank
 
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.checks import Problem, check_key, for_vllm, no_model, read_json
+from panjue.serve.checks import Problem, check_key, for_vllm, read_json
 from panjue.serve.engine import Engine, VLLMError, on_cpu
 from panjue.serve.judge import BadCase, CaseRequest, ServedRun, case_request
 from panjue.serve.settings import BASE, ServeConfig
@@ -61,16 +61,13 @@ class Setup:
     """The key that clients must send; None if none is needed."""
     port: int
 
-    @property
-    def names(self) -> list[str]:
-        """Return the names of the trainings."""
-        return list(self.runs)
-
-    def run(self, name: str) -> ServedRun:
-        """Return the training of this name, if there is one."""
-        if name not in self.runs:
-            raise no_model(name, self.names)
-        return self.runs[name]
+    def run(self, name: str | None = None) -> ServedRun:
+        """Return the training of this name; the first one if none is given."""
+        first, *_ = self.runs
+        if run := self.runs.get(first if name is None else name):
+            return run
+        names = ", ".join(map(repr, self.runs))
+        raise Problem(404, f"model: there is no {name!r} here, only {names}")
 
 
 class Panjue:
@@ -134,11 +131,11 @@ class Panjue:
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
         """Let vLLM answer."""
         body = await read_json(Request(scope, receive))
-        first = setup.run(setup.names[0])
+        first = setup.run()
         if first.folders.adapter:  # vLLM would use the base if none is named
             if body.get("model") == BASE:
-                raise no_model(BASE, setup.names)
-            body = {**body, "model": body.get("model") or setup.names[0]}
+                setup.run(BASE)
+            body = {**body, "model": body.get("model") or next(iter(setup.runs))}
         # In a thread: long texts take tens of milliseconds.
         raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
         with self._slots(1, setup.config.slots):
@@ -176,13 +173,13 @@ async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
     """Return vLLM's models, without the base under adapters and without paths on disk."""
     listed = await scope["app"].state.openai_serving_models.show_available_models()
     body: dict[str, Any] = listed.model_dump()
-    cards = [card for card in body["data"] if card["id"] in setup.names]
+    cards = [card for card in body["data"] if card["id"] in setup.runs]
     return {**body, "data": [{**card, "root": card["id"], "parent": None} for card in cards]}
 
 
 async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
     """Return the label sets with the count of each label in training, and what answers."""
-    run = setup.run(Request(scope).query_params.get("model", setup.names[0]))
+    run = setup.run(Request(scope).query_params.get("model"))
     counts = {"labels": run.asker.labels.counts, "most": run.asker.labels.most}
     return {"task": run.task_name, **counts, "demo": run.demo}
 

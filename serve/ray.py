@@ -51,7 +51,12 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
     count = job.config.replicas
     with cluster():
         takes = resources(job)
-        job = everywhere(job.with_model())  # the adapter is merged only when there is a cluster
+        job = job.with_model()  # the adapter is merged only when there is a cluster
+        assert job.served
+        model, adapter, max_tokens = job.served
+        # Replicas have working folders of their own.
+        served = Served(model.absolute(), adapter and adapter.absolute(), max_tokens)
+        job = replace(job, folder=job.folder.absolute(), served=served)
         most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
         actor = ray.remote(Replica).options(**most, **takes)
         arguments = (job, job.passes, versions(job.task_name))
@@ -103,14 +108,6 @@ def versions(task: str) -> dict[str, str]:
     """Return the versions that replies depend on."""
     packages = {name: version(name) for name in SAME_VERSIONS}
     return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
-
-
-def everywhere(job: Job) -> Job:
-    """Return the job with whole paths: replicas have working folders of their own."""
-    assert job.served
-    model, adapter, max_tokens = job.served
-    served = Served(model.absolute(), adapter and adapter.absolute(), max_tokens)
-    return replace(job, folder=job.folder.absolute(), served=served)
 
 
 class Replica:

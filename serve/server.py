@@ -6,6 +6,7 @@ import os
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 
 import uvloop
@@ -29,7 +30,6 @@ from panjue.serve.middleware import Setup
 from panjue.serve.settings import (
     BASE,
     NAME,
-    REMOVED_VARIABLES,
     SERVER_ARGUMENTS,
     SERVER_MANAGED_SETTINGS,
     ServeConfig,
@@ -40,7 +40,7 @@ from panjue.serve.settings import (
 def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     """Serve these runs by their names; on SIGTERM or Ctrl-C finish running requests and stop."""
     key = server_key(config.host)
-    for name in REMOVED_VARIABLES:
+    for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
     check_managed("engine", config.engine, SERVER_MANAGED_SETTINGS)
     known = [*(field.name for field in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
@@ -52,23 +52,18 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     with startup_errors():
         args = arguments(setup)
     print("starting the engine, which takes a minute or more", flush=True)
-    with startup_errors(), starting_engine():
-        run(args)
+    loop = Loop()
+    with (
+        startup_errors(),
+        starting_engine(),
+        suppress(KeyboardInterrupt, SystemExit),  # so vLLM ends at a signal during the start
+        asyncio.Runner(loop_factory=lambda: loop) as runner,
+    ):
+        # Only h11 has limits; httptools reads headers of any size.
+        runner.run(run_server(args, http="h11", server_header=False))
+        if not loop.has_stopped:
+            raise UserError("engine: its process has ended, see above; start the server again")
     print("stopped", flush=True)
-
-
-def run(args: Namespace) -> None:
-    """Run vLLM's server in this process."""
-    try:
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            # Only h11 has limits; httptools reads headers of any size.
-            runner.run(run_server(args, http="h11", server_header=False))
-            loop = runner.get_loop()
-            assert isinstance(loop, Loop)
-            if not loop.has_stopped:
-                raise UserError("engine: its process has ended, see above; start the server again")
-    except (KeyboardInterrupt, SystemExit):  # so vLLM ends at a signal during the start
-        pass
 
 
 class Loop(uvloop.Loop):

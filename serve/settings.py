@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
-from panjue.prompts.plumbing.config import Config, key_of, load_section
+from panjue.prompts.plumbing.config import Config, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
@@ -89,9 +89,6 @@ SERVER_ARGUMENTS = (
 )
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
 
-REMOVED_VARIABLES = ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION")
-"""Variables that would change the server's checks of key and model name."""
-
 
 class EngineConfig(Config):
     """Settings that `panjue generate` and `panjue serve` share."""
@@ -158,7 +155,12 @@ class ServeConfig(EngineConfig):
 def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> GenerateConfig:
     """Read the settings of a run and check them before vLLM is imported."""
     config = load_section(GenerateConfig, run.config, "generate", words)
-    check_ray(config)
+    if config.replicas > 1 and not config.ray:
+        raise UserError("replicas: needs ray=auto; without Ray, set engine.data_parallel_size")
+    if config.ray and config.endpoint:
+        raise UserError("ray: an endpoint answers already; leave out `ray` or `endpoint`")
+    if config.ray and not find_spec("ray"):
+        raise UserError("ray: is not installed; .ci/install python3 ray")
     task = load_task(task_name(run, config))
     if not test.exists():
         raise UserError(f"no file {test}")
@@ -176,36 +178,18 @@ def task_name(run: Run, config: GenerateConfig) -> str:
     if config.task is None:
         raise UserError(f"task: set it, e.g. task=dialogue: nothing trained is in {run.folder}")
     if load_task(config.task).ask.labels is not no_labels:
-        raise UserError(
-            f"endpoint: {config.task!r} has labels, which training collects; name a run folder "
-            "with a training"
-        )
+        raise UserError(f"task: {config.task!r} has labels, which training collects; train first")
     return config.task
 
 
 def check_trained(run: Run) -> RunRecord:
     """Return the record of a training, whose prompt and labels must not have changed."""
     record, folder = run.record, run.trained
-    if prompt_sha256(record.task) != record.prompt_sha256:
-        raise UserError(
-            f"{folder}: was trained with another prompt than prompts/tasks/{record.task} has now; "
-            "restore that prompt, or train again with another run=FOLDER"
-        )
-    if sha256(folder / "labels.json") != record.labels_sha256:
-        raise UserError(
-            f"{folder}: labels.json has changed since training; restore it or train again"
-        )
+    prompt, labels = prompt_sha256(record.task), sha256(folder / "labels.json")
+    if (prompt, labels) != (record.prompt_sha256, record.labels_sha256):
+        changed = "prompt" if prompt != record.prompt_sha256 else "labels.json"
+        raise UserError(f"{folder}: its {changed} has changed since training; restore it")
     return record
-
-
-def check_ray(config: GenerateConfig) -> None:
-    """Refuse settings of a cluster that would be ignored, or that need a missing package."""
-    if config.replicas > 1 and not config.ray:
-        raise UserError("replicas: needs ray=auto; without Ray, set engine.data_parallel_size")
-    if config.ray and config.endpoint:
-        raise UserError("ray: an endpoint answers already; leave out `ray` or `endpoint`")
-    if config.ray and not find_spec("ray"):
-        raise UserError("ray: is not installed; .ci/install python3 ray")
 
 
 def server_key(host: str) -> str | None:
@@ -221,26 +205,19 @@ def server_key(host: str) -> str | None:
 def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Run]]:
     """Return the settings of the server, and the runs that it serves, by their name for clients.
 
-    A word `name=RUN` names a further adapter of the same base.
+    A word `name=RUN`, whose name is no setting, names a further adapter of the same base.
     """
-    adapters = [word for word in words if is_adapter(word)]
-    settings = [word for word in words if not is_adapter(word)]
-    config = load_section(ServeConfig, Run(folder).config, "serve", settings)
+    settings, runs = [], {NAME: Run(folder)}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.partition(".")[0] in (NAME, *ServeConfig.model_fields) or not Path(value).is_dir():
+            settings.append(word)
+        else:
+            runs[key] = Run(Path(value))
+    config = load_section(ServeConfig, runs[NAME].config, "serve", settings)
     server_key(config.host)
-    further = {key_of(word): Run(Path(word.partition("=")[2])) for word in adapters}
-    runs = {NAME: Run(folder), **further}
     for run in runs.values():
         check_trained(run)
         if run.record.base_sha256 != runs[NAME].record.base_sha256:
-            raise UserError(
-                f"{run.folder}: was trained on the base {run.record.base}, and {folder} on "
-                f"{runs[NAME].record.base}; a server has one base: start another one"
-            )
-    return config.model_copy(update={"adapter": "lora"}) if further else config, runs
-
-
-def is_adapter(word: str) -> bool:
-    """Say whether a word names a further adapter: its key is no setting, its value a folder."""
-    key, _, value = word.partition("=")
-    reserved = (NAME, *ServeConfig.model_fields)
-    return key.partition(".")[0] not in reserved and Path(value).is_dir()
+            raise UserError(f"{run.folder}: has another base than {folder}; start another server")
+    return config.model_copy(update={"adapter": "lora"}) if len(runs) > 1 else config, runs

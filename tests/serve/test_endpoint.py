@@ -219,12 +219,18 @@ def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
     assert len(ask(turns=150, in_flight=200)) > 150
 
 
+BROKEN_OFF = {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}
+
+
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
         ({"choices": []}, "not in OpenAI's format"),
         ({"choices": [{"message": {"content": [{}]}}]}, "not in OpenAI's format"),
-        ({"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}, "aborted its"),
+        (
+            {"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]},
+            "aborted its reply",
+        ),
     ],
 )
 def test_a_reply_that_is_none_ends_the_run(

@@ -2,7 +2,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,32 +225,6 @@ def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
             assert text.startswith(reply.text) if is_cut else text == reply.text
             ends.add((reply.finish_reason, is_cut))
     assert ends >= {("stop", False), ("length", False), ("length", True)}
-
-
-def test_many_replies_that_end_at_once_leave_room_for_other_requests(
-    llm: Engine, asker: Asker, examples: list[Example], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beats, seen = count(), []
-
-    def noted(*words: Any) -> str:
-        seen.append(next(beats))
-        return text_of(*words)
-
-    async def beat() -> None:
-        while True:
-            next(beats)
-            await asyncio.sleep(0)
-
-    async def ask() -> None:
-        beating = asyncio.create_task(beat())
-        await llm.ask(asked(asker, examples[0], n=12, temperature=1.0))
-        beating.cancel()
-
-    monkeypatch.setattr("panjue.serve.engine.text_of", noted)
-    assert llm.runner
-    llm.runner.run(ask())
-    assert len(seen) == 12
-    assert all(after - before > 1 for before, after in pairwise(seen)), "the loop has run"
 
 
 def test_a_half_character_before_the_end_token_is_no_text(asker: Asker) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from starlette.responses import JSONResponse
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.serve import checks, middleware
-from panjue.serve.checks import LARGEST_BODY, for_vllm
+from panjue.serve.checks import LARGEST_BODY
 from panjue.serve.middleware import GENERATE, METHODS, SECURITY, Panjue, Setup
 from panjue.serve.settings import ServeConfig
 
@@ -268,20 +267,6 @@ def test_arguments_that_are_nested_too_deeply_are_refused(asker: Any, depth: int
     body = {"messages": [{"role": "assistant", "tool_calls": [{"function": function}]}]}
     refused = inside(around(asker, echo), "POST", GENERATE[0], json=body)
     assert (refused.status_code, "nested too deeply" in refused.text) == (400, True)
-
-
-def test_long_texts_are_read_beside_the_event_loop(
-    asker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[threading.Thread] = []
-
-    def noting(*words: Any, **more: Any) -> bytes:
-        threads.append(threading.current_thread())
-        return for_vllm(*words, **more)
-
-    monkeypatch.setattr(middleware, "for_vllm", noting)
-    assert inside(around(asker, echo), "POST", GENERATE[0], json={}).status_code == 200
-    assert threads != [threading.main_thread()]
 
 
 def test_what_servers_tell_one_another_is_refused(asker: Any) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import pytest
+
+from tests.torture.test_proxies import is_ready
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "prompts/tasks"
@@ -188,26 +189,20 @@ class House:
                 cwd=self.place,
                 env=environment(),
                 stdout=out,
-                stderr=subprocess.STDOUT,
+                stderr=out,
                 start_new_session=True,
             )
         try:
-            until_answered(f"http://127.0.0.1:{port}/readyz", process, log)
+            latest = time.monotonic() + LONGEST_S
+            while not is_ready(f"http://127.0.0.1:{port}"):
+                is_running = process.poll() is None and time.monotonic() < latest
+                assert is_running, log.read_text("utf-8")[-3000:]
+                time.sleep(1)
             yield
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
-
-
-def until_answered(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(LONGEST_S):
-        assert process.poll() is None, log.read_text("utf-8")[-3000:]
-        with suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        time.sleep(1)
-    pytest.fail(f"{url}: nothing answers")
 
 
 def environment() -> dict[str, str]:
@@ -243,10 +238,7 @@ def demo(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> House:
 @pytest.mark.endurance
 @pytest.mark.parametrize("heading", list(WORDS))
 def test_every_command_of_a_section_runs(
-    heading: str,
-    workshop: Path,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    heading: str, workshop: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if heading == "Ask it" and not shutil.which("curl"):
         pytest.skip("there is no curl here")

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eager=true")
-LONGEST_S = 900
+from tests.torture.conftest import ENGINE, LONGEST_S
+
 RESUME = "run the same command to resume"
 
 Done = subprocess.CompletedProcess[str]
@@ -169,3 +169,13 @@ def test_resuming_with_another_file_stops_and_names_it(
     assert done.returncode == 2, done.stderr
     [said] = [line for line in done.stderr.splitlines() if line.startswith("panjue: ")]
     assert CHANGED[file] in said
+
+
+@pytest.mark.endurance
+def test_a_bundle_answers_by_itself(
+    answered: Path, workshop: Path, tmp_path: Path, panjue: Callable[..., Done]
+) -> None:
+    packed, cases = tmp_path / "bundle.zip", workshop / "demo/test.jsonl"
+    assert panjue("bundle", answered, packed).returncode == 0
+    done = panjue("bundle", "--verify", packed, "--cases", cases)
+    assert "runs by itself and gives the same answers" in done.stdout, done.stderr
