@@ -21,7 +21,7 @@ GOLD   := $(or $(TEST),$(addsuffix test.jsonl,$(DEMO)))
 ANSWERS := $(RUN)/answers/$(call stem,$(GOLD),$(space))
 want    = $(if $(filter $(2),$(MAKECMDGOALS)),$(error say $(1); the invented cases are for the demo alone (no RUN, TRAIN, MODEL, TASK or other CONFIG)))
 $(if $(GOLD),,$(call want,TEST=FILE,generate score check-submission))
-$(if $(filter demo,$(CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate score serve)))
+$(if $(filter demo,$(CONFIG))$(filter file,$(origin CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate score serve)))
 .NOTPARALLEL:
 .PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve again
 help: ; @sed -n "/^# .*: /s/^# //p" Makefile; sed -n "s/^\([a-z-]*\):.*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'  # this list

@@ -102,9 +102,13 @@ def _as_set(value: Any) -> Any:
 
 
 def show(fields: Mapping[str, Calibration], console: Console) -> None:
-    """Print the reliability tables."""
+    """Print the error of each field, and what it is the mean of; the report has the bins."""
+    table = Table("field", "ECE", "judgments", "mean confidence", "right")
     for name, result in fields.items():
-        table = Table(f"{name}: ECE {result.error:.3f}", *(str(b.count) for b in result.bins))
-        table.add_row("confidence", *(f"{b.confidence:.2f}" for b in result.bins))
-        table.add_row("right", *(f"{b.accuracy:.2f}" for b in result.bins))
-        console.print(table)
+        counts = [b.count for b in result.bins]
+        sure, right = (
+            float(np.average([getattr(b, key) for b in result.bins], weights=counts))
+            for key in ("confidence", "accuracy")
+        )
+        table.add_row(name, f"{result.error:.4f}", str(sum(counts)), f"{sure:.4f}", f"{right:.4f}")
+    console.print(table)

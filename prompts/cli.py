@@ -98,7 +98,11 @@ def merge(
 
 
 @app.command()
-def generate(run: Path, test: Path, overrides: Overrides = None) -> None:
+def generate(
+    run: Path,
+    test: Path,
+    overrides: Annotated[list[str] | None, typer.Argument(help="e.g. samples=8")] = None,
+) -> None:
     """Answer every case of TEST with RUN's training, and decide: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
@@ -123,7 +127,10 @@ def _decode(folder: Path, *, greedy: bool = False) -> None:
 
 
 @app.command()
-def serve(run: Path, overrides: Overrides = None) -> None:
+def serve(
+    run: Path,
+    overrides: Annotated[list[str] | None, typer.Argument(help="e.g. port=80 other=RUN2")] = None,
+) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
     settings, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
     with debug_log(run):

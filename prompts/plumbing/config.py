@@ -84,8 +84,8 @@ def _load_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
     except OSError as error:
-        there = ", ".join(map(str, sorted(Path().glob(f"*/configs/{path.stem}.yaml"))))
-        hint = f"; did you mean {there}?" if there else ""
+        there = ", ".join(sorted(file.stem for file in Path("finetune/configs").glob("*.yaml")))
+        hint = f"; finetune/configs/NAME.yaml has {there}" if there else ""
         raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {_problem(error)}") from None
