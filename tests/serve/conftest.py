@@ -1,7 +1,8 @@
 """One server on the tiny trained model, started once for all tests that ask it."""
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import SERVE_WORDS, PanjueServe
+
 KEY = "a-key-of-the-tests"
 
 
 @dataclass
 class Running:
-    """The server.
-
-    Attributes:
-        url: Where it listens.
-    """
+    """The server, and where it listens."""
 
     url: str
     key: str = KEY
@@ -35,11 +34,17 @@ class Running:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="session")
 def server(trained: Path, merged: Path) -> Iterator[Running]:
     """Return a running server of the tiny trained model, which is merged already."""
-    from tests.conftest import SERVE_WORDS, PanjueServe
-
     command = [Path(sys.executable).with_name("panjue"), "serve", trained, *SERVE_WORDS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PANJUE_API_KEY", KEY)

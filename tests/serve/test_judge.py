@@ -21,11 +21,9 @@ from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
 from panjue.serve.judge import ServedRun, case_request, load
 from panjue.serve.settings import ServeConfig
+from tests.serve.conftest import Running
 
 TASK = load_task("judgment")
-Running = Any
-"""`Running` of conftest.py."""
-
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +18,7 @@ from panjue.serve import checks, middleware
 from panjue.serve.checks import LARGEST_BODY
 from panjue.serve.middleware import GENERATE, METHODS, SECURITY, Panjue, Setup
 from panjue.serve.settings import ServeConfig
-
-Running = Any
-"""`Running` of conftest.py."""
+from tests.serve.conftest import Running, until
 
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
 SAY = [{"role": "user", "content": "你好"}]
@@ -351,10 +348,3 @@ def connected(server: Running, path: str, raw: bytes) -> socket.socket:
     wire = socket.create_connection((host, int(port)))
     wire.sendall(head.encode() + raw)
     return wire
-
-
-def until(true: Any, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

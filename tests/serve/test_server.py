@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from panjue.serve.middleware import Setup
 from panjue.serve.server import arguments, free_port, serve
 from panjue.serve.settings import ServeConfig, serve_settings
 from tests.conftest import SERVE_WORDS, PanjueServe
+from tests.serve.conftest import until
 
 Start = Callable[..., Any]
 """`panjue_serve` of conftest.py."""
@@ -172,13 +172,6 @@ def test_a_server_whose_engine_dies_ends_with_an_error(panjue_serve: Start) -> N
 
 def post(url: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{url}/v1/judgments", json=body, timeout=120)
-
-
-def until(true: Callable[[], bool]) -> None:
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() - began < 60
-        time.sleep(0.02)
 
 
 def test_nothing_outlives_a_server_that_is_killed(panjue_serve: Start) -> None:
