@@ -167,9 +167,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield from (("groups", warning) for warning in group_warnings(trainer))
     yield "evaluations", evaluation_plan(trainer)
     if args.load_best_model_at_end:
-        yield "adapter", f"the best by {args.metric_for_best_model}"
-    else:
-        yield "adapter", "the last one; for the best, make eval_strategy and save_strategy equal"
+        yield "kept", f"the checkpoint with the best {args.metric_for_best_model}"
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = (stored + trained * ADAM_BYTES) / (args.world_size if shards else 1)
     yield "memory", memory_plan(trainer, memory)

@@ -127,7 +127,8 @@ def run_training(
     print_stage(config, console, 4, "saving")
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", markup=False)
-    console.print(f"next: panjue generate {config.run} TEST", markup=False)
+    if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
+        console.print(f"next: panjue generate {config.run} TEST", markup=False)
 
 
 def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:

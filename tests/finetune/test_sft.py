@@ -78,8 +78,12 @@ def test_the_plan_counts_the_evaluations(
 
 
 def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
-    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workshop: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("MAKELEVEL", raising=False)  # make knows what is next
     run = tmp_path / "run"
     main(workshop / "sft.yaml", [f"run={run}", "trainer.max_steps=2", "trainer.eval_steps=1"])
     lines = capsys.readouterr().out.splitlines()
