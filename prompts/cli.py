@@ -4,7 +4,6 @@ Settings are checked before the stage is imported: importing torch or vLLM takes
 """
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -15,6 +14,7 @@ import typer
 
 from panjue.prompts import cli_scores
 from panjue.prompts.options import Overrides, Size
+from panjue.prompts.plumbing.config import setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
@@ -31,6 +31,17 @@ def _print_version(wanted: bool) -> None:  # typer passes it so
         raise typer.Exit
 
 
+def _settings(module: str, name: str) -> Any:
+    """Return the option that lists the settings of a command."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            print(*setting_lines(getattr(import_module(module), name)), sep="\n")
+            raise typer.Exit
+
+    return typer.Option("--settings", callback=show, is_eager=True, help="list all settings")
+
+
 @app.callback()
 def options(
     _: Annotated[
@@ -41,8 +52,8 @@ def options(
     """Fine-tune a language model to write structured judgments; decode, submit, score."""
 
 
-def _load(module: str, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(import_module(f"panjue.{module}"), name)
+def _load(module: str, name: str) -> Any:
+    function = getattr(import_module(f"panjue.{module}"), name)
     quiet_libraries()
     return function
 
@@ -78,7 +89,11 @@ def base(config: Path, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def sft(config: Path, overrides: Overrides = None) -> None:
+def sft(
+    config: Path,
+    overrides: Overrides = None,
+    _: Annotated[bool, _settings("panjue.finetune.settings", "SftConfig")] = False,
+) -> None:
     """Fine-tune: cases in, adapter out."""
     words = overrides or []
     settings = _load("finetune.settings", "sft_settings")(config, words)
@@ -102,6 +117,7 @@ def generate(
     run: Path,
     test: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="e.g. samples=8")] = None,
+    _: Annotated[bool, _settings("panjue.serve.settings", "GenerateConfig")] = False,
 ) -> None:
     """Answer every case of TEST with RUN's training, and decide: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
@@ -130,6 +146,7 @@ def _decode(folder: Path, *, greedy: bool = False) -> None:
 def serve(
     run: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="e.g. port=80 other=RUN2")] = None,
+    _: Annotated[bool, _settings("panjue.serve.settings", "ServeConfig")] = False,
 ) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
     settings, runs = _load("serve.settings", "serve_settings")(run, overrides or [])

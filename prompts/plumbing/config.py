@@ -1,7 +1,7 @@
 """YAML file plus `key=value` words -> a frozen pydantic model. Unknown keys stop the run."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,6 +129,14 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
     for key in keys:
         if key not in names:
             raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
+
+
+def setting_lines(cls: type[Config]) -> Iterator[str]:
+    """Yield two lines for each setting: its name and default, and what it is."""
+    for name, info in cls.model_fields.items():
+        default = "" if info.is_required() else info.get_default(call_default_factory=True)
+        yield f"{name}={'' if default is None else default}"
+        yield f"    {' '.join((info.description or '').split())}"
 
 
 def first_complaint(cls: type[Config], error: ValidationError) -> str:

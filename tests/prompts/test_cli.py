@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from panjue.finetune.settings import SftConfig
 from panjue.prompts import cli
 from panjue.prompts.cli import main
+from panjue.prompts.plumbing.config import Config
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.serve.settings import GenerateConfig, ServeConfig
 
 TASK = load_task("judgment")
 
@@ -190,6 +193,22 @@ def test_nothing_that_is_read_is_written_over(
     assert path.read_bytes() == before
     assert typed(monkeypatch, "score", gold, path, "--json", folder) == 2
     assert "is a folder; name a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [("sft", SftConfig), ("generate", GenerateConfig), ("serve", ServeConfig)],
+)
+def test_every_setting_is_listed_with_its_default_and_a_line(
+    command: str,
+    config: type[Config],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert typed(monkeypatch, command, "--settings") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("=")[0] for line in lines[::2]] == list(config.model_fields)
+    assert all(line.startswith("    ") and line.endswith(".") for line in lines[1::2])
 
 
 def test_the_version_is_that_of_the_package(
