@@ -10,11 +10,9 @@ from panjue.prompts.plumbing.endpoint import key_of, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import OnText, Request, ignore_text
+from panjue.serve.settings import ENDPOINT_SAMPLING
 
 KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
-
-SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "presence_penalty", "frequency_penalty")
-"""Settings of `sampling` that OpenAI's chat completions have too."""
 
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
@@ -122,7 +120,9 @@ class Endpoint:
             "messages": question.messages,
             "temperature": 0.0,
             **({"max_tokens": question.room} if question.room else {}),
-            **{name: value for name, value in request.sampling.items() if name in SAMPLING},
+            **{
+                name: value for name, value in request.sampling.items() if name in ENDPOINT_SAMPLING
+            },
         }
         if question.prompt:  # our own model: the chat template must render as in training
             arguments["extra_body"] = {"chat_template_kwargs": TEMPLATE_ARGS}

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import UNFINISHED, OnText, Request, ignore_text
 from panjue.serve.merge import Served
@@ -27,9 +29,11 @@ os.environ["PATH"] = (
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
-from vllm.config import ModelConfig, StructuredOutputsConfig
+from vllm.config import LoRAConfig, ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
+from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -200,6 +204,8 @@ def engine(
 def engine_settings(served: Served, seed: int, max_tokens: int | None) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
+    if served.adapter:
+        check_unmerged(served.adapter, rank)
     return {
         "max_model_len": max_tokens or -1,  # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
         "seed": seed,
@@ -230,6 +236,20 @@ def check_length(engine: Engine, max_tokens: int) -> Engine:
             f"{max_tokens}; raise engine.gpu_memory_utilization or VLLM_CPU_KVCACHE_SPACE"
         )
     return engine
+
+
+def check_unmerged(adapter: Path, rank: int) -> None:
+    """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request."""
+    weights = adapter / "adapter_model.safetensors"
+    try:
+        helper = PEFTHelper.from_dict(read_json(adapter / "adapter_config.json"))
+        helper.validate_legal(LoRAConfig(max_lora_rank=rank))
+        with safe_open(weights, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                parse_fine_tuned_lora_name(name)
+    except (ValueError, TypeError, OSError, SafetensorError) as error:
+        reason = first_line(error).rstrip(".")
+        raise UserError(f"adapter=lora: {reason}; use adapter=merge") from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
-from panjue.prompts.plumbing.config import Config, load_section
+from panjue.prompts.plumbing.config import Config, check_known, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
@@ -48,6 +48,10 @@ MANAGED_SETTINGS = {
     "hf_token": "the environment variable HF_TOKEN: settings are written to files",
 }
 """Engine arguments that panjue sets itself -> the setting to use instead."""
+
+ENDPOINT_SAMPLING = ("temperature", "top_p", "max_tokens", "stop")
+ENDPOINT_SAMPLING += ("presence_penalty", "frequency_penalty")
+"""Settings of `sampling` that OpenAI's chat completions have too; others are not sent."""
 
 MANAGED_SAMPLING = {
     "structured_outputs": "constrained",
@@ -162,6 +166,8 @@ def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> Genera
     if config.ray and not find_spec("ray"):
         raise UserError("ray: is not installed; .ci/install python3 ray")
     task = load_task(task_name(run, config))
+    if config.endpoint:
+        check_known("sampling", config.sampling, ENDPOINT_SAMPLING)
     if not test.exists():
         raise UserError(f"no file {test}")
     next(Reader(task, on_bad_row=config.on_bad_row).read(test), None)  # of another format?

@@ -323,7 +323,11 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["task=judgment"], "'judgment' has labels"), ([], "task: set it, e.g. task=dialogue")],
+    [
+        (["task=judgment"], "'judgment' has labels"),
+        (["task=dialogue", "sampling.top_k=3"], "sampling: no setting 'top_k'"),
+        ([], "task: set it, e.g. task=dialogue"),
+    ],
 )
 def test_without_a_training_a_task_without_labels_is_needed(
     tmp_path: Path, words: list[str], named: str
