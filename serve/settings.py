@@ -49,8 +49,10 @@ MANAGED_SETTINGS = {
 }
 """Engine arguments that panjue sets itself -> the setting to use instead."""
 
-ENDPOINT_SAMPLING = ("temperature", "top_p", "max_tokens", "stop")
-ENDPOINT_SAMPLING += ("presence_penalty", "frequency_penalty")
+ENDPOINT_SAMPLING = (
+    *("temperature", "top_p", "max_tokens", "stop"),
+    *("presence_penalty", "frequency_penalty"),
+)
 """Settings of `sampling` that OpenAI's chat completions have too; others are not sent."""
 
 MANAGED_SAMPLING = {
