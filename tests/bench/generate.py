@@ -21,6 +21,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -36,6 +37,7 @@ from panjue.serve.merge import Served, served_model
 
 HF_BATCH = 16
 ROUNDS = 3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:
@@ -84,7 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("trained", type=Path)
     parser.add_argument("cases", type=Path)
     parser.add_argument("--limit", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto" if DEVICE == "cuda" else "bfloat16")
     return parser.parse_args()
 
 
@@ -100,7 +102,8 @@ def askable(asker: Asker, examples: Iterator[Example]) -> Iterator[Example]:
 
 def quiet_engine(model: Path, dtype: str, max_tokens: int) -> AbstractContextManager[Engine]:
     """Start the engine without prefix cache: every round must do all the work again."""
-    settings = {"dtype": dtype, "enable_prefix_caching": False, "max_num_seqs": 32}
+    settings: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": False}
+    settings |= {} if DEVICE == "cuda" else {"max_num_seqs": 32}
     return engine(Served(model), settings, max_tokens, seed=0)
 
 
@@ -149,29 +152,24 @@ def timed(work: Callable[[], tuple[int, object]]) -> tuple[float, int]:
 
 def transformers_generate(model: Path, dtype: str, requests: list[Request]) -> tuple[int, None]:
     """Decode the same prompts to the same lengths in batches, left-padded."""
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, device_map=DEVICE).eval()
     tokens = 0
     for start in range(0, len(requests), HF_BATCH):
         batch = requests[start : start + HF_BATCH]
         width = max(len(request.question.prompt) for request in batch)
-        ids = torch.tensor(
-            [[0] * (width - len(r.question.prompt)) + r.question.prompt for r in batch]
-        )
-        mask = torch.tensor(
-            [[0] * (width - len(r.question.prompt)) + [1] * len(r.question.prompt) for r in batch]
-        )
-        longest = max(request.sampling["max_tokens"] for request in batch)
+        pads = [width - len(request.question.prompt) for request in batch]
+        ids = [[0] * n + r.question.prompt for n, r in zip(pads, batch, strict=True)]
+        mask = [[0] * n + [1] * (width - n) for n in pads]
+        wanted = [request.sampling["max_tokens"] for request in batch]
         with torch.inference_mode():
             network.generate(
-                ids,
-                attention_mask=mask,
+                torch.tensor(ids, device=DEVICE),
+                attention_mask=torch.tensor(mask, device=DEVICE),
                 do_sample=False,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
+                max_new_tokens=max(wanted),
+                min_new_tokens=max(wanted),
             )
-        tokens += sum(
-            request.sampling["max_tokens"] for request in batch
-        )  # what a batch pads is waste
+        tokens += sum(wanted)  # what a batch pads is waste
     return tokens, None
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+import torch
 
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
@@ -38,7 +39,9 @@ from panjue.serve.settings import BACKEND, NAME, ServeConfig
 
 ROUNDS = 3
 TOKENS = 64
-ENGINE = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
+ENGINE: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
+if torch.cuda.is_available():  # two engines share the card
+    ENGINE = {"gpu_memory_utilization": 0.4}
 PORTS = {"vLLM alone": 8917, "panjue": 8918}
 
 TASK = load_task("judgment")
@@ -76,15 +79,14 @@ def main() -> None:
     served = ServedRun(Run(options.run), ServeConfig.model_validate({}))
     asker, model = served.asker, served.folders.model
     with ExitStack() as running:
-        servers = {
-            way: running.enter_context(subprocess.Popen(words, stdout=subprocess.DEVNULL))
-            for way, words in commands(options.run, model, asker).items()
-        }
-        try:
-            asyncio.run(compare(servers, asker, options))
-        finally:
-            for server in servers.values():
-                server.terminate()
+        servers = {}
+        # One after the other: vLLM takes what others allocate meanwhile for its own memory.
+        for way, words in commands(options.run, model, asker).items():
+            server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+            servers[way] = running.enter_context(server)
+            running.callback(server.terminate)
+            asyncio.run(until_up(way))
+        asyncio.run(compare(servers, asker, options))
 
 
 def arguments() -> argparse.Namespace:
@@ -126,9 +128,6 @@ async def compare(
         "chat completions, streamed": dict.fromkeys(servers, chat(messages, stream=True)),
         "judgments": {"vLLM alone": plain_judgment(asker), "panjue": judgment},
     }
-    for way in servers:
-        async with session(way) as http:
-            await until_up(http)
     for kind, asks in kinds.items():
         loads = {way: Load() for way in servers}
         for turn in range(ROUNDS):
@@ -157,16 +156,15 @@ def session(way: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0))
 
 
-async def until_up(http: aiohttp.ClientSession) -> None:
+async def until_up(way: str) -> None:
     """Wait until a server answers."""
-    while True:
-        try:
-            async with http.get("/health") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass
-        await asyncio.sleep(1)
+    async with session(way) as http:
+        while True:
+            with suppress(aiohttp.ClientError):
+                async with http.get("/health") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(1)
 
 
 def cpu_of(pid: int) -> float:
