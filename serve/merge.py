@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from panjue.prompts.model import (
@@ -74,10 +73,8 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
     except UserError as error:
         raise UserError(f"{error} (the base of {adapter}; say base=FOLDER)") from None
     if model_sha256(folder) != record.base_sha256:
-        raise UserError(
-            f"{adapter}: was trained on another base than {name} is now; "
-            "set base=FOLDER to that base, or train again"
-        )
+        way_out = "set base=FOLDER to that base, or train again"
+        raise UserError(f"{adapter}: was trained on another base than {name} is now; {way_out}")
     return folder
 
 
@@ -92,25 +89,22 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     # Of two processes, the second one waits and finds the merge.
     with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
         if not is_merged(record, out):
-            _merge(adapter, out, record, check_base(adapter, record, base))
+            folder = check_base(adapter, record, base)
+            temporary = out.with_name(f".{out.name}.tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            try:
+                write_merged(folder, adapter, temporary)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
+                raise
+            load_tokenizer(folder).save_pretrained(temporary)
+            for name in ("labels.json", CLASSIFIER):
+                if (adapter / name).exists():
+                    shutil.copy(adapter / name, temporary / name)
+            record.write(temporary)
+            replace_folder(temporary, out)
     return out
-
-
-def _merge(adapter: Path, out: Path, record: RunRecord, base: Path) -> None:
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        write_merged(base, adapter, temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
-        raise
-    load_tokenizer(base).save_pretrained(temporary)
-    for name in ("labels.json", CLASSIFIER):
-        if (adapter / name).exists():
-            shutil.copy(adapter / name, temporary / name)
-    record.write(temporary)
-    replace_folder(temporary, out)
 
 
 def write_merged(base: Path, adapter: Path, out: Path) -> None:
@@ -130,7 +124,7 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
         # It is broken, of a kind that peft cannot merge, or the disk is full.
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model  # their memory is needed for the merged model
-    check_same(before, logits(load(out)), dtype, adapter)
+    check_same(before, load(out), adapter)
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -140,19 +134,17 @@ def load(folder: Path) -> PreTrainedModel:
     )
 
 
-def logits(model: Any) -> Tensor:
+def logits(model: Any) -> torch.Tensor:
     """Return a model's logits for the first 32 token ids: [1, tokens, vocabulary]."""
     ids = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]
     with torch.no_grad():
-        result: Tensor = model.eval()(ids).logits.float()
+        result: torch.Tensor = model.eval()(ids).logits.float()
     return result
 
 
-def check_same(before: Tensor, after: Tensor, dtype: torch.dtype, adapter: Path) -> None:
+def check_same(before: torch.Tensor, merged: PreTrainedModel, adapter: Path) -> None:
     """Check that a merge has not changed the outputs."""
-    difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
-    limit = MAX_DIFFERENCE.get(dtype, MAX_DIFFERENCE[torch.bfloat16])
-    if not difference <= limit:  # NaN is refused too
-        raise UserError(
-            f"{adapter}: merging it changes the outputs (by {difference:.1%}); use adapter=lora"
-        )
+    difference = float((before - logits(merged)).norm() / before.norm().clamp(min=1e-12))
+    if not difference <= MAX_DIFFERENCE[merged.dtype]:  # NaN is refused too
+        changes = f"merging it changes the outputs (by {difference:.1%})"
+        raise UserError(f"{adapter}: {changes}; use adapter=lora")
