@@ -111,7 +111,21 @@ def test_the_pages_are_short() -> None:
         assert len(text(page).split()) <= 900, page
     assert len(text("finetune/EXPERIMENTS.md").splitlines()) <= 120
     assert len(text("CHANGELOG.md").splitlines()) <= 60
-    assert sum(len(text(page).split()) for page in PAGES if ".zh." not in page) <= 8700
+    english = [page for page in PAGES if ".zh." not in page]
+    assert sum(len(text(page).split()) for page in english) <= 8700
+    for page in english:
+        cells, sentences = sentences_of(page)
+        assert max(map(len, sentences)) <= 35, max(sentences, key=len)
+        assert max(map(len, [*cells, []])) <= 25, max(cells, key=len)
+
+
+def sentences_of(page: str) -> list[list[list[str]]]:
+    """Return the words of each table cell of a page, and of each sentence elsewhere."""
+    prose = re.sub(r"^```.*?^```|\]\([^)]*\)", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\|.*", prose, re.MULTILINE)
+    others = re.sub(r"^\|.*|^ *(?:[-*#]|\d+\.) ", "\n\n", prose, flags=re.MULTILINE)
+    parts = [re.split(r" \| ", "\n".join(rows)), re.split(r"(?<=[.!?:;])\s|\n\n", others)]
+    return [[part.split() for part in each] for each in parts]
 
 
 def test_the_systemd_unit() -> None:
