@@ -178,9 +178,10 @@ async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
 
 
 async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
-    """Return the label sets with the count of each label in training, and what answers."""
+    """Return the labels of training with their counts, also in pairs, and what answers."""
     run = setup.run(Request(scope).query_params.get("model"))
-    counts = {"labels": run.asker.labels.counts, "most": run.asker.labels.most}
+    known = run.asker.labels
+    counts = {"labels": known.counts, "most": known.most, "pairs": known.pairs}
     return {"task": run.task_name, **counts, "demo": run.demo}
 
 

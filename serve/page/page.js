@@ -28,6 +28,7 @@ const TEXTS = {
     asking: "正在生成……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
     own: "模型自估", confidence: "百分比是模型对自己回答的估计，不是答对的概率。",
+    odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     empty: "请先填写案件事实。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
     noNames: "没有找到被告人：请在下面添加姓名，或在事实中写明“被告人某某”。", offline: "连不上服务，请确认它仍在运行。",
@@ -46,6 +47,7 @@ const TEXTS = {
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
     own: "own estimate", confidence: "Percentages are the model's own estimate, not the probability that it is right.",
+    odd: "Check this: no training case has this article with these charges.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     empty: "Please enter the facts first.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
     noNames: "No defendant was found: add the names below, or write 被告人 before each in the facts.", offline: "The server does not answer; is it still running?",
@@ -232,12 +234,18 @@ function card(judgment, i, result) {
     element(
       "dl", {},
       ...field("charges", confidence, judgment.charges.map((charge) => element("p", {}, charge))),
-      ...field("articles", confidence, judgment.articles.map((id) => element("p", {}, articleName(id)))),
+      ...field("articles", confidence, judgment.articles.map((id) => article(id, judgment.charges))),
       ...field("penalty", confidence, [element("p", {}, judgment.penalty), bars(result.probabilities?.[i]?.penalty ?? {})]),
     ),
   );
   node.style.setProperty("--hue", hue(i));
   return node;
+}
+
+// An article that no training case has with any of these charges is one to check.
+function article(id, charges) {
+  const isOdd = charges.length && charges.every((charge) => labels?.pairs[charge] && !(id in labels.pairs[charge]));
+  return element("p", {}, articleName(id), ...(isOdd ? [element("small", {}, texts.odd)] : []));
 }
 
 // A guess is never certain, and what is listed is never impossible.

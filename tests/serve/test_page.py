@@ -124,6 +124,24 @@ def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any, server: A
     assert page.is_hidden("#demo"), "another model answers"
 
 
+def test_an_article_that_training_never_had_with_the_charges_is_doubted(
+    page: Any, server: Any
+) -> None:
+    def without_pairs(route: Any) -> None:
+        labels = route.fetch().json()
+        pairs = dict.fromkeys(labels.get("pairs", ()), {})  # an error, before the key is given
+        route.fulfill(status=200 if pairs else 401, json={**labels, "pairs": pairs})
+
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article")
+    articles = page.locator("dd >> nth=1 >> p").count()
+    page.route("**/v1/labels", without_pairs)
+    page.reload()
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article")
+    assert page.locator("dd >> nth=1 >> small:has-text('从未与所列罪名')").count() == articles
+
+
 def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any, server: Any) -> None:
     page.click("#go")
     assert page.inner_text("#problem") == "请先填写案件事实。"
