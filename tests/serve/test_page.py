@@ -129,7 +129,8 @@ def test_an_article_that_training_never_had_with_the_charges_is_doubted(
 ) -> None:
     def without_pairs(route: Any) -> None:
         labels = route.fetch().json()
-        pairs = {charge: {} for charge in labels.get("pairs", ())}  # none without the key
+        # Without the key there are none.
+        pairs: dict[str, Any] = {charge: {} for charge in labels.get("pairs", ())}
         route.fulfill(status=200 if pairs else 401, json={**labels, "pairs": pairs})
 
     ask(page, FACT, server.key)
