@@ -72,7 +72,7 @@ def compare(
 
 @app.command()
 def report(run: Path, gold: GoldPath = None) -> None:
-    """Write a page on RUN: scores, errors and every case; and its model card."""
+    """Write a page on RUN: scores, errors and every case."""
     from panjue.eval.report import main
 
     main(run, gold)
