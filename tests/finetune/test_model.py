@@ -35,6 +35,15 @@ def test_a_four_bit_base_stays_as_small_as_it_is_loaded(workshop: Path) -> None:
     }
 
 
+def test_generating_copies_no_weights_of_the_head(workshop: Path) -> None:
+    """Torch folds a batch of states into one product only where they lie side by side."""
+    model, seen = load_base(workshop / "base/model", torch.bfloat16).eval(), []
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].is_contiguous()))
+    model.generate(torch.ones(3, 5, dtype=torch.long), max_new_tokens=2)
+    assert seen == [True, True]
+
+
 def test_an_evaluation_leaves_the_gradients_of_a_four_bit_model(workshop: Path) -> None:
     """On a CPU with AVX-512 BF16, bitsandbytes passes none after it; on others it always does."""
     nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}

@@ -1,6 +1,6 @@
 """Long dialogues: who feels what about what, and why (EmoCaustics' sextuples and emotion events).
 
-An example takes several calls; `solve` has three strategies.
+An example takes several calls; `solve` has two ways.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
