@@ -1,7 +1,5 @@
 """The report page in a headless Chromium."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,27 +10,13 @@ import pytest
 from panjue.eval.answers import open_answers
 from panjue.eval.report import page, page_data
 from panjue.prompts.plumbing.files import dump
+from tests import browser as in_tests
 from tests.eval import test_report
 from tests.eval.test_report import HOSTILE, case, run_on
 
 hostile = test_report.hostile  # the fixture
 
-ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if BROWSER is None:
-        pytest.skip("there is no Chromium here; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield started
-        started.close()
+browser = in_tests.browser  # the fixture
 
 
 @pytest.fixture
@@ -159,10 +143,10 @@ def test_the_report_of_real_cases(
     opened.locator("#list button").first.press("Enter")
     names = opened.locator("#case h4 .name").all_inner_texts()
     assert set(names) <= set(opened.locator("#facts .name").all_inner_texts())
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
-    opened.screenshot(path=ARTEFACTS / "report.png")
     opened.set_viewport_size({"width": 390, "height": 800})  # a phone
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 390
     opened.locator("#list button").nth(1).click()
     assert opened.locator("#case h3").bounding_box()["y"] < 200, "what was tapped is in sight"
-    opened.screenshot(path=ARTEFACTS / "report-phone.png")
+    in_tests.take_pictures(opened, "report-en")
+    with opened.expect_navigation():
+        opened.click("#language >> text=中文")
+    in_tests.take_pictures(opened, "report-zh")

@@ -1,8 +1,6 @@
 """The page in a real headless Chromium, against the running server."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,27 +9,13 @@ import pytest
 
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.serve.middleware import PAGE
+from tests import browser as in_tests
 
 FACT = (
     "经审理查明：2020年3月，被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。"
     "张某甲系主犯。李某乙归案后如实供述。"
 )
-ARTEFACTS = Path(os.environ.get("PANJUE_ARTEFACTS", "build/screenshots"))
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Return Debian's Chromium."""
-    if BROWSER is None:
-        pytest.skip("there is no Chromium here; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
-        yield started
-        started.close()
+browser = in_tests.browser  # the fixture
 
 
 @pytest.fixture
@@ -187,12 +171,10 @@ def test_markup_in_a_case_stays_text(page: Any, server: Any) -> None:
     assert page.title() == "判决 panjue"
 
 
-@pytest.mark.parametrize(("name", "width"), [("desktop", 1200), ("phone", 380)])
-def test_how_it_looks(page: Any, server: Any, name: str, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
+def test_how_it_looks_in_both_languages(page: Any, server: Any) -> None:
     ask(page, FACT, server.key)
     page.wait_for_selector("article >> nth=1")
     page.evaluate("document.getElementById('keyed').hidden = true")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
-    ARTEFACTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=ARTEFACTS / f"page-{name}.png", full_page=True)
+    in_tests.take_pictures(page, "page-zh")
+    page.click("#language")
+    in_tests.take_pictures(page, "page-en")
