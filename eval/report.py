@@ -327,8 +327,11 @@ def page(result: PageData) -> str:
 
 
 def fairness_lines(result: PageData) -> dict[str, list[str]]:
-    """Return attribute -> the lines on differences between its groups."""
+    """Return attribute -> the remarks on its groups, without the numbers, which the page has."""
     if result.fairness is None:
         return {}
     attributes = result.fairness.attributes.items()
-    return {name: list(fairness_remarks(result.fairness, of)) for name, of in attributes}
+    return {
+        name: list(fairness_remarks(result.fairness, of))[of.mean is not None :]
+        for name, of in attributes
+    }

@@ -178,7 +178,7 @@ function fillCase(index) {
   const raw = make("details");
   raw.append(make("summary", say("raw reply of the model", "模型原始输出")), ...example.reply.map((text) => make("pre", text)));
   const notes = Object.entries(example.groups).map(([name, value]) => labelOf(name) + say(": ", "：") + value);
-  notes.push(...example.notes.map((note, i) => say(note, [HANDLED[example.handled[i]], ...note.split(": ").slice(1)].join("："))));
+  notes.push(...example.notes.map((note, i) => say(note, [HANDLED[example.handled[i]], ...note.split(": ").slice(1).map(labelOf)].join("："))));
   const line = make("p", notes.join(" · "), { class: "note" });
   if (example.confidence !== null) {
     const text = say("confidence, the model's own estimate: ", "置信度（模型自估）：") + example.confidence.toFixed(2);
