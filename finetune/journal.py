@@ -171,6 +171,8 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = (stored + trained * ADAM_BYTES) / (args.world_size if shards else 1)
     yield "memory", memory_plan(trainer, memory)
+    if (card := card_memory()) and 2 * total > 0.9 * card:  # vLLM loads the merged model
+        yield "answering", f"needs {2 * total / 2**30:.2f} GiB for the weights: a larger GPU"
 
 
 def group_warnings(trainer: GroupTrainer) -> Iterator[str]:

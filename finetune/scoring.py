@@ -17,14 +17,16 @@ from panjue.prompts.plumbing.progress import LINE_EVERY_S
 from panjue.prompts.reader import text_hash
 from panjue.prompts.shorten import shortened_prompt
 
-MAX_BATCH_TOKENS = 2**15
-"""Tokens of one batch, padding and replies included: 5 GB of attention cache for an 8B model."""
+MAX_BATCH_TOKENS = 2**17
+"""Tokens of one batch, padding and replies included: 20 GB of attention cache for an 8B model."""
+
+CPU_BATCH_TOKENS = 2**15
 
 
 def batch_tokens(config: Any) -> int:
     """Return the tokens whose attention cache takes half of a GPU's free memory, or the limit."""
     if not torch.cuda.is_available():
-        return MAX_BATCH_TOKENS
+        return CPU_BATCH_TOKENS
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     free -= torch.cuda.memory_allocated()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -22,6 +22,10 @@ from panjue.prompts.plumbing.run import Run
 
 watch_parent()  # acts only in the processes of an engine
 
+for name in ("bitsandbytes", "torch._library.triton"):
+    # Their imports warn of packages that panjue does not need on a CPU.
+    logging.getLogger(name).setLevel(logging.ERROR)
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
@@ -176,8 +180,6 @@ app.add_typer(cli_scores.app)
 
 def main() -> None:
     """Run the command line; an error that the user can fix gives one line and exit code 2."""
-    # On a CPU it warns about a package that panjue does not need there.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     with in_one_line():
         app()
 

@@ -8,15 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
-from panjue.prompts.model import (
-    CLASSIFIER,
-    VLLM_RANKS,
-    load_tokenizer,
-    lora_rank,
-    model_folder,
-    model_sha256,
-)
+from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
@@ -42,7 +36,7 @@ class Served(NamedTuple):
         except (LookupError, TypeError):
             raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
         if rank is None:
-            raise UserError(f"adapter: its rank is above {VLLM_RANKS[-1]}; use adapter=merge")
+            raise UserError("adapter: vLLM has no rank that high; use adapter=merge")
         return rank
 
 
@@ -129,6 +123,7 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
 
 def load(folder: Path) -> PreTrainedModel:
     """Load a model in the type of its weights."""
+    disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype="auto", use_safetensors=True, trust_remote_code=False
     )

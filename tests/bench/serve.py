@@ -85,7 +85,7 @@ def main() -> None:
             server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
             servers[way] = running.enter_context(server)
             running.callback(server.terminate)
-            asyncio.run(until_up(way))
+            asyncio.run(until_up(way, server))
         asyncio.run(compare(servers, asker, options))
 
 
@@ -156,15 +156,16 @@ def session(way: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0))
 
 
-async def until_up(way: str) -> None:
+async def until_up(way: str, server: "subprocess.Popen[bytes]") -> None:
     """Wait until a server answers."""
     async with session(way) as http:
-        while True:
+        while server.poll() is None:
             with suppress(aiohttp.ClientError):
                 async with http.get("/health") as answer:
                     if answer.status == 200:
                         return
             await asyncio.sleep(1)
+    sys.exit(f"{way}: ended while it started")
 
 
 def cpu_of(pid: int) -> float:

@@ -127,9 +127,9 @@ def test_a_base_that_is_larger_than_the_card_is_refused_before_it_is_loaded(
             check_memory(tmp_path, method, dtype)
 
 
-@pytest.mark.parametrize(("mib", "warns"), [(1, True), (1024, False)])
+@pytest.mark.parametrize(("mib", "warns"), [(0.25, True), (1024, False)])
 def test_the_plan_compares_its_memory_with_the_cards(
-    mib: int,
+    mib: float,
     warns: bool,
     workshop: Path,
     tmp_path: Path,
@@ -138,9 +138,11 @@ def test_the_plan_compares_its_memory_with_the_cards(
 ) -> None:
     monkeypatch.setattr(journal, "card_memory", lambda: mib * 2**20)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
-    [line] = [s for s in capsys.readouterr().out.splitlines() if s.startswith("memory")]
+    said = capsys.readouterr().out
+    [line] = [s for s in said.splitlines() if s.startswith("memory")]
     assert f"the GPU has {mib / 1024:.1f} GiB" in line
     assert ("use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens" in line) == warns
+    assert ("for the weights: a larger GPU" in said) == warns
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
@@ -178,7 +180,7 @@ def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
 def test_the_decoding_batch_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     size = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}  # Qwen3-8B
     config = SimpleNamespace(**size)
-    assert scoring.batch_tokens(config) == scoring.MAX_BATCH_TOKENS
+    assert scoring.batch_tokens(config) == scoring.CPU_BATCH_TOKENS
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * GIB)

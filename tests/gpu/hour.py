@@ -10,24 +10,24 @@ import argparse
 import asyncio
 import gc
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import cached_property
-from importlib.metadata import version
 from io import StringIO
 from itertools import cycle, islice
-from os import environ
 from pathlib import Path
 from resource import getrusage
 from shutil import rmtree
+from subprocess import PIPE
 from typing import Any
 
 import torch
-import vllm
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import is_flash_attn_2_available
@@ -42,16 +42,14 @@ from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker, Question, Request
 from panjue.serve.engine import RequestOutput, engine
 from panjue.serve.merge import Served, served_model
+from tests.gpu.card import IS_GPU, machine, share
 
 ROOT = Path(__file__).parents[2]
 PANJUE = Path(sys.executable).with_name("panjue")
 LIMIT_S = 600
-FULL = {"steps": 20, "saved": 10, "replies": 64, "schemas": 1000, "cases": 2000, "seconds": 15}
+FULL = {"steps": 12, "saved": 6, "replies": 64, "schemas": 1000, "cases": 2000, "seconds": 15}
 QUICK = {"steps": 4, "saved": 2, "replies": 3, "schemas": 5, "cases": 6, "seconds": 1}
 """How much each stage does: to be measured, or only tried."""
-
-CARDS = {"H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86)}
-"""Name of a GPU -> dense bfloat16 TFLOP/s and bandwidth in TB/s, from NVIDIA's data sheets."""
 
 QWEN3_8B = {"intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8}
 """Its shape, where it is not Qwen3Config's default."""
@@ -60,7 +58,6 @@ NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.05}
 """Type of the engine -> difference of two log-probabilities that its rounding explains."""
 
 Words = dict[str, Any]
-IS_GPU = torch.cuda.is_available()
 
 
 class Ground:
@@ -83,12 +80,17 @@ class Ground:
             load_tokenizer(self.tiny).save_pretrained(folder)
         return folder
 
+    @property
+    def runs(self) -> Path:
+        """Return the folder of the runs of this model."""
+        return Path(self.folder, self.model.name)
+
     def training(self, name: str, *words: str) -> list[str]:
         """Return the arguments of `panjue sft` for a run of some steps."""
         config = ROOT / f"finetune/configs/qwen3-8b-{'qlora' if 'qlora' in name else 'lora'}.yaml"
         steps = [f"trainer.max_steps={self.size['steps']}", "trainer.logging_steps=1"]
         data = [f"train={self.cases / 'train.jsonl'}", f"model={self.model}"]
-        data += [f"run={self.folder / name}", "trainer.eval_strategy=no", "max_tokens=2048"]
+        data += [f"run={self.runs / name}", "trainer.eval_strategy=no", "max_tokens=2048"]
         return [str(config), *data, *steps, f"trainer.save_steps={self.size['saved']}", *words]
 
     def train(self, name: str, *words: str) -> tuple[Run, str]:
@@ -98,7 +100,7 @@ class Ground:
             sft(Path(config), rest)
         gc.collect()  # else the model would stay beside an engine's memory
         torch.cuda.empty_cache()
-        return Run(self.folder / name), printed.getvalue()
+        return Run(self.runs / name), printed.getvalue()
 
     def questions(self, run: Run, count: int) -> list[Question]:
         """Return the questions of as many cases, from the start again after the last."""
@@ -111,7 +113,7 @@ class Ground:
 
 def demo(_: Ground) -> Iterator[str]:
     """Go the whole way from nothing to a score."""
-    run_words("make", "score")
+    run_words("env", "-u", "MAKEFLAGS", "make", "score")  # a MODEL= given to make would count there
     scores = read_object(ROOT / "runs/demo/answers/test/scores.json")
     yield f"final {scores['final']:.4f}"
 
@@ -122,8 +124,10 @@ def training(ground: Ground) -> Iterator[str]:
     ways |= {"lora-packs": [], "qlora-packs": []}
     if is_flash_attn_2_available():
         ways["lora-packs-flash-attention"] = ["attn_implementation=flash_attention_2"]
+    if IS_GPU:
+        ways["lora-packs-flex-attention"] = ["attn_implementation=flex_attention"]
     for name, words in ways.items():
-        rmtree(ground.folder / name, ignore_errors=True)  # else there is nothing to measure
+        rmtree(ground.runs / name, ignore_errors=True)  # else there is nothing to measure
         if IS_GPU:
             torch.cuda.reset_peak_memory_stats()
         run, printed = ground.train(name, *words)
@@ -148,7 +152,7 @@ def parity(ground: Ground) -> Iterator[str]:
     settings = {"dtype": dtype, "enforce_eager": not IS_GPU}
     ways = {}
     for runner in ("0", "1") if IS_GPU else ("0",):
-        environ["VLLM_USE_V2_MODEL_RUNNER"] = runner
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = runner
         for adapter in ("merge", "lora"):
             served = served_model(run.trained, adapter)
             sampling = {"logprobs": 1, "max_tokens": 128}
@@ -194,7 +198,8 @@ def generation(ground: Ground) -> Iterator[str]:
     """Tokens a second of many cases at once, against what card and weights allow."""
     run, many = ground.train("lora-packs")[0], ground.size["cases"]
     questions, served = ground.questions(run, many), served_model(run.trained, "merge")
-    outputs, seconds = asked(served, questions, {"max_tokens": 128}, {}, None)
+    settings = {"enable_prefix_caching": False}  # the cases repeat
+    outputs, seconds = asked(served, questions, {"max_tokens": 128}, settings, None)
     written = sum(len(output.outputs[0].token_ids) for output in outputs)
     read = sum(len(question.prompt) for question in questions)
     weights = sum(file.stat().st_size for file in served.model.glob("*.safetensors"))
@@ -212,7 +217,8 @@ def serving(ground: Ground) -> Iterator[str]:
 
 def kills(ground: Ground) -> Iterator[str]:
     """`kill -9` of training and generation: the same commands finish them."""
-    run = ground.folder / "killed"
+    run = ground.runs / "killed"
+    rmtree(run, ignore_errors=True)
     training = [PANJUE, "sft", *ground.training("killed")]
     killed_when(training, lambda: any(run.glob("checkpoints/*/complete")))
     [resumed] = re.findall(r"resuming from .*-(\d+)", run_words(*training))
@@ -276,12 +282,16 @@ def main() -> None:
 def result(name: str) -> dict[str, Any]:
     """Run one stage; return its figures and its error, if any."""
     began, error = time.perf_counter(), ""
+    words = [sys.executable, __file__, *sys.argv[1:], "--inside", "--stage", name]
+    stage = subprocess.Popen(words, cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True, process_group=0)
     try:
-        printed = run_words(sys.executable, __file__, *sys.argv[1:], "--inside", "--stage", name)
-    except subprocess.CalledProcessError as failed:
-        printed, error = failed.stdout, (failed.stderr or failed.stdout).strip().splitlines()[-1]
+        printed, complaint = stage.communicate(timeout=LIMIT_S)
+        error = (complaint or printed).strip().splitlines()[-1] if stage.returncode else ""
     except subprocess.TimeoutExpired as late:
         printed, error = (late.stdout or b"").decode(), f"not done after {LIMIT_S} s"
+    finally:  # what it has started too, which would keep the GPU
+        with suppress(ProcessLookupError):
+            os.killpg(stage.pid, signal.SIGKILL)
     figures = re.findall(r"^figure: (.*)$", printed, re.MULTILINE)
     print(f"{name}: {error or 'passed'}", *figures, sep="\n  ", flush=True)
     row = {"passed": not error, "seconds": round(time.perf_counter() - began)}
@@ -299,25 +309,6 @@ def table(results: dict[str, Any], options: argparse.Namespace) -> str:
         lines.append(f"| {name} | {'yes' if stage['passed'] else '**no**'} | {stage['seconds']} | ")
         lines[-1] += f"{cell} |"
     return "\n".join([*lines, ""])
-
-
-def machine() -> str:
-    """Return the card, the driver and the versions."""
-    fields = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    card = run_words("nvidia-smi", *fields).strip() if IS_GPU else "no GPU"
-    names = ("torch", "transformers", "trl", "peft", "bitsandbytes")
-    known = [f"{name} {version(name)}" for name in names] + [f"vllm {vllm.__version__}"]
-    return ", ".join([card.replace("\n", "; "), f"Python {sys.version.split()[0]}", *known])
-
-
-def share(rate: float, of: str) -> str:
-    """Return what share of the card's compute (FLOP/s) or bandwidth (bytes/s) a rate is."""
-    name = torch.cuda.get_device_name() if IS_GPU else ""
-    for known, (compute, bandwidth) in CARDS.items():
-        if known in name:
-            most = 1e12 * (compute if of == "compute" else bandwidth)
-            return f" ({rate / most:.0%} of the card's {of})"
-    return ""
 
 
 def bench(script: str, *words: object) -> list[str]:

@@ -1,5 +1,6 @@
 """`make gpu` works: each of its stages, here on the processor."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,13 @@ LONGER = ("training", "schema", "generation", "serving", "kills")  # `make score
 def test_a_stage_passes_and_its_figures_are_in_the_table(
     stage: str, workshop: Path, tmp_path: Path
 ) -> None:
-    words = {"stage": stage, "folder": tmp_path}
-    words |= {"cases": workshop / "demo", "tiny": workshop / "base/model"}
-    options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    options = {"stage": stage, "folder": tmp_path}
+    options |= {"cases": workshop / "demo", "tiny": workshop / "base/model"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    environment = {**os.environ, "PYTHONPATH": str(HOUR.parents[2])}
 
-    done = subprocess.run([sys.executable, str(HOUR), "--quick", *options], check=False)
+    command = [sys.executable, str(HOUR), "--quick", *words]
+    done = subprocess.run(command, check=False, env=environment)
 
     table = (tmp_path / "RESULT.md").read_text("utf-8")
     assert done.returncode == 0, table
