@@ -111,6 +111,11 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._stack.close()
 
 
+FEW_STEPS = 100
+"""Steps that a training should have. After an epoch of 305 cases in 55 steps of 2 packs the
+held-out loss was 0.136, in 7 steps of 16 packs 0.242."""
+
+
 def print_plan(
     console: Console,
     trainer: ReplyTrainer,
@@ -162,7 +167,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
     if args.world_size < (cards := torch.cuda.device_count()):
         yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
-    yield "steps", f"{steps(trainer)} of {step_size(args)} examples or packs"
+    yield "steps", steps_plan(trainer)
     if isinstance(trainer, GroupTrainer):
         yield from (("groups", warning) for warning in group_warnings(trainer))
     yield "evaluations", evaluation_plan(trainer)
@@ -173,6 +178,15 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     yield "memory", memory_plan(trainer, memory)
     if (card := card_memory()) and 2 * total > 0.9 * card:  # vLLM loads the merged model
         yield "answering", f"needs {2 * total / 2**30:.2f} GiB for the weights: a larger GPU"
+
+
+def steps_plan(trainer: SFTTrainer) -> str:
+    """Return the number of steps and their size; if they are few, a batch that makes more."""
+    count, size, processes = steps(trainer), step_size(trainer.args), trainer.args.world_size
+    text, less = f"{count} of {size} examples or packs", max(processes, size * count // FEW_STEPS)
+    if trainer.args.max_steps > 0 or count >= FEW_STEPS or less >= size:
+        return text
+    return f"{text}; these are few: batch={less} learns more from the same cases"
 
 
 def group_warnings(trainer: GroupTrainer) -> Iterator[str]:
