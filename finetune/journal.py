@@ -183,7 +183,8 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
 def steps_plan(trainer: SFTTrainer) -> str:
     """Return the number of steps and their size; if they are few, a batch that makes more."""
     count, size, processes = steps(trainer), step_size(trainer.args), trainer.args.world_size
-    text, less = f"{count} of {size} examples or packs", max(processes, size * count // FEW_STEPS)
+    text = f"{count} of {size} examples or packs"
+    less = processes * max(1, size * count // FEW_STEPS // processes)
     if trainer.args.max_steps > 0 or count >= FEW_STEPS or less >= size:
         return text
     return f"{text}; these are few: batch={less} learns more from the same cases"

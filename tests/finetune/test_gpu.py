@@ -148,7 +148,7 @@ def test_the_plan_compares_its_memory_with_the_cards(
 
 @pytest.mark.parametrize(
     ("packs", "processes", "steps", "batch"),
-    [(64, 1, 24, 1), (316, 1, 120, None), (64, 8, 24, None), (160, 2, 60, 4)],
+    [(64, 1, 24, 1), (316, 1, 120, None), (64, 8, 24, None), (200, 2, 75, 6)],
 )
 def test_few_steps_are_said_with_the_batch_that_makes_more(
     packs: int, processes: int, steps: int, batch: int | None
