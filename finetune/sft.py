@@ -151,7 +151,7 @@ def make_rows(config: SftConfig, record: RunRecord, maker: RowMaker, examples: E
     """Return the rows to train on and the held-out rows."""
     train_rows, report = token_rows(config, record, maker, examples)
     if not report.tokens:
-        reason = report.refused[0] if report.refused else "all skipped or held out; set dev=FILE"
+        reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
         raise UserError(f"{config.train}: no example is left to train on; {reason}")
     held_out = token_rows(config, record, maker, examples.held_out, report.groups)
     return Rows(train_rows, report, *held_out, maker.tokenizer)

@@ -198,8 +198,8 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     found = [folder for folder in found if not folder.name.startswith(HELD_OUT)] or found
     if gold and gold.is_file() and len(found) > 1:
         digest = sha256(gold)
-        same = [folder for folder in found if Answers(folder).record.test_sha256 == digest]
-        found = same or [folder for folder in found if folder.name == gold.stem] or found
+        found = [f for f in found if Answers(f).record.test_sha256 == digest] or found
+        found = [folder for folder in found if folder.name == gold.stem] or found
     if len(found) > 1:
         names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")

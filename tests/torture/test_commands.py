@@ -38,25 +38,20 @@ WORDS: dict[str, dict[str, str]] = {
     DEMO: {},
     "Your own cases, a real model": {"runs/qwen3-8b-lora": TRAINED},
     "Settings": {},
-    "Groups": {"make sft": "make sft CONFIG=demo DEV=train.jsonl"},
+    "Groups": {"make sft": "make sft CONFIG=demo"},
     "Several GPUs": {
         "make sft MODEL": "make sft CONFIG=demo RUN=runs/two MODEL",
         "make sft CONFIG=qwen3": "make -n sft CONFIG=qwen3",  # CPUs cannot shard
         "gpus=8": "gpus=2",
     },
-    "Reading and cloze": {
-        "TRAIN=train.json ": "TRAIN=train.json DEV=dev.json ",
-        "TRAIN=train.jsonl": "TRAIN=train.jsonl DEV=dev.jsonl",
-        "RUN TEST": f"{TRAINED}-cloze-tiny-train dev.jsonl",
-    },
+    "Reading and cloze": {"RUN TEST": f"{TRAINED}-cloze-tiny-train dev.jsonl"},
     "Long dialogues": {
-        "TEST=test": "TEST=test DEV=test",
         "panjue generate": "true #",  # tests/serve/test_endpoint.py asks such a server
     },
-    "How an answer is decided": {},
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
     "Hand it in": {},
+    "How an answer is decided": {},  # after those that mean the run's only answers
     "Ask it": {},
     "Serve": {},
     "Many cases": {

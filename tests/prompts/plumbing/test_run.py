@@ -1,5 +1,6 @@
 """A run folder knows itself: its records, its result, and the answers that a path means."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
     assert find_answers(tmp_path / "other.jsonl") is None
     with pytest.raises(UserError, match="answers to several test files; say which: "):
         find_answers(run)
+    shutil.copytree(run / "answers/b", run / "answers/gold")
+    assert find_answers(run, gold) == Answers(run / "answers/gold"), "that of the default name"
+    shutil.rmtree(run / "answers/gold")
     (run / "answers/b").rename(run / "answers/held-out")
     assert find_answers(run) == Answers(run / "answers/a")
 
