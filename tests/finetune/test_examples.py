@@ -9,6 +9,7 @@ import pytest
 
 from panjue.finetune.examples import Examples
 from panjue.finetune.settings import SftConfig
+from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader, is_held_out, side_groups
@@ -64,6 +65,11 @@ def test_the_ratio_says_how_many_are_mixed_in(
     assert chosen.mixed_size == min(round(len(chosen.train) * ratio), len(mixable))
     assert len(list(chosen)) == len(chosen.train) + chosen.mixed_size
     assert list(chosen.mixable) == mixable
+
+
+def test_a_tenth_is_held_out_and_always_the_same() -> None:
+    held_out = [n for n in range(1000) if is_held_out(Example(n, f"案件{n}"))]
+    assert (len(held_out), held_out[:4]) == (98, [2, 5, 7, 17])
 
 
 def test_what_is_held_out_is_never_mixed_in(
