@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts import cli_scores
-from panjue.prompts.options import Overrides, Size
+from panjue.prompts.options import Overrides
 from panjue.prompts.plumbing.config import setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
@@ -63,11 +63,11 @@ def _load(module: str, name: str) -> Any:
 
 
 @app.command()
-def demo(folder: Path, train: Size = 1600, test: Size = 200, base: Size = 4000) -> None:
+def demo(folder: Path) -> None:
     """Write invented cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
     from panjue.prompts.tasks.judgment.demo import write_demo
 
-    write_demo(folder, {"train": train, "test": test, "base": base})
+    write_demo(folder)
 
 
 @app.command()

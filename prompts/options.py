@@ -14,8 +14,6 @@ from panjue.prompts.task import BUILT_IN, load_task
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 
-Size = Annotated[int, typer.Option(min=1, help="cases")]
-
 SubmissionPath = Annotated[Path, typer.Argument(help="a submission, or its run folder")]
 
 OptionalTask = Annotated[

@@ -78,6 +78,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what takes minutes to `make torture`."""
+    if not config.getoption("--torture"):
+        left = [item for item in items if item.get_closest_marker("endurance")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
 RAY_FILES = {
     "tests/serve/test_ray.py",
     "tests/torture/test_commands.py",  # its `ray stop` ends every cluster of the machine

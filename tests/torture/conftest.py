@@ -69,14 +69,6 @@ class Job:
         assert self.process.wait(LONGEST_S) == 0, self.said
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what takes minutes to `make torture`."""
-    if not config.getoption("--torture"):
-        left = [item for item in items if item.get_closest_marker("endurance")]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
-
-
 @pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
     """Say whether all tries are wanted, and not the quick form."""

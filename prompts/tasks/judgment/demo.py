@@ -101,7 +101,11 @@ def _outcome(
     }
 
 
-def write_demo(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> None:
+SIZES = {"train": 1600, "test": 200, "base": 4000}
+"""Name of a file -> its cases; `base` is for `make base`."""
+
+
+def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES, seed: int = 0) -> None:
     """Write `<name>.jsonl` with the number of cases in `sizes`; always the same for a seed.
 
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
