@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from panjue.eval.classifier import Classifier, load_classifier
+from panjue.eval.second_stage import PLACES, Array, Items
 from panjue.finetune.classifier import MIN_CASES, MIN_ITEMS, calibration, size_weights
 from panjue.finetune.classifier import fit as fit_known
+from panjue.finetune.second_stage import FOLDS, fit_second_stage
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import text_hash
@@ -229,6 +231,29 @@ def test_the_second_stage_learns_from_evidence_and_is_stored(tmp_path: Path) -> 
     read = load_classifier(tmp_path, task)
     assert read
     assert read.opinions(case) == classifier.opinions(case)
+
+
+def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> None:
+    draw, count = np.random.default_rng(0), 400
+
+    def cases(of: int) -> tuple[Items, Array]:
+        """Return cases of two items with the same one of two labels, which the first one tells."""
+        first = np.repeat(draw.integers(2, size=of), 2)
+        own = draw.normal(size=(2 * of, 2)) * 0.5
+        own[::2] += 3 * np.eye(2)[first[::2]]
+        scores = {"charges": np.stack([np.zeros_like(own), own])}
+        return Items(np.full(of, 2), scores, np.zeros((2 * of, PLACES))), np.eye(2, dtype=bool)[
+            first
+        ]
+
+    items, gold = cases(count)
+    fold = np.repeat(np.arange(count) % FOLDS, 2)
+    stage, _ = fit_second_stage(items, {"charges": gold}, ["charges"], fold)
+    others, truth = cases(100)
+    of_first = others.scores["charges"].sum(0).argmax(1) == truth.argmax(1)
+    of_second = stage.probabilities(others)["charges"].argmax(1) == truth.argmax(1)
+    assert of_first[1::2].mean() < 0.7
+    assert of_second[1::2].mean() > 0.9
 
 
 def test_the_second_stage_of_noise_has_learnt_nothing() -> None:
