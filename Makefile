@@ -39,6 +39,7 @@ base: runs/base/model/manifest.json  # train the demo's tiny base model from not
 data/demo/train.jsonl: | .venv/installed; .venv/bin/panjue demo data/demo
 runs/base/model/manifest.json: | data/demo/train.jsonl; .venv/bin/panjue base finetune/configs/base.yaml
 $(TRAINED): $(AGAIN) | .venv/installed $(addsuffix train.jsonl,$(DEMO)) $(if $(filter demo,$(CONFIG)),$(if $(MODEL)$(wildcard $(TRAINED)),,runs/base/model/manifest.json))
+	$(if $(TEST),[ -e '$(TEST)' ] || { echo "TEST: no file $(TEST)" >&2; exit 2; })
 	.venv/bin/panjue sft finetune/configs/$(CONFIG).yaml 'run=$(RUN)' $(if $(TASK),task=$(TASK)) $(if $(MODEL),'model=$(MODEL)') $(if $(TRAIN),'train=$(TRAIN)') $(if $(DEV),'dev=$(DEV)') $(SFT)
 sft: $(TRAINED)  # fine-tune: cases in, adapter out
 generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case, and decide

@@ -49,6 +49,7 @@ class ScoreResult:
         never_asked: `id: reason` of the examples that the model was never asked about.
         in_sample: How the answers come from these very cases, if they do.
         unknown_baselines: Baseline without a score -> why it has none.
+        by_classifier: The text classifier's answers are the answers, by the fitted rule.
     """
 
     total: Summary
@@ -67,6 +68,7 @@ class ScoreResult:
     never_asked: Sequence[str] = ()
     in_sample: str | None = None
     unknown_baselines: Mapping[str, str] = field(default_factory=dict)
+    by_classifier: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -146,6 +148,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         never_asked=decoding.get("refusals", ()) if decoding else (),
         in_sample=in_sample(answers, seen, decoding) if answers and decoding else None,
         unknown_baselines=baselines.unknown,
+        by_classifier=bool(((decoding or {}).get("rule") or {}).get("classifier_alone")),
     )
 
 
@@ -284,6 +287,11 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
     rate, unknown = scores.unreadable_rate, "unknown, there is no decode.json of this submission"
     yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
+    if scores.by_classifier:
+        yield (
+            "the text classifier answered, as it was better on held-out cases; "
+            "`greedy=true answers=NAME` at generate has the model's own replies"
+        )
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
     headline, value = list(scores.total.mean.items())[-1]

@@ -183,7 +183,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
 def steps_plan(trainer: SFTTrainer) -> str:
     """Return the number of steps and their size; if they are few, a batch that makes more."""
     count, size, processes = steps(trainer), step_size(trainer.args), trainer.args.world_size
-    text = f"{count} of {size} examples or packs"
+    text = f"{count}, each of {size} examples or packs"
     less = processes * max(1, size * count // FEW_STEPS // processes)
     if trainer.args.max_steps > 0 or count >= FEW_STEPS or less >= size:
         return text
@@ -222,11 +222,11 @@ def evaluation_plan(trainer: ReplyTrainer) -> str:
     count, args = evaluations(trainer), trainer.args
     if not count:
         return "none"
-    every = f"{args.eval_steps:g} steps" if args.eval_strategy == "steps" else "epoch"
+    every = f"{step_of_evaluation(trainer)} steps" if args.eval_strategy == "steps" else "epoch"
     text = f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
     if trainer.held_out:
         scored = len(trainer.held_out.questions)
-        text += f"; {scored} of them are answered, without the schema, and scored"
+        text += f"; {scored} are answered, without the schema, and scored"
     return text
 
 
@@ -237,9 +237,13 @@ def evaluations(trainer: SFTTrainer) -> int:
         return 0
     if args.eval_strategy == "epoch":
         return int(np.ceil(last / steps_per_epoch(trainer)))
-    # Below 1, `eval_steps` is a share of all steps. The last step is evaluated too.
-    every = args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps)
-    return int(np.ceil(last / every))
+    return int(np.ceil(last / step_of_evaluation(trainer)))  # the last step is evaluated too
+
+
+def step_of_evaluation(trainer: SFTTrainer) -> int:
+    """Return after how many steps there is an evaluation; below 1 it is a share of all steps."""
+    every = trainer.args.eval_steps
+    return int(every if every >= 1 else np.ceil(steps(trainer) * every))
 
 
 def steps(trainer: SFTTrainer) -> int:

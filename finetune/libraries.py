@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from peft import LoraConfig
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
@@ -79,6 +80,8 @@ def check_library_settings(config: SftConfig) -> None:
             raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, MANAGED_SETTINGS)
     check_managed("lora", config.lora, MANAGED_LORA_SETTINGS)
+    check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
+    check_known("lora", config.lora, signature(LoraConfig).parameters)
     sampling = config.trainer.get("accelerator_config") or {}
     managed = {"use_seedable_sampler": "seed", "split_batches": "batch"}
     check_managed("trainer.accelerator_config", sampling, managed)

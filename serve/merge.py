@@ -1,6 +1,7 @@
 """The model that an engine loads: an adapter merged into its base, or a base and an adapter."""
 
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,10 @@ from panjue.prompts.plumbing.run import MANIFEST, RunRecord
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
+
+KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The defendant stole goods."
+"""Outputs are compared on words that models know. On rare tokens two trained adapters of a 0.5B in
+bfloat16 differed by 2.5 and 5.4% after a right merge, on text by 1.3%."""
 
 
 class Served(NamedTuple):
@@ -87,12 +92,13 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
             temporary = out.with_name(f".{out.name}.tmp")
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
+            tokenizer = load_tokenizer(folder)
             try:
-                write_merged(folder, adapter, temporary)
+                write_merged(folder, adapter, temporary, tokenizer.encode(KNOWN_TEXT))
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
                 raise
-            load_tokenizer(folder).save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
             for name in ("labels.json", CLASSIFIER):
                 if (adapter / name).exists():
                     shutil.copy(adapter / name, temporary / name)
@@ -101,8 +107,11 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     return out
 
 
-def write_merged(base: Path, adapter: Path, out: Path) -> None:
-    """Write `base` merged with `adapter` to the folder `out`, without the tokenizer."""
+def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:
+    """Write `base` merged with `adapter` to the folder `out`, without the tokenizer.
+
+    The outputs for `tokens` are compared.
+    """
     if getattr(AutoConfig.from_pretrained(base), "quantization_config", None):
         raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
     from peft import PeftModel  # takes seconds
@@ -112,13 +121,14 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
     try:
         # The adapter is in float32: each sum is computed in it, then rounded to the base's type.
         model = PeftModel.from_pretrained(base_model, str(adapter))
-        before = logits(model)
+        ids = torch.tensor([tokens])
+        before = logits(model, ids)
         model.merge_and_unload().to(dtype).save_pretrained(out)
     except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         # It is broken, of a kind that peft cannot merge, or the disk is full.
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model  # their memory is needed for the merged model
-    check_same(before, load(out), adapter)
+    check_same(before, logits(load(out), ids), dtype, adapter)
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -129,17 +139,18 @@ def load(folder: Path) -> PreTrainedModel:
     )
 
 
-def logits(model: Any) -> torch.Tensor:
-    """Return a model's logits for the first 32 token ids: [1, tokens, vocabulary]."""
-    ids = torch.arange(min(32, model.config.get_text_config().vocab_size))[None]
+def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return a model's logits for token ids, [1, tokens]: [1, tokens, vocabulary]."""
     with torch.no_grad():
         result: torch.Tensor = model.eval()(ids).logits.float()
     return result
 
 
-def check_same(before: torch.Tensor, merged: PreTrainedModel, adapter: Path) -> None:
+def check_same(
+    before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype, adapter: Path
+) -> None:
     """Check that a merge has not changed the outputs."""
-    difference = float((before - logits(merged)).norm() / before.norm().clamp(min=1e-12))
-    if not difference <= MAX_DIFFERENCE[merged.dtype]:  # NaN is refused too
+    difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
+    if not difference <= MAX_DIFFERENCE[dtype]:  # NaN is refused too
         changes = f"merging it changes the outputs (by {difference:.1%})"
         raise UserError(f"{adapter}: {changes}; use adapter=lora")

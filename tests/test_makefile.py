@@ -155,6 +155,13 @@ def test_the_card_chooses_the_config(
     assert sft.startswith(f"sft finetune/configs/{config}.yaml ")
 
 
+def test_a_test_file_that_is_not_there_is_said_before_the_training() -> None:
+    words = ["make", "sft", "generate", "MODEL=x", "TRAIN=train.jsonl", "TEST=tset.jsonl"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == "TEST: no file tset.jsonl"
+
+
 def test_help_lists_every_target() -> None:
     text = Path("Makefile").read_text("utf-8")
     assert len(text.splitlines()) <= 50

@@ -202,7 +202,7 @@ class Classes:
                     "accuracy": ("accuracy", "准确率"),
                     "macro_f1": ("macro F1", "宏平均 F1"),
                     "class": ("class", "类别"),
-                    "commonest class": ("always the commonest class", "总答最常见的类别"),
+                    "commonest class": ("always the commonest class", "始终预测最常见的类别"),
                 },
             ),
             Decide(

@@ -17,7 +17,7 @@ function numeral(text) {
 const TEXTS = {
   zh: {
     notice: "模型根据案件事实推测每名被告人的罪名、法条和刑罚。这是统计推测，不是判决，也不是法律意见。",
-    demo: "正在回答的是演示用的小模型：它只用虚构案件从零训练，回答没有任何法律意义。",
+    demo: "正在回答的是演示用的小模型：它的基座只用虚构案件从零训练，回答没有任何法律意义。",
     example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里，被告人以“被告人某某”引出。",
     defendants: "被告人", defendantsHint: "留空则从事实中找出；找错了请改正后再问一次。",
@@ -36,7 +36,7 @@ const TEXTS = {
   },
   en: {
     notice: "From the facts of a criminal case, a model guesses each defendant's charges, articles and penalty. This is a statistical guess, not a judgment and not legal advice.",
-    demo: "A tiny demo model answers. It was trained from scratch on invented cases: its answers have no legal meaning.",
+    demo: "A tiny demo model answers. Its base was trained from scratch on invented cases: its answers have no legal meaning.",
     example: "Example case",
     fact: "Facts of the case", factHint: "Paste the facts here; defendants are introduced by 被告人.",
     defendants: "Defendants", defendantsHint: "If empty, they are found in the facts; correct them and ask again.",

@@ -157,7 +157,7 @@ def test_few_steps_are_said_with_the_batch_that_makes_more(
     args = SimpleNamespace(max_steps=-1, num_train_epochs=3, world_size=processes, **sizes)
     said = journal.steps_plan(SimpleNamespace(args=args, train_dataset=range(packs)))
     hint = f"; these are few: batch={batch} learns more from the same cases"
-    assert said == f"{steps} of 8 examples or packs{hint if batch else ''}"
+    assert said == f"{steps}, each of 8 examples or packs{hint if batch else ''}"
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:

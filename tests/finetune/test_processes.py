@@ -163,7 +163,7 @@ def test_two_processes_give_the_loss_of_one_at_the_same_batch(
 ) -> None:
     main(courts, [f"run={tmp_path}/one", *UNSCORED])
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
-    assert launched.said.count(" 2 of 8 examples or packs") == len(TRAININGS)
+    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS)
     one, two = (
         [row["loss"] for row in numbers(run)]
         for run in (tmp_path / "one", launched.folder / "plain")

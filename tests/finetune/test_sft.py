@@ -213,7 +213,7 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert lines[:2] == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
     assert (
         "evaluations  2, after every 6 steps: the loss of 10 held-out cases; "
-        "10 of them are answered, without the schema, and scored" in lines
+        "10 are answered, without the schema, and scored" in lines
     )
     assert "next:" not in said
     assert not (tmp_path / "run/adapter").exists()

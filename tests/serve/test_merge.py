@@ -73,7 +73,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 def check_merge(base: Path, adapter: Path, out: Path) -> None:
     """Merge, and compare the outputs with those of base and adapter."""
-    write_merged(base, adapter, out)
+    write_merged(base, adapter, out, range(40))
     base_model = AutoModelForCausalLM.from_pretrained(base)
     plain = logits_of(base_model)
     adapted = logits_of(PeftModel.from_pretrained(base_model, str(adapter)))
@@ -109,7 +109,7 @@ def test_sums_are_computed_in_float32_and_other_weights_stay(tmp_path: Path) -> 
         tmp_path, Qwen3Config(**TIED), torch.bfloat16, "8KB", target_modules=LAYERS
     )
     assert len([*base.glob("*.safetensors")]) > 3
-    write_merged(base, adapter, out)
+    write_merged(base, adapter, out, range(40))
     old, new = (
         {
             key: weight
@@ -134,7 +134,7 @@ def test_sums_are_computed_in_float32_and_other_weights_stay(tmp_path: Path) -> 
 def test_what_peft_cannot_merge_is_an_error_of_one_line(tmp_path: Path) -> None:
     places = make(tmp_path, Qwen3Config(**TIED), target_modules=["q_proj"], lora_bias=True)
     with pytest.raises(UserError, match=r"Impossible to merge LoRA .* Use adapter=lora"):
-        write_merged(*places)
+        write_merged(*places, range(40))
 
 
 def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
@@ -159,7 +159,7 @@ def test_a_broken_adapter_is_named_in_one_line(name: str, raw: bytes, tmp_path: 
     base, adapter, out = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
     (adapter / name).write_bytes(raw)
     with pytest.raises(UserError, match=re.escape(str(adapter))) as error:
-        write_merged(base, adapter, out)
+        write_merged(base, adapter, out, range(40))
     assert "\n" not in str(error.value)
     if name == "adapter_config.json":
         with pytest.raises(UserError, match=re.escape(str(adapter))):
@@ -179,4 +179,4 @@ def test_no_adapter_is_merged_into_a_quantized_base(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="quantized, no adapter can be merged into it; use adapter=lora"
     ):
-        write_merged(base, adapter, out)
+        write_merged(base, adapter, out, range(40))

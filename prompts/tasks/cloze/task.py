@@ -244,7 +244,7 @@ TASK = Task(
         titles={
             "f1": ("token F1", "词 F1"),
             "answers": ("answers", "答案"),
-            "commonest answers": ("always the commonest answers", "总答最常见的答案"),
+            "commonest answers": ("always the commonest answers", "始终预测最常见的答案"),
         },
     ),
     answer=Rank(ranked="answers", length=MAX_ANSWERS),

@@ -151,7 +151,7 @@ TASK = Task(
         titles={
             "event": ("emotion events", "情感事件"),
             "sextuple": ("sextuples", "六元组"),
-            "no opinions": ("always no opinions", "总答没有观点"),
+            "no opinions": ("always no opinions", "始终答“没有观点”"),
         },
     ),
     answer=Solve(steps=solve, gold_oracle=gold_oracle, settings=Settings.model_validate({})),

@@ -91,7 +91,7 @@ TITLES = {
     "articles": ("articles", "法条"),
     "penalty": ("penalty", "刑罚"),
     "defendants": ("defendants", "被告人数"),
-    "commonest labels": ("always the commonest labels", "总答最常见的标签"),
+    "commonest labels": ("always the commonest labels", "始终预测最常见的标签"),
 }
 """What these metrics, and the fields of an answer, are called on a report page."""
 

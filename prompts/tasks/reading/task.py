@@ -305,7 +305,7 @@ TASK = Task(
             "f1": ("character F1", "字 F1"),
             "answer": ("answer", "答案"),
             "human": ("human", "人"),
-            "always unknown": ("always unknown", "总答无法回答"),
+            "always unknown": ("always unknown", "始终答“无法回答”"),
         },
     ),
 )
