@@ -77,7 +77,7 @@ def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
     said = capsys.readouterr().out
     assert "GPUs         1 of 2 are used; gpus=2 uses all" in said
-    assert "steps        1 of 8 examples" in said
+    assert "steps        1, each of 8 examples" in said
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
 
