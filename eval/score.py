@@ -289,7 +289,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
     if scores.by_classifier:
         yield (
-            "the text classifier answered, as it was better on held-out cases; "
+            "the text classifier answered, as it was best on held-out cases; "
             "`greedy=true answers=NAME` at generate has the model's own replies"
         )
     if scores.in_sample:

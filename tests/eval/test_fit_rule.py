@@ -152,6 +152,11 @@ def test_where_the_classifier_is_as_good_as_what_is_decided_its_answer_is_the_an
     assert articles_of(run) == [["264"]] * 6
     confident = json.loads((run / "confidence.jsonl").read_text("utf-8").splitlines()[0])
     assert confident["confidence"][0]["articles"] == pytest.approx(0.96, abs=0.03)
+    scores = score(Reader(load_task("judgment")), tmp_path / "cases.jsonl", run)
+    assert any(line.startswith("the text classifier answered") for line in remarks(scores))
+    decode_answers(run, greedy=True)
+    scores = score(Reader(load_task("judgment")), tmp_path / "cases.jsonl", run)
+    assert not any(line.startswith("the text classifier answered") for line in remarks(scores))
 
 
 @pytest.mark.parametrize(

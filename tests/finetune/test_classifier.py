@@ -234,7 +234,7 @@ def test_the_second_stage_learns_from_evidence_and_is_stored(tmp_path: Path) -> 
 
 
 def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> None:
-    draw, count = np.random.default_rng(0), 400
+    draw = np.random.default_rng(0)
 
     def cases(of: int) -> tuple[Items, Array]:
         """Return cases of two items with the same one of two labels, which the first one tells."""
@@ -242,12 +242,11 @@ def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> N
         own = draw.normal(size=(2 * of, 2)) * 0.5
         own[::2] += 3 * np.eye(2)[first[::2]]
         scores = {"charges": np.stack([np.zeros_like(own), own])}
-        return Items(np.full(of, 2), scores, np.zeros((2 * of, PLACES))), np.eye(2, dtype=bool)[
-            first
-        ]
+        items = Items(np.full(of, 2), scores, np.zeros((2 * of, PLACES)))
+        return items, np.eye(2, dtype=bool)[first]
 
-    items, gold = cases(count)
-    fold = np.repeat(np.arange(count) % FOLDS, 2)
+    items, gold = cases(400)
+    fold = np.repeat(np.arange(400) % FOLDS, 2)
     stage, _ = fit_second_stage(items, {"charges": gold}, ["charges"], fold)
     others, truth = cases(100)
     of_first = others.scores["charges"].sum(0).argmax(1) == truth.argmax(1)

@@ -111,11 +111,12 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("trainer.learning_rat=1", "^trainer: .*learning_rat"),
+        ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
         ("trainer.save_strategy=best trainer.eval_strategy=no", "^trainer: .*metric_for_best"),
         ("trainer.optim=galore_adamw", "^trainer: "),
         ("lora.ranks=8", "^lora: .*rank"),
+        ("lora.lora_alfa=8", "^lora: no setting 'lora_alfa'; did you mean 'lora_alpha'"),
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.init_lora_weights=foo", "^lora: Unknown initialization init_lora_weights='foo'"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),

@@ -43,6 +43,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_demo_writes_the_cases_of_make_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert typed(monkeypatch, "demo", tmp_path) == 0
+    sizes = {p.stem: len(p.read_text("utf-8").splitlines()) for p in tmp_path.glob("*.jsonl")}
+    assert sizes == {"train": 1600, "test": 200, "base": 4000}
+
+
 CAIL2018 = (
     '{"fact": "张某盗窃。", "meta": {"criminals": ["张某"], "accusation": ["盗窃"], '
     '"relevant_articles": [264], "punish_of_money": 0, "term_of_imprisonment": '
