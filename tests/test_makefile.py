@@ -157,7 +157,8 @@ def test_the_card_chooses_the_config(
 
 def test_a_test_file_that_is_not_there_is_said_before_the_training() -> None:
     words = ["make", "sft", "generate", "MODEL=x", "TRAIN=train.jsonl", "TEST=tset.jsonl"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    clean = {"PATH": os.environ["PATH"]}  # a make above this one would have it say its folder
+    done = subprocess.run(words, env=clean, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[0] == "TEST: no file tset.jsonl"
 
