@@ -19,9 +19,10 @@ override RUN := $(or $(RUN:/=),runs/$(CONFIG)$(if $(filter-out judgment,$(TASK))
 TRAINED := $(call escaped,$(RUN)/$(if $(wildcard $(call escaped,$(RUN)/model/manifest.json)),model,adapter)/manifest.json)
 GOLD   := $(or $(TEST),$(addsuffix test.jsonl,$(DEMO)))
 ANSWERS := $(RUN)/answers/$(call stem,$(GOLD),$(space))
-want    = $(if $(filter $(2),$(MAKECMDGOALS)),$(error say $(1); the invented cases are for the demo alone (no RUN, TRAIN, MODEL, TASK or other CONFIG)))
-$(if $(GOLD),,$(call want,TEST=FILE,generate score check-submission))
-$(if $(filter demo,$(CONFIG))$(filter file,$(origin CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE: nothing is trained in $(RUN),sft generate score serve)))
+want    = $(if $(filter $(2),$(MAKECMDGOALS)),$(error say $(1)))
+ALONE  := ; the invented cases are for the demo alone (no RUN, TRAIN, MODEL, TASK or other CONFIG)
+$(if $(GOLD),,$(call want,TEST=FILE$(ALONE),generate score check-submission))
+$(if $(filter demo,$(CONFIG))$(filter file,$(origin CONFIG)),$(if $(TRAIN)$(DEMO)$(wildcard $(TRAINED)),,$(call want,TRAIN=FILE or correct RUN: nothing is trained in $(RUN),sft generate score serve)))
 .NOTPARALLEL:
 .PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve again
 help: ; @sed -n "/^# .*: /s/^# //p" Makefile; sed -n "s/^\([a-z-]*\):.*  # \(.*\)/\1|\2/p" Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'  # this list
@@ -39,7 +40,7 @@ base: runs/base/model/manifest.json  # train the demo's tiny base model from not
 data/demo/train.jsonl: | .venv/installed; .venv/bin/panjue demo data/demo
 runs/base/model/manifest.json: | data/demo/train.jsonl; .venv/bin/panjue base finetune/configs/base.yaml
 $(TRAINED): $(AGAIN) | .venv/installed $(addsuffix train.jsonl,$(DEMO)) $(if $(filter demo,$(CONFIG)),$(if $(MODEL)$(wildcard $(TRAINED)),,runs/base/model/manifest.json))
-	$(if $(TEST),[ -e '$(TEST)' ] || { echo "TEST: no file $(TEST)" >&2; exit 2; })
+	$(if $(and $(TEST),$(filter generate score check-submission,$(MAKECMDGOALS))),[ -e '$(TEST)' ] || { echo "TEST: no file $(TEST)" >&2; exit 2; })
 	.venv/bin/panjue sft finetune/configs/$(CONFIG).yaml 'run=$(RUN)' $(if $(TASK),task=$(TASK)) $(if $(MODEL),'model=$(MODEL)') $(if $(TRAIN),'train=$(TRAIN)') $(if $(DEV),'dev=$(DEV)') $(SFT)
 sft: $(TRAINED)  # fine-tune: cases in, adapter out
 generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case, and decide

@@ -93,9 +93,22 @@ class Decider:
         return Evidence(first, beliefs, opinions)
 
     def decide_from(self, evidence: Evidence, *, keep_first: bool = False) -> Decision:
-        """Decide from the evidence."""
-        keep_first = keep_first and (evidence.beliefs is not None or evidence.opinions is None)
-        return self.decide_beliefs(evidence.first, self.beliefs(evidence), keep_first=keep_first)
+        """Decide from the evidence; the fields that are not decided stay as in the first answer.
+
+        Without beliefs the first answer stays.
+        """
+        items, confidence, classes = [], [], []
+        first_items, names = self._decides.items_of(evidence.first), self._decides.fields
+        certain = [{name: {_key(item[name]): 1.0} for name in names} for item in first_items]
+        beliefs = self.beliefs(evidence)
+        has_first = evidence.beliefs is not None or evidence.opinions is None
+        keep_first = (keep_first and has_first) or beliefs is None
+        for item, belief in zip(first_items, beliefs or certain, strict=True):
+            chosen = {name: item[name] for name in names} if keep_first else self.fields(belief)
+            items.append({**item, **chosen})
+            classes.append({name: belief[name] for name in self._decides.classes})
+            confidence.append({f: belief[f].get(_key(value), 0.0) for f, value in chosen.items()})
+        return Decision(self._decides.with_items(evidence.first, items), confidence, classes)
 
     def beliefs(self, evidence: Evidence) -> Beliefs | None:
         """Return the beliefs to decide from; without a readable reply those of the classifier.
@@ -119,24 +132,6 @@ class Decider:
             }
             for belief, opinion in zip(evidence.beliefs, evidence.opinions, strict=True)
         ]
-
-    def decide_beliefs(
-        self, first: Answer, beliefs: Beliefs | None, *, keep_first: bool = False
-    ) -> Decision:
-        """Decide from beliefs; the fields that are not decided stay as in the first answer.
-
-        Without beliefs the first answer stays.
-        """
-        items, confidence, classes = [], [], []
-        first_items, names = self._decides.items_of(first), self._decides.fields
-        certain = [{name: {_key(item[name]): 1.0} for name in names} for item in first_items]
-        keep_first = keep_first or beliefs is None
-        for item, belief in zip(first_items, beliefs or certain, strict=True):
-            chosen = {name: item[name] for name in names} if keep_first else self.fields(belief)
-            items.append({**item, **chosen})
-            classes.append({name: belief[name] for name in self._decides.classes})
-            confidence.append({f: belief[f].get(_key(value), 0.0) for f, value in chosen.items()})
-        return Decision(self._decides.with_items(first, items), confidence, classes)
 
     def fields(self, belief: Mapping[str, Belief]) -> dict[str, Any]:
         """Return the decided fields of one item, labels likeliest first."""
@@ -162,18 +157,6 @@ def decider_of(task: Task, labels: Labels, trained: Path | None) -> Decider | No
 def _key(value: Any) -> Any:
     """Return a value of a field as a belief has it."""
     return frozenset(value) if isinstance(value, list) else value
-
-
-def expected_f1(chosen: LabelSet, belief: Belief) -> float:
-    """Return the expected F1 of `chosen` if the gold set is distributed as `belief`.
-
-    F1 is 1 if both sets are empty.
-    """
-    if not chosen:
-        return belief.get(chosen, 0.0)
-    return sum(
-        mass * 2 * len(chosen & gold) / (len(chosen) + len(gold)) for gold, mass in belief.items()
-    )
 
 
 def best_set(belief: Belief, max_size: int) -> LabelSet:

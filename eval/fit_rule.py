@@ -1,7 +1,7 @@
 """Fit the rules by which answers are decided, on held-out completions, by the headline metric."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import log
 from pathlib import Path
@@ -30,17 +30,6 @@ FOLDS = 5
 
 MIN_GOLD_PROBABILITY = 1e-6
 """No gold value counts as less likely, so that no single item decides a fit."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The pool of one field: its exponents, and the headline metric without and with it."""
-
-    field: str
-    exponents: Exponents
-    by_fold: Sequence[Exponents]
-    without: float
-    with_classifier: float
 
 
 def fit_rules(folder: Path) -> None:
@@ -102,21 +91,22 @@ class Fitting:
         if self._decider.classifier:
             alone = Rule(classifier_alone=True)
             sources["classifier"] = alone, self._headline(lambda _: alone)
-        if gaining := [trial for trial in self._trials() if trial.with_classifier > trial.without]:
-            crossed = [Rule({one.field: one.by_fold[k] for one in gaining}) for k in range(FOLDS)]
+        if gaining := list(self._gaining()):
+            crossed = [Rule({name: folds[k] for name, _, folds in gaining}) for k in range(FOLDS)]
             value = self._headline(partial(self._by_fold, crossed))
-            sources["both"] = Rule({one.field: one.exponents for one in gaining}), value
+            sources["both"] = Rule({name: exponents for name, exponents, _ in gaining}), value
         first = (evidence.first for _, evidence in self._known)
         replies = self._headline(lambda _: Rule()) if samples else self._score(first)
         sources["replies"] = Rule(), replies
         best = max(sources, key=lambda name: sources[name][1])
         return sources[best][0], {name: value for name, (_, value) in sources.items()}
 
-    def _trials(self) -> Iterator[Trial]:
-        """Yield for each field the exponents of the lowest log loss, and what they gain.
+    def _gaining(self) -> Iterator[tuple[str, Exponents, list[Exponents]]]:
+        """Yield the fields that gain from the classifier: exponents on all cases, and by fold.
 
-        The log loss says more than the metric does of few cases, and gives calibrated beliefs. The
-        gain is that of the headline metric on folds whose cases had no part in the exponents.
+        They have the lowest log loss, which says more than the metric does of few cases, and gives
+        calibrated beliefs. The gain is that of the headline metric on folds whose cases had no part
+        in the exponents.
         """
         if self._decider.classifier is None:
             return
@@ -125,8 +115,8 @@ class Fitting:
             losses = np.array([self._losses(known, name) for known in self._known])
             by_fold = [_lowest(losses[self._folds != k]) for k in range(FOLDS)]
             rules = [Rule({name: of_fold}) for of_fold in by_fold]
-            gained = self._headline(partial(self._by_fold, rules))
-            yield Trial(name, _lowest(losses), by_fold, alone, gained)
+            if self._headline(partial(self._by_fold, rules)) > alone:
+                yield name, _lowest(losses), by_fold
 
     def _by_fold(self, rules: Sequence[Rule], number: int) -> Rule:
         """Return the rule of the fold of a case."""

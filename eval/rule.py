@@ -34,7 +34,7 @@ class Rule:
 
     @property
     def uses_classifier(self) -> bool:
-        """Say whether one reply is enough to decide from."""
+        """Say whether the text classifier has a part in the answers."""
         return self.classifier_alone or bool(self.exponents)
 
     def __str__(self) -> str:

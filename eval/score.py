@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from panjue.eval import calibration
 from panjue.eval.answers import seen_by
@@ -42,7 +42,6 @@ class ScoreResult:
         groups: Attribute -> its value -> the metrics over those examples.
         baselines: Baseline, trivial or human -> its metrics; None for the task's fallback if its
             labels are unknown.
-        reported: Single numbers of groups and baselines that the task reports by name.
         faulty: Rows in which `panjue check` finds a fault that the contest may refuse.
         compared_by: How texts were compared, if the metrics compare texts.
         notes: `id: note` on gold examples.
@@ -55,7 +54,6 @@ class ScoreResult:
     total: Summary
     groups: dict[str, dict[str, Summary]]
     baselines: dict[str, dict[str, float] | None]
-    reported: dict[str, float | None]
     unreadable_rate: float | None
     missing: int
     extra_rows: int
@@ -74,7 +72,6 @@ class ScoreResult:
         """Return one dict with the metrics and all other numbers at the top level."""
         numbers: dict[str, Any] = {
             **self.total.mean,
-            **self.reported,
             "examples": self.total.examples,
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
@@ -130,12 +127,10 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
             unknown += _unknown_labels(task, batch, labels)
             batch.clear()
     unknown += _unknown_labels(task, batch, labels)
-    groups, means = _groups(values), baselines.means()
     return ScoreResult(
         total=summarize(values),
-        groups=groups,
-        baselines=means,
-        reported=_reported(task, groups, means),
+        groups=_groups(values),
+        baselines=baselines.means(),
         unreadable_rate=decoding["unreadable"] / max(1, decoding["calls"]) if decoding else None,
         missing=missing,
         extra_rows=len(rows) - len(values) + missing,
@@ -197,23 +192,6 @@ def _labels(task: Task, run: Path) -> Labels | None:
     return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
 
 
-def _reported(
-    task: Task,
-    groups: Mapping[str, Mapping[str, Summary]],
-    baselines: Mapping[str, Mapping[str, float] | None],
-) -> dict[str, float | None]:
-    """Return the numbers that the task reports by name; None if the files have no such group."""
-    means: dict[str, dict[str, Mapping[str, float]]] = {
-        attribute: {name: summary.mean for name, summary in summaries.items()}
-        for attribute, summaries in groups.items()
-    }
-    means["baselines"] = {name: mean for name, mean in baselines.items() if mean}
-    return {
-        name: means.get(attribute, {}).get(group, {}).get(metric)
-        for name, (attribute, group, metric) in task.score.reported.items()
-    }
-
-
 def certainty_of(task: Task, run: Path) -> Certainty | None:
     """Return the collector of a run folder's confidences, if the run has any."""
     path = run / "confidence.jsonl"
@@ -223,7 +201,9 @@ def certainty_of(task: Task, run: Path) -> Certainty | None:
 def show(scores: ScoreResult, console: Console) -> None:
     """Print the tables."""
     title = escape(scores.compared_by) if scores.compared_by else None
-    table = Table("metric", "score", "95% interval", *scores.baselines, title=title)
+    # In 80 columns the headings of baselines wrap, and no name or number is cut.
+    whole = (Column(name, no_wrap=True) for name in ("metric", "score", "95% interval"))
+    table = Table(*whole, *scores.baselines, title=title)
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
         baselines = (f"{mean[name]:.4f}" if mean else "-" for mean in scores.baselines.values())

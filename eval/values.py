@@ -6,8 +6,7 @@ Every command that scores adds examples to a `MetricValues` and calls `summarize
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
@@ -29,19 +28,6 @@ Members = NDArray[np.int64]
 """The examples of a group, as row numbers in ascending order."""
 
 
-@dataclass
-class Codes:
-    """The group of every example for one attribute, as a number: its place in `names`."""
-
-    names: dict[str, int] = field(default_factory=lambda: {UNKNOWN: 0})
-    numbers: "array[int]" = field(default_factory=lambda: array("i"))
-
-    def put(self, row: int, name: str) -> None:
-        """Set the group of example `row`; those that were left out before are unknown."""
-        self.numbers.extend([0] * (row + 1 - len(self.numbers)))
-        self.numbers[row] = self.names.setdefault(name, len(self.names))
-
-
 class MetricValues:
     """The metric values, weight and groups of every example, in arrays."""
 
@@ -49,7 +35,7 @@ class MetricValues:
         """Start without examples."""
         self.task = task
         self._weights, self._values = array("d"), array("d")
-        self._groups: dict[str, Codes] = {}
+        self._groups: dict[str, dict[str, array[int]]] = {}
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -58,13 +44,10 @@ class MetricValues:
     def add(self, example: Example, values: Numbers) -> None:
         """Append an example with its values."""
         for attribute, name in example.groups.items():
-            self.set_group(len(self), attribute, name)
+            groups = self._groups.setdefault(attribute, {})
+            groups.setdefault(name, array("q")).append(len(self))
         self._weights.append(self.task.score.weight(example))
         self._values.frombytes(values.tobytes())
-
-    def set_group(self, row: int, attribute: str, name: str) -> None:
-        """Set the group of example number `row` for an attribute."""
-        self._groups.setdefault(attribute, Codes()).put(row, name)
 
     @property
     def weights(self) -> Numbers:
@@ -81,24 +64,14 @@ class MetricValues:
         """Return the attributes that an example has."""
         return list(self._groups)
 
-    def codes(self, attribute: str) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the names of an attribute's groups, and each example's group as a place in it."""
-        groups = self._groups[attribute]
-        numbers = np.zeros(len(self), dtype=np.int32)
-        numbers[: len(groups.numbers)] = groups.numbers
-        return list(groups.names), numbers
-
     def members(self, attribute: str) -> dict[str, Members]:
-        """Return the examples of every group that has one, by name."""
-        names, numbers = self.codes(attribute)
-        members = zip(names, by_code(numbers, len(names)), strict=True)
-        return {name: rows for name, rows in sorted(members, key=itemgetter(0)) if len(rows)}
-
-
-def by_code(codes: NDArray[np.integer[Any]], size: int) -> list[Members]:
-    """Return for every code below `size` the places that have it, in ascending order."""
-    ends = np.cumsum(np.bincount(codes, minlength=size))
-    return np.split(np.argsort(codes, kind="stable"), ends[:-1])
+        """Return the examples of every group that has one, by name; the others are `UNKNOWN`."""
+        members = {name: np.array(rows) for name, rows in self._groups[attribute].items()}
+        is_other = np.ones(len(self), dtype=bool)
+        for name, rows in members.items():
+            is_other[rows] = name == UNKNOWN
+        members[UNKNOWN] = np.flatnonzero(is_other)
+        return {name: rows for name, rows in sorted(members.items()) if len(rows)}
 
 
 class Scored(NamedTuple):

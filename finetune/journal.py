@@ -139,7 +139,8 @@ def data_plan(
         yield "", f"{examples.dropped} cases of train are in dev too and are not trained on"
     if held_out.refused or held_out.shortened:
         more = f"{len(held_out.refused)} refused, {len(held_out.shortened)} shortened"
-        yield "", f"held out: {more} (label not in the training set, or too long)"
+        yield "", f"held out: {more}"
+        yield from (("", f"  id {line}") for line in held_out.refused[:MAX_SHOWN_EXAMPLES])
     yield "refused", str(len(report.refused))
     yield from (("", f"id {line}") for line in report.refused[:MAX_SHOWN_EXAMPLES])
     if max(len(report.refused), len(report.notes)) > MAX_SHOWN_EXAMPLES:

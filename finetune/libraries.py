@@ -28,7 +28,7 @@ MANAGED = {
     "model": "chat_template_path",
     "model, dtype, quantization and attn_implementation": "model_init_kwargs",
     "seed": "seed data_seed",
-    "packing": "padding_free",
+    "trainer.packing": "padding_free",
     "gpus and accelerate=finetune/configs/fsdp2.yaml": "fsdp fsdp_config ddp_backend",
     "batch": "gradient_accumulation_steps",
     "trainer.per_device_train_batch_size: it would restart midway": "auto_find_batch_size",

@@ -70,7 +70,7 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     if reason:
         raise UserError(
             f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "
-            "for this one, or leave out what differs"
+            "(make: RUN=FOLDER) for this one, or leave out what differs"
         )
     return has_result
 

@@ -113,9 +113,11 @@ def render(task: str, example: Example, call: str = "") -> Messages:
     fields = {"text": example.text, **example.inputs}
     try:
         content = template.format_map({key: neutralize(value) for key, value in fields.items()})
-    except KeyError as error:
+    except (KeyError, IndexError) as error:
         known = ", ".join(fields)
         raise UserError(f"tasks/{name} names the field {error}; the example has {known}") from None
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"tasks/{name}: {error}; write {{{{ and }}}} for a brace") from None
     return [{"role": "user", "content": content}]
 
 

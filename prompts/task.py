@@ -60,7 +60,6 @@ class Data:
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = lambda *_: iter(())
     """The faults of a submission row that the contest would reject."""
     by_hand: Callable[[str, Sequence[str]], Example] | None = None  # typed text, names
-    languages: tuple[str, ...] = ("zh",)  # ISO 639-1 codes
     fields: tuple[str, ...] = ()
     """The fields of a row of a cases file, for messages; the last one is the answer."""
 
@@ -89,16 +88,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Score:
-    """How answers are scored and reported."""
+    """How answers are scored and shown."""
 
     metrics: tuple[Metric, ...]  # the last one is the headline metric
     weight: Callable[[Example], float] = lambda _: 1.0
     fallback: str = "commonest labels"  # its name in reports
     baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = lambda _: iter(())
     """Name, gold row, row of trivial or human answers."""
-    reported: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    """Further numbers of the scores file: name -> attribute of groups, or `baselines`; its value;
-    metric."""
     classes: Callable[[Row], Iterable[str]] | None = None
     """The classes of a gold or submission row, for reports by class."""
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)

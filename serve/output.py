@@ -183,7 +183,7 @@ class StopSignals:
             self._check()
             raise
         finally:
-            self._cancel = int  # the shutdown is not disturbed either
+            self._cancel = lambda: None  # the shutdown is not disturbed either
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         for handled in self._old_handlers:

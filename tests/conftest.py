@@ -100,6 +100,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     `ray=auto` finds any cluster of the machine, and two of them starve each other on two cores.
     With pytest 9.2, `--dist loadgroup` ignores its marks without a word (pytest-xdist#1386).
     """
+    config.option.loadscopereorder = False  # it would start the slowest files, of few tests, last
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = work_unit
     return scheduler

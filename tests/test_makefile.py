@@ -117,7 +117,7 @@ def test_only_what_a_command_reads_is_asked_for() -> None:
 @pytest.mark.parametrize("goal", ["generate", "score", "serve"])
 def test_a_run_that_does_not_exist_is_not_the_demo(goal: str) -> None:
     words = (goal, "RUN=mien", "TEST=b.jsonl", "DEV=d.jsonl")
-    assert "say TRAIN=FILE: nothing is trained in mien;" in refused(*words)
+    assert "say TRAIN=FILE or correct RUN: nothing is trained in mien." in refused(*words)
     assert planned(*words, "CONFIG=demo")
 
 

@@ -108,7 +108,10 @@ def load(raw: bytes) -> Json:
     except RecursionError:
         raise UserError("not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise UserError(f"not JSON: {error}") from None
+        where = str(error)
+        if isinstance(error, json.JSONDecodeError) and b"\n" not in raw.strip():
+            where = f"{error.msg} at character {error.pos + 1}"  # its place has the line
+        raise UserError(f"not JSON: {where}") from None
 
 
 def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
@@ -281,7 +284,7 @@ def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> 
     except Timeout:
         raise UserError(
             f"{folder}: another process is at work there; wait for it, stop it, "
-            "or choose another run=FOLDER"
+            "or choose another run=FOLDER (make: RUN=FOLDER)"
         ) from None
     except OSError as error:  # a network file system without locks: then there is none
         if error.filename:

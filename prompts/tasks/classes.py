@@ -180,8 +180,8 @@ class Classes:
         except UserError as error:
             yield str(error)
 
-    def task(self, *languages: str) -> Task:
-        """Return the task for texts in these languages."""
+    def task(self) -> Task:
+        """Return the task."""
         names = self.words if self.named else ()
         return Task(
             Data(
@@ -189,7 +189,6 @@ class Classes:
                 self.write,
                 self.rows,
                 check=self.check,
-                languages=languages,
                 fields=(self.text[0], self.key),
             ),
             Ask(self.prompt, self.schema, self.decode, labels=self.labels),

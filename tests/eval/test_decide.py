@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.beliefs import Belief, Estimator, LabelIndex, walk
-from panjue.eval.decide import Decider, best_set, decider_of, expected_f1
+from panjue.eval.decide import Decider, LabelSet, best_set, decider_of
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
@@ -27,6 +27,18 @@ def beliefs_over(labels: str) -> st.SearchStrategy[Belief]:
 def all_sets(labels: str, most: int, least: int = 1) -> list[frozenset[str]]:
     sizes = (combinations(labels, size) for size in range(least, most + 1))
     return [frozenset(picked) for picked in chain.from_iterable(sizes)]
+
+
+def expected_f1(chosen: LabelSet, belief: Belief) -> float:
+    """Return the expected F1 of `chosen` if the gold set is distributed as `belief`.
+
+    F1 is 1 if both sets are empty.
+    """
+    if not chosen:
+        return belief.get(chosen, 0.0)
+    return sum(
+        mass * 2 * len(chosen & gold) / (len(chosen) + len(gold)) for gold, mass in belief.items()
+    )
 
 
 @given(beliefs_over("abcdef"), st.integers(1, 6))

@@ -233,9 +233,7 @@ def tokens(text: str) -> list[str]:
 
 
 TASK = Task(
-    data=Data(
-        read=read, write=write, submission=csv_table("id", "ret"), check=check, languages=("en",)
-    ),
+    data=Data(read=read, write=write, submission=csv_table("id", "ret"), check=check),
     ask=Ask(prompt=prompt, schema=schema, decode=decode, labels=label_sets),
     score=Score(
         metrics=(f1,),

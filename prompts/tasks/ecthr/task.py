@@ -11,4 +11,4 @@ TASK = Classes(
         "applicant_gender": ("N/A", "Male", "Female"),
         "applicant_age": ("N/A", "<=35", "<=65", ">65"),
     },
-).task("en")
+).task()

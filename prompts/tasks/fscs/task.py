@@ -28,4 +28,4 @@ TASK = Classes(
             "Federation",
         ),
     },
-).task("de", "fr", "it")
+).task()

@@ -294,11 +294,6 @@ TASK = Task(
         metrics=(em, f1),
         fallback="always unknown",
         baselines=baselines,
-        reported={
-            "human_f1": ("baselines", "human", "f1"),
-            "civil_f1": ("domain", "civil", "f1"),
-            "criminal_f1": ("domain", "criminal", "f1"),
-        },
         shown=shown,
         titles={
             "em": ("exact match", "完全匹配"),

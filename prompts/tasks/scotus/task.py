@@ -28,4 +28,4 @@ TASK = Classes(
         "decision_direction": ("conservative", "liberal"),
         "respondent_type": ("other", "person", "organization", "public entity", "facility"),
     },
-).task("en")
+).task()

@@ -24,4 +24,4 @@ TASK = Classes(
     person="defendant",
     evidence=evidence,
     aliases={"defendant_gender": "gender", "court_region": "region"},
-).task("zh")
+).task()

@@ -10,6 +10,7 @@ from panjue.prompts.plumbing.files import (
     atomic_write,
     difference,
     dump,
+    load,
     parse_line,
     read_json,
     read_lines,
@@ -226,3 +227,13 @@ def test_a_file_that_moved_but_has_its_hash_is_no_difference() -> None:
     old, new = {"test": "a.jsonl", "test_sha256": "1"}, {"test": "b.jsonl", "test_sha256": "1"}
     assert difference(old, new) == ""
     assert difference(old, {**new, "test_sha256": "2"}) == "test_sha256: 1 -> 2"
+
+
+def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(b'{"id": 1}\n{"id": 2\n{"id": 3}\n')
+    with pytest.raises(UserError) as error:
+        list(read_lines(path))
+    assert str(error.value).startswith(f"{path}:2: not JSON: Expecting ',' delimiter at character ")
+    with pytest.raises(UserError, match="line 2 column 1"):
+        load(b"[1,\n}")

@@ -266,10 +266,10 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     assert scores.total.mean == pytest.approx({"em": (1 + 2 / 3) / 4, "f1": (1 + 8 / 9) / 4})
     found = scores.to_json()
     assert (found["missing"], found["extra_rows"], found["examples"]) == (1, 1, 4)
-    assert found["civil_f1"] == pytest.approx(1 / 3)
-    assert found["criminal_f1"] == pytest.approx(8 / 9)
+    assert found["groups"]["domain"]["civil"]["f1"] == pytest.approx(1 / 3)
+    assert found["groups"]["domain"]["criminal"]["f1"] == pytest.approx(8 / 9)
     # 甲乙 against 甲 and 丙: 2/3; 甲 against 甲乙 and 丙: 2/3; 丙 against the others: 0.
-    assert found["human_f1"] == pytest.approx(4 / 9)
+    assert found["baselines"]["human"]["f1"] == pytest.approx(4 / 9)
     assert found["groups"]["type"]["unknown"] == {"examples": 1, "em": 0.0, "f1": 0.0}
     unknown = found["baselines"]["always unknown"]["f1"]
     assert unknown == pytest.approx(1 / 4)
@@ -290,7 +290,7 @@ def test_real_questions_as_measured_before(real: Path, tmp_path: Path) -> None:
             write(TASK.data.write(example, example.answer))
     found = score(Reader(TASK), real, tmp_path).to_json()
     assert found["examples"] == 6000
-    assert found["human_f1"] == pytest.approx(0.922, abs=5e-4)
+    assert found["baselines"]["human"]["f1"] == pytest.approx(0.922, abs=5e-4)
     assert found["baselines"]["first sentence"]["f1"] == pytest.approx(0.076, abs=5e-4)
     assert found["baselines"]["always unknown"]["f1"] == pytest.approx(0.221, abs=5e-4)
     # One of three references is not always as the others are.
