@@ -86,13 +86,10 @@ class Examples:
                 raise UserError(
                     f"{path}: id {example.id} has no answer to learn from; use a training file"
                 )
-            self._check_groups(str(example.id), path)
+            key = str(example.id)
+            if key in self._reader.side and self._file_of_id.setdefault(key, path) != path:
+                raise UserError(
+                    f"groups: id {key} is in {self._file_of_id[key]} and in {path}, so its groups "
+                    "are ambiguous; write `groups` into the lines, or change the ids"
+                )
             yield example
-
-    def _check_groups(self, key: str, path: Path | None) -> None:
-        """Refuse an id of the side file of groups that two data files have."""
-        if key in self._reader.side and self._file_of_id.setdefault(key, path) != path:
-            raise UserError(
-                f"groups: id {key} is in {self._file_of_id[key]} and in {path}, so its groups are "
-                "ambiguous; write `groups` into the lines, or change the ids"
-            )

@@ -118,22 +118,6 @@ def card_memory() -> int | None:
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
 
 
-def check_memory(folder: Path, method: str, dtype: torch.dtype) -> None:
-    """Refuse a base whose weights alone are more than the GPU has, before minutes of loading.
-
-    With `full` their gradients too; the moments depend on the optimizer.
-    """
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    # The files are in bfloat16. QLoRA: four bits and their scales.
-    factors, card = {"qlora": 0.3, "full": dtype.itemsize}, card_memory()
-    needed = size * factors.get(method, dtype.itemsize / 2)
-    if card is not None and needed > card:
-        raise UserError(
-            f"{folder}: method={method} needs more than {needed / 2**30:.0f} GiB for the weights "
-            f"and the GPU has {card / 2**30:.1f}; {LESS_MEMORY}"
-        )
-
-
 def precision(given: Mapping[str, Any]) -> dict[str, bool]:
     """Return trl's `bf16` and `fp16`: those `given`, or the one that this machine computes in."""
     if "bf16" in given or "fp16" in given:

@@ -14,7 +14,6 @@ from transformers import (
     EarlyStoppingCallback,
     TrainerCallback,
     TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
@@ -127,11 +126,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._sampler = length_sampler(rows, step_size(self.args), self.args.seed)
         return self._sampler
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the sampler's epoch: accelerate's loaders do not set it when a run resumes."""
-        if self._sampler:
-            self._sampler.set_epoch(epoch)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the number of tokens seen."""
         prefix = "" if self.model.training else "eval_"
@@ -212,15 +206,17 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             self._drop_old()
         self.accelerator.wait_for_everyone()
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
         """Train an epoch, unless the training is over since the step that was resumed."""
+        if self._sampler:  # accelerate's loaders do not set it when a run resumes
+            self._sampler.epoch = epoch
         is_over = self.state.global_step >= self.state.max_steps
         for part in self.callback_handler.callbacks:
             if isinstance(part, EarlyStoppingCallback):
                 is_over |= part.early_stopping_patience_counter >= part.early_stopping_patience
         self.control.should_training_stop |= is_over
         if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(epoch=epoch, **kwargs)
 
     def _checkpoint(self) -> Path:
         return Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
@@ -306,10 +302,6 @@ class Moments(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         """Evaluate a step that was killed or stopped after it was saved."""
         if control.should_evaluate:
             self._trainer.evaluate_saved()
-
-    def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Set the epoch, also if a resumed run begins in the middle of one."""
-        self._trainer.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
 @contextmanager

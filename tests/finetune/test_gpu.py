@@ -14,7 +14,7 @@ from trl import SFTConfig
 
 from panjue.finetune import journal, scoring
 from panjue.finetune.libraries import shares
-from panjue.finetune.model import check_memory, load_base, precision, resolve_dtype
+from panjue.finetune.model import load_base, precision, resolve_dtype
 from panjue.finetune.sft import main
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
@@ -97,34 +97,6 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
     for batch, other in ((16, 15), (2, 3)):
         with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
             shares(a_config(batch=batch), 3)
-
-
-@pytest.mark.parametrize(
-    ("method", "dtype", "card", "fits"),
-    [
-        ("lora", torch.bfloat16, 15, False),
-        ("lora", torch.float32, 24, False),
-        ("qlora", torch.bfloat16, 15, True),
-        ("full", torch.float32, 60, False),
-        ("full", torch.bfloat16, 60, True),  # moments of 8 bits
-    ],
-)
-def test_a_base_that_is_larger_than_the_card_is_refused_before_it_is_loaded(
-    method: str,
-    dtype: torch.dtype,
-    card: int,
-    fits: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as weights:
-        weights.truncate(16 * GIB)  # an 8B model; takes no space
-    monkeypatch.setattr("panjue.finetune.model.card_memory", lambda: card * GIB)
-    if fits:
-        check_memory(tmp_path, method, dtype)
-    else:
-        with pytest.raises(UserError, match=r"needs more than .* the GPU has .*qwen3-8b-qlora"):
-            check_memory(tmp_path, method, dtype)
 
 
 @pytest.mark.parametrize(("mib", "warns"), [(0.25, True), (1024, False)])
