@@ -66,7 +66,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 weight.data = weight.data.float() if weight.requires_grad else weight.data
         if stop:
             self.add_callback(stop)
-        self.add_callback(Moments(self))
+        self.add_callback(MissedEvaluation(self))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "group", "length", "seq_lengths"]
@@ -241,9 +241,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write state that transformers does not save: none here; subclasses may have some."""
 
-    def after_step(self) -> None:
-        """Update what is trained beside the model: nothing here."""
-
     def resume_from(self, checkpoint: Path) -> None:
         """Resume training from a checkpoint, in whose folder its best one is, wherever that is.
 
@@ -287,19 +284,15 @@ class Batch:
         return sums[0] / sums[1].clamp(min=1e-9)
 
 
-class Moments(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Tells the trainer of moments for which it has no method to override."""
+class MissedEvaluation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Evaluates a step that was killed or stopped after it was saved."""
 
     def __init__(self, trainer: ReplyTrainer) -> None:
         """Keep the trainer."""
         self._trainer = trainer
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """An optimizer step is done."""
-        self._trainer.after_step()
-
     def on_train_begin(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
-        """Evaluate a step that was killed or stopped after it was saved."""
+        """Evaluate the resumed step if its checkpoint says so."""
         if control.should_evaluate:
             self._trainer.evaluate_saved()
 

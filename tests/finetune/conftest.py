@@ -21,6 +21,11 @@ def a_config(**settings: object) -> SftConfig:
     return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
 
 
+def adapter_bytes(run: Path) -> bytes:
+    """Return the weights of a trained adapter as they are on disk."""
+    return (run / "adapter/adapter_model.safetensors").read_bytes()
+
+
 def robust_words(method: str) -> list[str]:
     """Return the words of a training by a group objective that processes must not change."""
     objective = [f"robust.method={method}", "robust.by=court", "robust.weight=5", "robust.step=0.5"]

@@ -1,10 +1,10 @@
 """What depends on GPUs, tried on a machine without one."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,22 +58,17 @@ def test_the_card_decides_the_precision(
     assert resolve_dtype("auto", args, frozen=False) == torch.float32
 
 
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let trl's settings see two GPUs, as transformers/training_args.py:1917 does."""
+def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     prepare = SFTConfig.__post_init__
 
-    def seeing_two(self: Any) -> None:
+    def seeing_two(self: Any) -> None:  # as transformers/training_args.py:1917 does
         prepare(self)
         self._n_gpu = 2
 
     monkeypatch.setattr(SFTConfig, "__post_init__", seeing_two)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    two_gpus(monkeypatch)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
     said = capsys.readouterr().out
     assert "GPUs         1 of 2 are used; gpus=2 uses all" in said
@@ -123,9 +118,9 @@ def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
 
 
-@pytest.fixture
-def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let decoding fail with more than two questions at once; return the sizes of all batches."""
+def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate, sizes = scoring.HeldOut._generate, list[int]()
 
     def failing(self: Any, trainer: Any, batch: Any) -> list[str]:
@@ -136,15 +131,9 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(scoring.HeldOut, "_generate", failing)
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
-    return sizes
-
-
-def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
-    workshop: Path, tmp_path: Path, short_of_memory: list[int]
-) -> None:
     words = [*ONE_STEP, "score_examples=5", "dtype=float32", "trainer.bf16=false"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
-    assert short_of_memory == [5, 2, 3, 1, 2]
+    assert sizes == [5, 2, 3, 1, 2]
     [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
     assert 0 <= row["eval_final"] <= 1
 
@@ -161,13 +150,6 @@ def test_the_decoding_batch_follows_the_free_memory(monkeypatch: pytest.MonkeyPa
         assert scoring.batch_tokens(config) == tokens
 
 
-def failing_step(error: Exception) -> Callable[..., Any]:
-    def fail(*_: Any) -> Any:
-        raise error
-
-    return fail
-
-
 def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,15 +157,14 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
     for place in ("trainer.ReplyTrainer.training_loss", "sft.load_base"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"panjue.finetune.{place}", failing_step(full))
+            patch.setattr(f"panjue.finetune.{place}", Mock(side_effect=full))
             with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
                 main(workshop / "sft.yaml", words)
     for error in (
         RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error"),
         torch.AcceleratorError("CUDA error: device-side assert triggered", 710),
     ):
-        monkeypatch.setattr(ReplyTrainer, "remove_callback", failing_step(error))
-        monkeypatch.setattr(ReplyTrainer, "add_callback", failing_step(error))
+        monkeypatch.setattr(ReplyTrainer, "add_callback", Mock(side_effect=error))
         with pytest.raises(RuntimeError, match=r"(NCCL|CUDA) error"):
             main(workshop / "sft.yaml", words)
 

@@ -1,6 +1,7 @@
 """Group-robust objectives: numbers by hand, gradients against autograd, resuming, real steps."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import Batch
 
-from .conftest import ROBUST_STEPS
+from .conftest import ROBUST_STEPS, adapter_bytes
 
 GROUPS = ("a", "b", "c")
 
@@ -170,20 +171,12 @@ def test_batches_of_a_step_add_up_to_the_gradient_of_one(method: str) -> None:
     assert whole.abs().sum() > 0
 
 
-@pytest.fixture
-def config(courts: Path, tmp_path: Path) -> Path:
-    """Return a config of few steps on cases of three courts, one without."""
-    path = tmp_path / "sft.yaml"
-    text = courts.read_text("utf-8").replace("run: nowhere", f"run: {tmp_path}/run")
-    path.write_text(text, "utf-8")
-    return path
-
-
 @pytest.mark.parametrize(
     "method", ["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"]
 )
-def test_real_steps_with_accumulation(method: str, config: Path, tmp_path: Path) -> None:
-    sft(config, [*ROBUST_STEPS, f"robust.method={method}", "robust.by=court", "robust.warmup=2"])
+def test_real_steps_with_accumulation(method: str, courts: Path, tmp_path: Path) -> None:
+    words = [f"run={tmp_path}/run", f"robust.method={method}", "robust.by=court"]
+    sft(courts, [*ROBUST_STEPS, *words, "robust.warmup=2"])
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if "loss" in entry]
     assert len(steps) == 4
@@ -196,13 +189,14 @@ def test_real_steps_with_accumulation(method: str, config: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("method", ["group_dro", "adversarial"])
-def test_a_resumed_run_ends_in_the_same_weights(method: str, config: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_in_the_same_weights(method: str, courts: Path, tmp_path: Path) -> None:
     """Of its second epoch too: an epoch is two steps here."""
-    words = [*ROBUST_STEPS, f"robust.method={method}", "robust.by=court"]
+    run = tmp_path / "run"
+    words = [*ROBUST_STEPS, f"run={run}", f"robust.method={method}", "robust.by=court"]
     words += ["batch=64", "trainer.per_device_train_batch_size=32", "trainer.save_steps=3"]
-    sft(config, words)
-    whole = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
-    (tmp_path / "run/adapter").rename(tmp_path / "first")
-    (tmp_path / "run/checkpoints/checkpoint-4/complete").unlink()
-    sft(config, words)
-    assert (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes() == whole
+    sft(courts, words)
+    whole = adapter_bytes(run)
+    shutil.rmtree(run / "adapter")
+    (run / "checkpoints/checkpoint-4/complete").unlink()
+    sft(courts, words)
+    assert adapter_bytes(run) == whole

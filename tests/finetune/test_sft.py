@@ -24,6 +24,8 @@ from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
+from .conftest import adapter_bytes
+
 FIELDS = {"charges", "articles", "penalty"}
 UNFINISHED = {"examples": None, "labels_sha256": None, "classifier_sha256": None}
 
@@ -141,8 +143,7 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     (run / "checkpoints/checkpoint-12/complete").unlink()
     main(workshop / "sft.yaml", [f"run={run}"])
     assert "checkpoint-6" in capsys.readouterr().out
-    again, once = (load_file(f / "adapter/adapter_model.safetensors") for f in (run, trained))
-    assert all(torch.equal(again[name], once[name]) for name in once)
+    assert adapter_bytes(run) == adapter_bytes(trained)
     seen, counted = (
         [entry["num_tokens"] for _, entry in read_lines(f / "log.jsonl") if "num_tokens" in entry]
         for f in (run, trained)
@@ -166,12 +167,11 @@ def test_a_training_that_is_over_is_only_saved(
         assert newest.name == "checkpoint-6", "the first, and two that are no better"
     else:
         shutil.copytree(trained, run)
-    before = load_file(run / "adapter/adapter_model.safetensors")
+    before = adapter_bytes(run)
     log = (run / "log.jsonl").read_bytes()
     shutil.rmtree(run / "adapter")
     main(config, words)
-    after = load_file(run / "adapter/adapter_model.safetensors")
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert adapter_bytes(run) == before
     assert (run / "log.jsonl").read_bytes() == log, "not a step more"
 
 
@@ -246,12 +246,9 @@ def test_a_moved_run_keeps_its_best_checkpoint_or_refuses(
     best = {"best_model_checkpoint": "/elsewhere/checkpoints/checkpoint-6", "best_metric": 9.0}
     state.write_text(json.dumps({**read_json(state), **best}), "utf-8")
     main(workshop / "sft.yaml", [f"run={run}"])
-    kept, sixth = (
-        load_file(folder / "adapter_model.safetensors")
-        for folder in (run / "adapter", run / "checkpoints/checkpoint-6")
-    )
-    assert all(torch.equal(kept[name], sixth[name]) for name in sixth)
-    for folder in (run / "adapter", run / "checkpoints/checkpoint-6"):
+    sixth = run / "checkpoints/checkpoint-6"
+    assert adapter_bytes(run) == (sixth / "adapter_model.safetensors").read_bytes()
+    for folder in (run / "adapter", sixth):
         shutil.rmtree(folder)
     with pytest.raises(UserError, match="checkpoint-6: the best checkpoint is missing"):
         main(workshop / "sft.yaml", [f"run={run}"])
