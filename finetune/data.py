@@ -53,6 +53,17 @@ class RowReport:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The token rows of a training, with what happened to their examples."""
+
+    train: Dataset
+    report: RowReport
+    held_out: Dataset
+    held_report: RowReport
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
 class RowMaker:
     """Makes token rows with loss on the reply only; the values of `attribute` are the groups."""
 

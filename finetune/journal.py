@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, RowReport, lengths
+from panjue.finetune.data import IGNORED, Rows, lengths
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import LESS_MEMORY, card_memory
 from panjue.finetune.trainer import ReplyTrainer, step_size
@@ -104,22 +104,15 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._stack.close()
 
 
-def print_plan(
-    console: Console,
-    trainer: ReplyTrainer,
-    report: RowReport,
-    held_out: RowReport,
-    examples: Examples,
-) -> None:
+def print_plan(console: Console, trainer: ReplyTrainer, rows: Rows, examples: Examples) -> None:
     """Print the examples, token percentiles, trained weights, steps and memory."""
-    for name, text in (*data_plan(report, held_out, examples), *training_plan(trainer)):
+    for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", markup=False)
 
 
-def data_plan(
-    report: RowReport, held_out: RowReport, examples: Examples
-) -> Iterator[tuple[str, str]]:
+def data_plan(rows: Rows, examples: Examples) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about the examples."""
+    report, held_out = rows.report, rows.held_report
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
     if examples.mixed_size:
         yield "", f"{examples.mixed_size} of the training examples come from the mix file"

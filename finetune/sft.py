@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from panjue.eval.answers import write_seen
 from panjue.eval.classifier import FILE_VERSION
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit
-from panjue.finetune.data import RowMaker, RowReport, cached, pack
+from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
@@ -102,7 +101,7 @@ def run_training(
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
     trainer = make_trainer(config, model, args, rows, held_out, console)
-    print_plan(console, trainer, rows.report, rows.held_report, examples)
+    print_plan(console, trainer, rows, examples)
     if reader.skipped.rows:
         console.print(f"{'skipped':12s} {reader.skipped}", markup=False)
     if config.dry_run:
@@ -131,17 +130,6 @@ def run_training(
 def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:
     """Print the number of a stage and what it does; a dry run ends after the second one."""
     console.print(f"{number}/{2 if config.dry_run else 4} {text}")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The token rows of a training, with what happened to their examples."""
-
-    train: Dataset
-    report: RowReport
-    held_out: Dataset
-    held_report: RowReport
-    tokenizer: Any
 
 
 def make_rows(config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples) -> Rows:
