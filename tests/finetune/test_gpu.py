@@ -19,40 +19,33 @@ from panjue.finetune.sft import main
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import a_config
+from .conftest import UNSCORED, a_config, logged
 
 GIB = 2**30
 ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
-UNSCORED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 
 
 @pytest.mark.parametrize(
-    ("capability", "given", "bf16", "fp16", "dtype"),
+    ("capability", "given", "dtype"),
     [
-        (9, {}, True, False, torch.bfloat16),
-        (8, {"fp16": True}, False, True, torch.float16),
-        (7, {}, False, True, torch.float16),  # T4, V100: torch only emulates bfloat16
-        (7, {"bf16": True}, True, False, torch.bfloat16),
-        (7, {"fp16": False}, False, False, torch.float32),
-        (9, {"bf16": False}, False, False, torch.float32),
+        (9, {}, torch.bfloat16),
+        (8, {"fp16": True}, torch.float16),
+        (7, {}, torch.float16),  # T4, V100: torch only emulates bfloat16
+        (7, {"bf16": True}, torch.bfloat16),
+        (7, {"fp16": False}, torch.float32),
+        (9, {"bf16": False}, torch.float32),
     ],
 )
 def test_the_card_decides_the_precision(
-    capability: int,
-    given: dict[str, bool],
-    bf16: bool,
-    fp16: bool,
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    capability: int, given: dict[str, bool], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     card = SimpleNamespace(major=capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     found = precision(given)
-    assert found == {"bf16": bf16, "fp16": fp16}
+    assert found == {"bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}
     args = SimpleNamespace(**found)
     assert resolve_dtype("auto", args, frozen=True) == dtype
     assert resolve_dtype("auto", args, frozen=False) == torch.float32
@@ -134,7 +127,7 @@ def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
     words = [*ONE_STEP, "score_examples=5", "dtype=float32", "trainer.bf16=false"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
     assert sizes == [5, 2, 3, 1, 2]
-    [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
+    [row] = logged(tmp_path / "run", "eval_final")
     assert 0 <= row["eval_final"] <= 1
 
 
@@ -191,7 +184,7 @@ def test_a_mixture_of_experts_is_trained_and_scored(workshop: Path, tmp_path: Pa
     tokenizer.save_pretrained(tmp_path / "moe")
     words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP, "score_examples=2"]
     main(workshop / "sft.yaml", words)
-    [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
+    [row] = logged(tmp_path / "run", "eval_final")
     assert row["eval_loss"] > 0
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.sft import main
-from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import adapter_bytes
+from .conftest import adapter_bytes, logged
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
 BY_EPOCH = [
@@ -144,7 +143,7 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
 
 
 def scores(run: Path) -> list[tuple[int, float, float]]:
-    rows = [row for _, row in read_lines(run / "log.jsonl") if "eval_loss" in row]
+    rows = logged(run, "eval_loss")
     return [(row["step"], row["eval_loss"], row["eval_final"]) for row in rows]
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -271,11 +272,9 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
 def test_a_gpu_that_torch_cannot_use_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
-
+    error = RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     check_driver()
     program = tmp_path / "nvidia-smi"

@@ -1,6 +1,5 @@
 """Group-robust objectives: numbers by hand, gradients against autograd, resuming, real steps."""
 
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from panjue.finetune.settings import RobustConfig
 from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import Batch
 
-from .conftest import ROBUST_STEPS, adapter_bytes
+from .conftest import ROBUST_STEPS, adapter_bytes, logged
 
 GROUPS = ("a", "b", "c")
 
@@ -177,8 +176,7 @@ def test_batches_of_a_step_add_up_to_the_gradient_of_one(method: str) -> None:
 def test_real_steps_with_accumulation(method: str, courts: Path, tmp_path: Path) -> None:
     words = [f"run={tmp_path}/run", f"robust.method={method}", "robust.by=court"]
     sft(courts, [*ROBUST_STEPS, *words, "robust.warmup=2"])
-    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    steps = [entry for entry in log if "loss" in entry]
+    steps = logged(tmp_path / "run", "loss")
     assert len(steps) == 4
     assert all({"group_loss_high", "group_loss_low", "group_loss_-"} & s.keys() for s in steps)
     assert ("penalty" in steps[-1]) == (method in ("vrex", "irm", "adversarial"))

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,20 +20,15 @@ from panjue.finetune.sft import main
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, read_lines
+from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-from .conftest import adapter_bytes
+from .conftest import UNSCORED, adapter_bytes, logged
 
 FIELDS = {"charges", "articles", "penalty"}
 UNFINISHED = {"examples": None, "labels_sha256": None, "classifier_sha256": None}
-
-
-def losses(run: Path) -> list[float]:
-    entries = [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
-    return [float(entry["loss"]) for entry in entries if "loss" in entry]
 
 
 def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> None:
@@ -40,7 +36,7 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
         assert (trained / "adapter" / name).is_file()
     assert (trained / "config.yaml").is_file()
     assert any((trained / "tensorboard").rglob("events.out.tfevents*"))
-    curve = losses(trained)
+    curve = [entry["loss"] for entry in logged(trained, "loss")]
     assert len(curve) == 12
     assert sum(curve[-3:]) < sum(curve[:3])
     assert set(load_labels(trained / "adapter/labels.json").counts) == FIELDS
@@ -145,8 +141,7 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     assert "checkpoint-6" in capsys.readouterr().out
     assert adapter_bytes(run) == adapter_bytes(trained)
     seen, counted = (
-        [entry["num_tokens"] for _, entry in read_lines(f / "log.jsonl") if "num_tokens" in entry]
-        for f in (run, trained)
+        [entry["num_tokens"] for entry in logged(f, "num_tokens")] for f in (run, trained)
     )
     assert seen == counted, "tokens are counted on from those of the checkpoint"
     assert seen == sorted(seen)
@@ -175,21 +170,15 @@ def test_a_training_that_is_over_is_only_saved(
     assert (run / "log.jsonl").read_bytes() == log, "not a step more"
 
 
-SHORT = ["trainer.max_steps=2", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
-
-
 def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
     for moment in ("claim", "fitted_classifier", "train_or_resume"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"panjue.finetune.sft.{moment}", end)
+            patch.setattr(f"panjue.finetune.sft.{moment}", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT, "seed=1"])
+                main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED, "seed=1"])
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
 
@@ -214,7 +203,7 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
 def test_a_checkpoint_without_a_record_is_somebodys_work(workshop: Path, tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints/checkpoint-6").mkdir(parents=True)
     with pytest.raises(UserError, match=r"holds another run \(there is no record"):
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *SHORT])
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
 
 
 def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
@@ -224,9 +213,8 @@ def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
     bits = f"quantization={{{nf4}}}"
     steps = ["trainer.max_steps=2", "trainer.eval_steps=2", "trainer.save_steps=2"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "method=qlora", bits, *steps])
-    assert all(0 < loss < 100 for loss in losses(tmp_path / "run"))
-    log = (tmp_path / "run/log.jsonl").read_text("utf-8")
-    assert '"eval_final":' in log, "held-out cases were answered by the four-bit model"
+    assert all(0 < entry["loss"] < 100 for entry in logged(tmp_path / "run", "loss"))
+    assert logged(tmp_path / "run", "eval_final"), "the four-bit model answered held-out cases"
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
     checkpoint = newest_complete(tmp_path / "run/checkpoints")
     assert checkpoint

@@ -16,6 +16,8 @@ from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
+from .conftest import logged
+
 TASK = load_task("judgment")
 SIZE = 1024
 
@@ -75,12 +77,8 @@ def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
     assert float(loss) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
 
 
-def entries(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
-
-
 def test_every_evaluation_has_the_tasks_metrics_and_chooses_the_best(trained: Path) -> None:
-    measured = [entry for entry in entries(trained) if "eval_loss" in entry]
+    measured = logged(trained, "eval_loss")
     assert [entry["step"] for entry in measured] == [6, 12]
     for entry in measured:
         for name in (*TASK.score.names, "loss"):
