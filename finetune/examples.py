@@ -73,10 +73,7 @@ class Examples:
         self.mixed_size = sum(text <= self._highest for text in hashes)
 
     def __iter__(self) -> Iterator[Example]:
-        """Yield the examples to train on: those of `train`, then those chosen from `mix`.
-
-        `mix_ratio` per example of `train` are chosen, or all if `mix` has fewer.
-        """
+        """Yield the examples to train on: those of `train`, then those chosen from `mix`."""
         mixed = (example for example in self.mixable if text_hash(example) <= self._highest)
         return chain(self.train, mixed)
 

@@ -16,12 +16,12 @@ from transformers import (
     TrainerControl,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import (
-    TRAINER_STATE,
     drop,
     drop_old,
     full_disk_named,
@@ -75,19 +75,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self,
         model: torch.nn.Module,
         inputs: dict[str, Tensor],
-        return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Return the loss of a batch: in training the objective, in evaluation the tokens' mean."""
+    ) -> Tensor:
+        """Return the loss of a batch to train on; evaluations do without."""
         batch = self.forward_pass(model, inputs)
-        if self.model.training:
-            # The state is in every checkpoint, so a resumed run continues the count.
-            tokens = self.accelerator.gather(inputs["length"].sum()).sum()
-            self.state.num_input_tokens_seen += int(tokens)
-            loss = self.training_loss(batch, num_items_in_batch)
-        else:
-            loss = batch.losses.mean()
-        return (loss, batch.outputs) if return_outputs else loss
+        # The state is in every checkpoint, so a resumed run continues the count.
+        tokens = self.accelerator.gather(inputs["length"].sum()).sum()
+        self.state.num_input_tokens_seen += int(tokens)
+        return self.training_loss(batch, num_items_in_batch)
 
     def training_loss(self, batch: "Batch", num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the mean loss of the step's reply tokens."""
@@ -115,7 +110,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             labels=reply_labels,
             hidden=hidden[0],
             prompt_mask=(labels == IGNORED) & is_real,
-            outputs=outputs,
         )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -202,7 +196,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if isinstance(part, ExportableState):
                 self.state.stateful_callbacks[type(part).__name__] = part.state()
         if self.is_world_process_zero():
-            write_json(checkpoint / TRAINER_STATE, asdict(self.state))
+            write_json(checkpoint / TRAINER_STATE_NAME, asdict(self.state))
             self._drop_old()
         self.accelerator.wait_for_everyone()
 
@@ -246,13 +240,13 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
         Transformers forgets a best checkpoint that is not where it was (trainer.py:1684).
         """
-        state = read_json(checkpoint / TRAINER_STATE)
+        path = checkpoint / TRAINER_STATE_NAME
+        state = read_json(path)
         if state["best_model_checkpoint"]:
             best = checkpoint.parent / Path(state["best_model_checkpoint"]).name
             if not best.is_dir():
                 raise UserError(f"{best}: the best checkpoint is missing; restore it or train anew")
             if self.is_world_process_zero():
-                path = checkpoint / TRAINER_STATE
                 write_json(path, {**state, "best_model_checkpoint": str(best)})
             self.accelerator.wait_for_everyone()
         self.train(resume_from_checkpoint=str(checkpoint))
@@ -274,7 +268,6 @@ class Batch:
     labels: Tensor  # [tokens]
     hidden: Tensor  # [batch, positions, hidden]
     prompt_mask: Tensor  # [batch, positions]
-    outputs: Any
 
     def per_example(self, values: Tensor) -> Tensor:
         """Return the mean over each example's reply tokens: [tokens] -> [batch]."""

@@ -142,7 +142,7 @@ def test_every_step_has_all_groups_and_every_run_the_same_order() -> None:
 def test_means_over_tokens_and_prompts_by_hand() -> None:
     asked = torch.tensor([[False, True, True], [True, False, False]])
     none = torch.tensor([])
-    batch = Batch(none, asked, None, none, none, none, none, None)
+    batch = Batch(none, asked, None, none, none, none, none)
     found = batch.per_example(torch.tensor([1.0, 3.0, 5.0]))
     torch.testing.assert_close(found, torch.tensor([2.0, 5.0]))
     states = torch.arange(8.0).reshape(1, 4, 2)
