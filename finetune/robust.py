@@ -265,8 +265,7 @@ class GroupTrainer(ReplyTrainer):
         """Sample groups equally often if the objective needs it."""
         if not self.objective.is_balanced:
             return super()._get_train_sampler(train_dataset)
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        self._sampler = balanced_sampler(rows["group"][:], self.args.seed)
+        self._sampler = balanced_sampler(self.train_dataset["group"][:], self.args.seed)
         return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -116,8 +116,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         """Sample examples of similar length together for `group_by_length`."""
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        self._sampler = length_sampler(rows, step_size(self.args), self.args.seed)
+        self._sampler = length_sampler(self.train_dataset, step_size(self.args), self.args.seed)
         return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
