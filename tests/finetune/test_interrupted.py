@@ -109,10 +109,11 @@ def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
+Undisturbed = Callable[[list[str]], Path]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(
-    workshop: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[list[str]], Path]:
+def undisturbed(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """Return what gives the run folder of a training with these words that nobody disturbed."""
     folder, made = tmp_path_factory.mktemp("undisturbed"), dict[tuple[str, ...], Path]()
 
@@ -126,7 +127,7 @@ def undisturbed(
 
 @pytest.mark.parametrize("stop", range(len(STOPS)))
 def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
-    stop: int, ended: dict[str, Ended], undisturbed: Callable[[list[str]], Path], workshop: Path
+    stop: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
     (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
     told = training.errors
@@ -149,10 +150,7 @@ def scores(run: Path) -> list[tuple[int, float, float]]:
 
 @pytest.mark.parametrize("number", range(len(SCORINGS)))
 def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
-    number: int,
-    ended: dict[str, Ended],
-    undisturbed: Callable[[list[str]], Path],
-    workshop: Path,
+    number: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
     (what, step, words), cut = SCORINGS[number], ended[f"scoring-{number}"]
     newest = newest_complete(cut.run / "checkpoints")

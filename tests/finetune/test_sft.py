@@ -76,10 +76,7 @@ def test_the_plan_counts_the_evaluations(
 
 
 def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
-    workshop: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MAKELEVEL", raising=False)  # make knows what is next
     run = tmp_path / "run"
