@@ -31,6 +31,7 @@ DROPOUT = "lora.lora_dropout=0.2"
 SCORINGS: list[tuple[str, int, list[str]]] = [
     ("signal", 6, [DROPOUT]),
     ("kill", 6, [DROPOUT]),
+    ("fail", 12, [DROPOUT]),
     ("kill", 14, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
 ]
 """What comes while held-out cases are scored, at which step, and the words of the training."""
@@ -59,6 +60,8 @@ def while_scoring(what, step, *words):
 
     def disturbed(self, trainer):
         if trainer.state.global_step == int(step):
+            if what == "fail":
+                raise RuntimeError("while scoring")
             os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGTERM)
         return score(self, trainer)
 
@@ -159,7 +162,7 @@ def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
         assert cut.code == 128 + signal.SIGTERM, cut.errors
         assert newest.name == f"checkpoint-{step + 1}"
     else:
-        assert cut.code == -signal.SIGKILL, cut.errors
+        assert cut.code == (-signal.SIGKILL if what == "kill" else 1), cut.errors
         assert newest.name == f"checkpoint-{step}"
     main(workshop / "sft.yaml", [f"run={cut.run}", *words])
     once = undisturbed(words)
