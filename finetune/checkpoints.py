@@ -14,8 +14,6 @@ from panjue.prompts.plumbing.files import sync, sync_names
 COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
 
-TRAINER_STATE = "trainer_state.json"
-
 
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nsmallest
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -73,24 +72,22 @@ def fit(
     """
     decides = task.answer
     assert decides.fields, "only fields that are decided have a classifier"
-    cases = _Cases([], [], [], [], [], [])
-    for example, is_own in chain(
-        zip(_sample(train), repeat(True)), zip(_sample(mix), repeat(False))
-    ):
-        assert example.answer is not None, "training examples have answers"
-        items = decides.items_of(example.answer)
-        is_empty = any(not item[name] for item in items for name in decides.sets)
-        if is_empty and task.ask.decode(task.ask.target(example), example, known).repairs:
-            continue  # an empty label list that the training of the model refuses too
-        cases.add(example, items, is_own, facts_of(example, len(items), decides))
-    whole, own = zip(*cases.texts, strict=True)
+    own_cases, mixed = (_cases(task, _sample(part), known) for part in (train, mix))
+    cases = [*own_cases, *mixed]
+    sizes = np.array([len(items) for _, items in cases])
+    texts = [text for example, items in cases for text in views(example, len(items))]
+    whole, own = zip(*texts, strict=True)
     used = (fit_view(whole), fit_view(own))
-    rows = Classifier(decides, used, {}).rows(cases.texts)
-    fold, is_own_item = np.array(cases.folds), np.array(cases.own)
+    rows = Classifier(decides, used, {}).rows(texts)
+    # By hash: a case that `mix` has too is in the same fold.
+    fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
+    is_own_item = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
     fields, scores, gold = {}, {}, {}
     for name in decides.fields:
         is_set = name in decides.sets
-        values = [set(item[name]) if is_set else {item[name]} for item in cases.items]
+        values = [
+            set(item[name]) if is_set else {item[name]} for _, items in cases for item in items
+        ]
         labels = tuple(sorted(decides.counts(name, known.counts)))
         gold[name] = np.array([[label in value for label in labels] for value in values])
         fitting = _Fitting(rows, gold[name], is_set, seed)
@@ -99,8 +96,9 @@ def fit(
         scale, shift = calibration(total[of], gold[name][of], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
     second, believed = None, {n: fields[n].probabilities(scores[n].sum(0)) for n in decides.sets}
-    if decides.evidence and len(cases.sizes) >= MIN_CASES:
-        of_cases = Items(np.array(cases.sizes), scores, np.array(cases.facts, float))
+    if decides.evidence and len(cases) >= MIN_CASES:
+        facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
+        of_cases = Items(sizes, scores, np.array(facts, float))
         second, believed = fit_second_stage(of_cases, gold, decides.sets, fold)
     for name, chances in believed.items():
         fields[name] = replace(fields[name], sizes=size_weights(chances, gold[name]))
@@ -115,31 +113,19 @@ def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[
     return tuple(map(float, found / np.maximum(expected, 1e-9)))
 
 
-@dataclass(frozen=True)
-class _Cases:
-    """The items of all cases: n-grams, answer, facts, fold, and whether it is a case of `train`."""
-
-    texts: list[tuple[Hashes, Hashes]]
-    items: list[Mapping[str, Any]]
-    facts: list[list[float]]
-    folds: list[int]
-    own: list[bool]
-    sizes: list[int]  # items of each case
-
-    def add(
-        self,
-        example: Example,
-        items: Sequence[Mapping[str, Any]],
-        is_own: bool,
-        facts: list[list[float]],
-    ) -> None:
-        self.texts.extend(views(example, len(items)))
-        self.items.extend(items)
-        self.facts.extend(facts)
-        # By hash: a case that `mix` has too is in the same fold.
-        self.folds.extend([int(text_hash(example), 16) % FOLDS] * len(items))
-        self.own.extend([is_own] * len(items))
-        self.sizes.append(len(items))
+def _cases(
+    task: Task, examples: Iterable[Example], known: Labels
+) -> list[tuple[Example, Sequence[Mapping[str, Any]]]]:
+    """Return the examples, each with the items of its answer."""
+    cases = []
+    for example in examples:
+        assert example.answer is not None, "training examples have answers"
+        items = task.answer.items_of(example.answer)
+        is_empty = any(not item[name] for item in items for name in task.answer.sets)
+        if is_empty and task.ask.decode(task.ask.target(example), example, known).repairs:
+            continue  # an empty label list that the training of the model refuses too
+        cases.append((example, items))
+    return cases
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ class RowReport:
     shortened: list[tuple[str, int, int]] = field(default_factory=list)  # id, tokens before, after
     groups: list[str] = field(default_factory=list)  # the column `group` has places in this list
     notes: list[str] = field(default_factory=list)  # `id: warning` of examples that are used
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The token rows of a training, with what happened to their examples."""
+
+    train: Dataset
+    report: RowReport
+    held_out: Dataset
+    held_report: RowReport
+    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -173,18 +185,14 @@ Draw = Callable[[torch.Generator], Iterable[int]]
 
 
 class EpochSampler(Sampler[int]):
-    """Samples again in each epoch, with a generator seeded by seed and epoch.
+    """Samples again in each `epoch`, with a generator seeded by seed and epoch.
 
     The samplers of transformers use a random state that is lost when a run resumes.
     """
 
     def __init__(self, size: int, draw: Draw, seed: int) -> None:
         """Keep the number of examples and the function that samples their indices."""
-        self._size, self._draw, self._seed, self._epoch = size, draw, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self._epoch = epoch
+        self._size, self._draw, self._seed, self.epoch = size, draw, seed, 0
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -192,7 +200,7 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yield indices of examples."""
-        yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self._epoch))
+        yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self.epoch))
 
 
 def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
@@ -218,11 +226,7 @@ def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
 def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:
     """Return a sampler that puts rows or packs of similar length into the same `step` rows."""
     sizes = lengths(rows)
-
-    def draw(generator: torch.Generator) -> list[int]:
-        drawn: list[int] = get_length_grouped_indices(sizes, step, generator=generator)
-        return drawn
-
+    draw = partial(get_length_grouped_indices, sizes, step, None)
     return EpochSampler(len(sizes), draw, seed)
 
 

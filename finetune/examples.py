@@ -73,10 +73,7 @@ class Examples:
         self.mixed_size = sum(text <= self._highest for text in hashes)
 
     def __iter__(self) -> Iterator[Example]:
-        """Yield the examples to train on: those of `train`, then those chosen from `mix`.
-
-        `mix_ratio` per example of `train` are chosen, or all if `mix` has fewer.
-        """
+        """Yield the examples to train on: those of `train`, then those chosen from `mix`."""
         mixed = (example for example in self.mixable if text_hash(example) <= self._highest)
         return chain(self.train, mixed)
 
@@ -86,13 +83,10 @@ class Examples:
                 raise UserError(
                     f"{path}: id {example.id} has no answer to learn from; use a training file"
                 )
-            self._check_groups(str(example.id), path)
+            key = str(example.id)
+            if key in self._reader.side and self._file_of_id.setdefault(key, path) != path:
+                raise UserError(
+                    f"groups: id {key} is in {self._file_of_id[key]} and in {path}, so its groups "
+                    "are ambiguous; write `groups` into the lines, or change the ids"
+                )
             yield example
-
-    def _check_groups(self, key: str, path: Path | None) -> None:
-        """Refuse an id of the side file of groups that two data files have."""
-        if key in self._reader.side and self._file_of_id.setdefault(key, path) != path:
-            raise UserError(
-                f"groups: id {key} is in {self._file_of_id[key]} and in {path}, so its groups are "
-                "ambiguous; write `groups` into the lines, or change the ids"
-            )

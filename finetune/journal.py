@@ -1,7 +1,6 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
@@ -11,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.text import Text
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, RowReport, lengths
+from panjue.finetune.data import IGNORED, Rows, lengths
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import LESS_MEMORY, card_memory
-from panjue.finetune.robust import GroupTrainer
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
@@ -28,9 +25,6 @@ HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_num_tokens", "_precision", "_rec
 
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
-
-MIN_GROUP = 10
-"""Training examples below which the plan warns of a group."""
 
 MAX_SHOWN_EXAMPLES = 5
 """Refused examples, and notes, printed to the console; the report file has all."""
@@ -98,40 +92,27 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
     def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:
         """Print one line with the held-out loss and metrics."""
-        shown = {
-            name.removeprefix("eval_").replace("_", " "): value
+        shown = [
+            f"{name.removeprefix('eval_').replace('_', ' ')} {float(value):.4f}"
             for name, value in logs.items()
             if name.startswith("eval_") and not name.endswith(HIDDEN_SUFFIXES)
-        }
-        text = ", ".join(f"{name} {float(value):.4f}" for name, value in shown.items())
-        self._console.print(f"step {step}: held out: {text}")
+        ]
+        self._console.print(f"step {step}: held out: {', '.join(shown)}")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Stop the meter."""
         self._stack.close()
 
 
-FEW_STEPS = 100
-"""Steps that a training should have. After an epoch of 305 cases in 55 steps of 2 packs the
-held-out loss was 0.136, in 7 steps of 16 packs 0.242."""
-
-
-def print_plan(
-    console: Console,
-    trainer: ReplyTrainer,
-    report: RowReport,
-    held_out: RowReport,
-    examples: Examples,
-) -> None:
+def print_plan(console: Console, trainer: ReplyTrainer, rows: Rows, examples: Examples) -> None:
     """Print the examples, token percentiles, trained weights, steps and memory."""
-    for name, text in (*data_plan(report, held_out, examples), *training_plan(trainer)):
+    for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", markup=False)
 
 
-def data_plan(
-    report: RowReport, held_out: RowReport, examples: Examples
-) -> Iterator[tuple[str, str]]:
+def data_plan(rows: Rows, examples: Examples) -> Iterator[tuple[str, str]]:
     """Yield (name, text) about the examples."""
+    report, held_out = rows.report, rows.held_report
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
     if examples.mixed_size:
         yield "", f"{examples.mixed_size} of the training examples come from the mix file"
@@ -168,9 +149,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
     if args.world_size < (cards := torch.cuda.device_count()):
         yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
-    yield "steps", steps_plan(trainer)
-    if isinstance(trainer, GroupTrainer):
-        yield from (("groups", warning) for warning in group_warnings(trainer))
+    yield "steps", f"{steps(trainer)}, each of {step_size(args)} examples or packs"
     yield "evaluations", evaluation_plan(trainer)
     if args.load_best_model_at_end:
         yield "kept", f"the checkpoint with the best {args.metric_for_best_model}"
@@ -179,28 +158,6 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     yield "memory", memory_plan(trainer, memory)
     if (card := card_memory()) and 2 * total > 0.9 * card:  # vLLM loads the merged model
         yield "answering", f"needs {2 * total / 2**30:.2f} GiB for the weights: a larger GPU"
-
-
-def steps_plan(trainer: SFTTrainer) -> str:
-    """Return the number of steps and their size; if they are few, a batch that makes more."""
-    count, size, processes = steps(trainer), step_size(trainer.args), trainer.args.world_size
-    text = f"{count}, each of {size} examples or packs"
-    less = processes * max(1, size * count // FEW_STEPS // processes)
-    if trainer.args.max_steps > 0 or count >= FEW_STEPS or less >= size:
-        return text
-    return f"{text}; these are few: batch={less} learns more from the same cases"
-
-
-def group_warnings(trainer: GroupTrainer) -> Iterator[str]:
-    """Yield why an objective over groups may gain nothing."""
-    objective, counts = trainer.objective, Counter(trainer.train_dataset["group"])
-    for place, count in counts.items() if objective.is_balanced else ():
-        if count < MIN_GROUP:
-            times = counts.total() / len(counts) / count
-            drawn = f"{count} examples, each drawn {times:.0f} times an epoch"
-            yield f"{objective.groups[place]!r} has {drawn}; better join it with another group"
-    if objective.settings.method == "irm" and steps(trainer) <= objective.settings.warmup:
-        yield f"no penalty: robust.warmup={objective.settings.warmup} is as long as the training"
 
 
 def memory_plan(trainer: ReplyTrainer, needed: float) -> str:
@@ -220,31 +177,18 @@ def memory_plan(trainer: ReplyTrainer, needed: float) -> str:
 
 def evaluation_plan(trainer: ReplyTrainer) -> str:
     """Return how many evaluations there are at most, and what each does."""
-    count, args = evaluations(trainer), trainer.args
-    if not count:
+    args, last, step, every = trainer.args, steps(trainer), steps_per_epoch(trainer), "epoch"
+    if args.eval_strategy == "no":
         return "none"
-    every = f"{step_of_evaluation(trainer)} steps" if args.eval_strategy == "steps" else "epoch"
+    if args.eval_strategy == "steps":
+        step = args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps)
+        every = f"{step:.0f} steps"
+    count = int(np.ceil(last / step))  # the last step is evaluated too
     text = f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
     if trainer.held_out:
         scored = len(trainer.held_out.questions)
         text += f"; {scored} are answered, without the schema, and scored"
     return text
-
-
-def evaluations(trainer: SFTTrainer) -> int:
-    """Return the number of evaluations, if training does not stop early."""
-    args, last = trainer.args, steps(trainer)
-    if args.eval_strategy == "no":
-        return 0
-    if args.eval_strategy == "epoch":
-        return int(np.ceil(last / steps_per_epoch(trainer)))
-    return int(np.ceil(last / step_of_evaluation(trainer)))  # the last step is evaluated too
-
-
-def step_of_evaluation(trainer: SFTTrainer) -> int:
-    """Return after how many steps there is an evaluation; below 1 it is a share of all steps."""
-    every = trainer.args.eval_steps
-    return int(every if every >= 1 else np.ceil(steps(trainer) * every))
 
 
 def steps(trainer: SFTTrainer) -> int:
@@ -260,11 +204,8 @@ def steps_per_epoch(trainer: SFTTrainer) -> int:
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:
-    """Print one row as the model sees it: tokens with loss in green, tokens without in dim."""
-    text = Text()
+    """Print one row as the model sees it: tokens with loss, and tokens without."""
     pairs = zip(row["labels"], row["input_ids"], strict=True)
     for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
-        text.append("[loss] " if has_loss else "[no loss] ", style="bold")
-        ids = [token for _, token in run]
-        text.append(tokenizer.decode(ids) + "\n", style="green" if has_loss else "dim")
-    console.print(text, end="")
+        text = tokenizer.decode([token for _, token in run])
+        console.print("[loss]" if has_loss else "[no loss]", text, markup=False)

@@ -13,7 +13,6 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import is_torch_bf16_gpu_available
 
 from panjue.prompts.plumbing.errors import UserError, first_line
 
@@ -92,15 +91,13 @@ def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
 
 
 def has_bf16() -> bool:
-    """Return whether the accelerator computes in bfloat16; without one, whether the CPU does.
+    """Return whether the GPU computes in bfloat16; without one, whether the CPU does.
 
     A CPU does so with AVX-512 BF16 or AMX. A GPU before Ampere only emulates it, slowly, which
     torch counts as support unless it is asked (torch/cuda/__init__.py, `is_bf16_supported`).
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if torch.accelerator.is_available():
-        return bool(is_torch_bf16_gpu_available())
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
@@ -116,22 +113,6 @@ LESS_MEMORY = "use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens or a
 def card_memory() -> int | None:
     """Return the bytes of this process's GPU; None without one."""
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
-
-
-def check_memory(folder: Path, method: str, dtype: torch.dtype) -> None:
-    """Refuse a base whose weights alone are more than the GPU has, before minutes of loading.
-
-    With `full` their gradients too; the moments depend on the optimizer.
-    """
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    # The files are in bfloat16. QLoRA: four bits and their scales.
-    factors, card = {"qlora": 0.3, "full": dtype.itemsize}, card_memory()
-    needed = size * factors.get(method, dtype.itemsize / 2)
-    if card is not None and needed > card:
-        raise UserError(
-            f"{folder}: method={method} needs more than {needed / 2**30:.0f} GiB for the weights "
-            f"and the GPU has {card / 2**30:.1f}; {LESS_MEMORY}"
-        )
 
 
 def precision(given: Mapping[str, Any]) -> dict[str, bool]:

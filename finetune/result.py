@@ -27,7 +27,7 @@ from panjue.prompts.task import Task
 
 SAME = (
     *("task", "on_bad_row", "batch", "max_tokens", "method", "dtype", "seed", "score_examples"),
-    *("patience", "attn_implementation", "lora", "quantization"),
+    *("patience", "attn_implementation", "lora", "quantization", "train", "dev", "mix", "robust"),
 )
 """Settings that the record has as they are."""
 
@@ -35,18 +35,14 @@ SAME = (
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
     files = {name: getattr(config, name) for name in DATA}
-    known: dict[str, Any] = config.model_dump(include=set(SAME))
+    known: dict[str, Any] = config.model_dump(include=set(SAME), mode="json")
     known |= {f"{name}_sha256": sha256(file) if file else None for name, file in files.items()}
     return RunRecord(
         **known,
         base=config.model,
         base_sha256=model_sha256(base),
-        train=str(config.train),
-        dev=str(config.dev) if config.dev else None,
-        mix=str(config.mix) if config.mix else None,
         mix_ratio=config.mix_ratio if config.mix else None,
         solve=task.answer.provenance().get("solve", {}),
-        robust=config.robust.model_dump() if config.robust else None,
         prompt_sha256=prompt_sha256(config.task),
         processes=PartialState().num_processes,
         trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
@@ -85,14 +81,6 @@ def claim(config: SftConfig, record: RunRecord) -> None:
     record.write(run.folder)
 
 
-def _point_to_base(folder: Path, base: str) -> None:
-    """Write the base's absolute path, so that plain peft finds it from any working folder."""
-    config = folder / "adapter_config.json"
-    if config.exists():
-        path = str(Path(base).resolve()) if Path(base).is_dir() else base
-        write_json(config, {**read_json(config), "base_model_name_or_path": path})
-
-
 def save(
     trainer: ReplyTrainer,
     labels: Labels,
@@ -114,7 +102,11 @@ def save(
     if not trainer.is_world_process_zero():
         return
     (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-    _point_to_base(temporary, record.base)
+    peft_config = temporary / "adapter_config.json"
+    if peft_config.exists():
+        base = Path(record.base)  # absolute, so that plain peft finds it from any working folder
+        path = str(base.resolve()) if base.is_dir() else record.base
+        write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": path})
     labels.save(temporary)
     digest = sha256(temporary / "labels.json")
     results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}

@@ -205,6 +205,13 @@ class GroupTrainer(ReplyTrainer):
         self.objective, self._batches = objective, 1
         super().__init__(*args, **kwargs)
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute a batch's gradients; after the last batch of a step update the adversary."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self.objective.after_step(self.accelerator)
+        return loss
+
     def training_loss(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the batch's share of its step's objective."""
         examples = self._by_example(batch)
@@ -258,8 +265,7 @@ class GroupTrainer(ReplyTrainer):
         """Sample groups equally often if the objective needs it."""
         if not self.objective.is_balanced:
             return super()._get_train_sampler(train_dataset)
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        self._sampler = balanced_sampler(rows["group"][:], self.args.seed)
+        self._sampler = balanced_sampler(self.train_dataset["group"][:], self.args.seed)
         return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -276,10 +282,6 @@ class GroupTrainer(ReplyTrainer):
         """Resume training from a checkpoint."""
         self.objective.load(checkpoint)
         super().resume_from(checkpoint)
-
-    def after_step(self) -> None:
-        """Update the adversary."""
-        self.objective.after_step(self.accelerator)
 
 
 def pooled(states: Tensor, mask: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,14 +20,13 @@ from panjue.eval.answers import write_seen
 from panjue.eval.classifier import FILE_VERSION
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit
-from panjue.finetune.data import RowMaker, RowReport, cached, pack
+from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import (
     LESS_MEMORY,
     Model,
-    check_memory,
     check_packing,
     load_base,
     resolve_dtype,
@@ -74,13 +72,11 @@ def train(config: SftConfig) -> None:
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
     base = model_folder(config.model)
     record = run_record(config, base, task)
-    if not config.dry_run and is_finished(Run(config.run), record):
-        console.print(f"{trained_folder(config)}: already trained with these settings")
-        return
     writes = processes.is_main_process and not config.dry_run
     with exclusive_lock(config.run) if writes else nullcontext():
-        if writes:
-            is_finished(Run(config.run), record)  # another process may have finished it
+        if not config.dry_run and is_finished(Run(config.run), record):
+            console.print(f"{trained_folder(config)}: already trained with these settings")
+            return
         try:
             run_training(config, reader, base, record, console)
         except torch.OutOfMemoryError as error:
@@ -105,7 +101,7 @@ def run_training(
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
     trainer = make_trainer(config, model, args, rows, held_out, console)
-    print_plan(console, trainer, rows.report, rows.held_report, examples)
+    print_plan(console, trainer, rows, examples)
     if reader.skipped.rows:
         console.print(f"{'skipped':12s} {reader.skipped}", markup=False)
     if config.dry_run:
@@ -136,43 +132,26 @@ def print_stage(config: SftConfig, console: Console, number: int, text: str) -> 
     console.print(f"{number}/{2 if config.dry_run else 4} {text}")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The token rows of a training, with what happened to their examples."""
-
-    train: Dataset
-    report: RowReport
-    held_out: Dataset
-    held_report: RowReport
-    tokenizer: Any
-
-
 def make_rows(config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples) -> Rows:
     """Return the rows to train on and the held-out rows."""
-    train_rows, report = token_rows(config, record, maker, examples)
+    key = {**record.model_dump(include=ROW_KEYS), "by": maker.attribute}
+
+    def rows(
+        part: str, of: Iterable[Example], groups: Sequence[str] = ()
+    ) -> tuple[Dataset, RowReport]:
+        return cached(
+            config.run / "rows",
+            {**key, "part": part, "rules": RULES},
+            lambda report: maker.rows(of, report),
+            groups,
+            waits=not PartialState().is_main_process,
+        )
+
+    train_rows, report = rows("train", examples)
     if not report.tokens:
         reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
         raise UserError(f"{config.train}: no example is left to train on; {reason}")
-    held_out = token_rows(config, record, maker, examples.held_out, report.groups)
-    return Rows(train_rows, report, *held_out, maker.tokenizer)
-
-
-def token_rows(
-    config: SftConfig,
-    record: RunRecord,
-    maker: RowMaker,
-    examples: Iterable[Example],
-    groups: Sequence[str] = (),
-) -> tuple[Dataset, RowReport]:
-    """Return the rows of the training examples or, with their `groups`, those that are held out."""
-    key = record.model_dump(include=ROW_KEYS)
-    return cached(
-        config.run / "rows",
-        {**key, "by": maker.attribute, "part": "dev" if groups else "train", "rules": RULES},
-        lambda report: maker.rows(examples, report),
-        groups,
-        waits=not PartialState().is_main_process,
-    )
+    return Rows(train_rows, report, *rows("dev", examples.held_out, report.groups), maker.tokenizer)
 
 
 def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
@@ -183,8 +162,6 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
     # Under FSDP one process reads the weights, and the others get their shares of them.
     is_alone = torch.accelerator.is_available() and not is_sharded(os.environ)
     device = PartialState().device if is_alone else None
-    if is_alone:
-        check_memory(folder, config.method, dtype)
     model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
     if config.trainer.get("packing"):
         check_packing(model.config)

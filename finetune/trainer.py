@@ -14,15 +14,14 @@ from transformers import (
     EarlyStoppingCallback,
     TrainerCallback,
     TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import (
-    TRAINER_STATE,
     drop,
     drop_old,
     full_disk_named,
@@ -67,7 +66,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 weight.data = weight.data.float() if weight.requires_grad else weight.data
         if stop:
             self.add_callback(stop)
-        self.add_callback(Moments(self))
+        self.add_callback(MissedEvaluation(self))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "group", "length", "seq_lengths"]
@@ -76,19 +75,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self,
         model: torch.nn.Module,
         inputs: dict[str, Tensor],
-        return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Return the loss of a batch: in training the objective, in evaluation the tokens' mean."""
+    ) -> Tensor:
+        """Return the loss of a batch to train on; evaluations do without."""
         batch = self.forward_pass(model, inputs)
-        if self.model.training:
-            # The state is in every checkpoint, so a resumed run continues the count.
-            tokens = self.accelerator.gather(inputs["length"].sum()).sum()
-            self.state.num_input_tokens_seen += int(tokens)
-            loss = self.training_loss(batch, num_items_in_batch)
-        else:
-            loss = batch.losses.mean()
-        return (loss, batch.outputs) if return_outputs else loss
+        # The state is in every checkpoint, so a resumed run continues the count.
+        tokens = self.accelerator.gather(inputs["length"].sum()).sum()
+        self.state.num_input_tokens_seen += int(tokens)
+        return self.training_loss(batch, num_items_in_batch)
 
     def training_loss(self, batch: "Batch", num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the mean loss of the step's reply tokens."""
@@ -116,21 +110,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             labels=reply_labels,
             hidden=hidden[0],
             prompt_mask=(labels == IGNORED) & is_real,
-            outputs=outputs,
         )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Sample examples of similar length together for `group_by_length`."""
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        self._sampler = length_sampler(rows, step_size(self.args), self.args.seed)
+        self._sampler = length_sampler(self.train_dataset, step_size(self.args), self.args.seed)
         return self._sampler
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the sampler's epoch: accelerate's loaders do not set it when a run resumes."""
-        if self._sampler:
-            self._sampler.set_epoch(epoch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the number of tokens seen."""
@@ -208,19 +195,21 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if isinstance(part, ExportableState):
                 self.state.stateful_callbacks[type(part).__name__] = part.state()
         if self.is_world_process_zero():
-            write_json(checkpoint / TRAINER_STATE, asdict(self.state))
+            write_json(checkpoint / TRAINER_STATE_NAME, asdict(self.state))
             self._drop_old()
         self.accelerator.wait_for_everyone()
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
         """Train an epoch, unless the training is over since the step that was resumed."""
+        if self._sampler:  # accelerate's loaders do not set it when a run resumes
+            self._sampler.epoch = epoch
         is_over = self.state.global_step >= self.state.max_steps
         for part in self.callback_handler.callbacks:
             if isinstance(part, EarlyStoppingCallback):
                 is_over |= part.early_stopping_patience_counter >= part.early_stopping_patience
         self.control.should_training_stop |= is_over
         if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(epoch=epoch, **kwargs)
 
     def _checkpoint(self) -> Path:
         return Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
@@ -245,21 +234,18 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write state that transformers does not save: none here; subclasses may have some."""
 
-    def after_step(self) -> None:
-        """Update what is trained beside the model: nothing here."""
-
     def resume_from(self, checkpoint: Path) -> None:
         """Resume training from a checkpoint, in whose folder its best one is, wherever that is.
 
         Transformers forgets a best checkpoint that is not where it was (trainer.py:1684).
         """
-        state = read_json(checkpoint / TRAINER_STATE)
+        path = checkpoint / TRAINER_STATE_NAME
+        state = read_json(path)
         if state["best_model_checkpoint"]:
             best = checkpoint.parent / Path(state["best_model_checkpoint"]).name
             if not best.is_dir():
                 raise UserError(f"{best}: the best checkpoint is missing; restore it or train anew")
             if self.is_world_process_zero():
-                path = checkpoint / TRAINER_STATE
                 write_json(path, {**state, "best_model_checkpoint": str(best)})
             self.accelerator.wait_for_everyone()
         self.train(resume_from_checkpoint=str(checkpoint))
@@ -281,7 +267,6 @@ class Batch:
     labels: Tensor  # [tokens]
     hidden: Tensor  # [batch, positions, hidden]
     prompt_mask: Tensor  # [batch, positions]
-    outputs: Any
 
     def per_example(self, values: Tensor) -> Tensor:
         """Return the mean over each example's reply tokens: [tokens] -> [batch]."""
@@ -291,25 +276,17 @@ class Batch:
         return sums[0] / sums[1].clamp(min=1e-9)
 
 
-class Moments(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Tells the trainer of moments for which it has no method to override."""
+class MissedEvaluation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Evaluates a step that was killed or stopped after it was saved."""
 
     def __init__(self, trainer: ReplyTrainer) -> None:
         """Keep the trainer."""
         self._trainer = trainer
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """An optimizer step is done."""
-        self._trainer.after_step()
-
     def on_train_begin(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
-        """Evaluate a step that was killed or stopped after it was saved."""
+        """Evaluate the resumed step if its checkpoint says so."""
         if control.should_evaluate:
             self._trainer.evaluate_saved()
-
-    def on_epoch_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Set the epoch, also if a resumed run begins in the middle of one."""
-        self._trainer.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
 @contextmanager

@@ -2,23 +2,35 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.files import dump, read_lines
 
 ROBUST_STEPS = (
     "trainer.max_steps=4", "trainer.save_steps=2", "trainer.eval_strategy='no'",
     "trainer.logging_steps=1", "batch=16", "trainer.per_device_train_batch_size=8",
     "score_examples=0",
 )  # fmt: skip
+UNSCORED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 EXACT = ("dtype=float32", "trainer.bf16=false")
 
 
 def a_config(**settings: object) -> SftConfig:
     """Return a config of files that nobody reads."""
     return SftConfig.model_validate({"run": "r", "model": "m", "train": "t.jsonl", **settings})
+
+
+def adapter_bytes(run: Path) -> bytes:
+    """Return the weights of a trained adapter as they are on disk."""
+    return (run / "adapter/adapter_model.safetensors").read_bytes()
+
+
+def logged(run: Path, key: str) -> list[dict[str, Any]]:
+    """Return the entries of a training's log that have this key."""
+    return [row for _, row in read_lines(run / "log.jsonl") if key in row]
 
 
 def robust_words(method: str) -> list[str]:

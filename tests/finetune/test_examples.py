@@ -1,6 +1,5 @@
 import json
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,14 @@ from typing import Any
 import pytest
 
 from panjue.finetune.examples import Examples
-from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
+
+from .conftest import a_config
 
 TASK = load_task("judgment")
 
@@ -33,21 +33,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "train.jsonl", folder / "mix.jsonl"
 
 
-@pytest.fixture
-def sorted_by(tmp_path: Path) -> Callable[..., Examples]:
-    """Return what sorts the examples of files as a training does."""
-
-    def sort(reader: Reader, **settings: Any) -> Examples:
-        config = SftConfig.model_validate({"run": tmp_path / "run", "model": "x", **settings})
-        return Examples(config, reader)
-
-    return sort
+def chosen_of(train: Path, reader: Reader | None = None, **settings: Any) -> Examples:
+    """Return the examples of files as a training chooses them."""
+    run = train.parent / "run"
+    return Examples(a_config(run=run, train=train, **settings), reader or Reader(TASK))
 
 
-def test_every_case_is_either_trained_on_or_held_out(
-    files: tuple[Path, Path], sorted_by: Callable[..., Examples]
-) -> None:
-    chosen = sorted_by(Reader(TASK), train=files[0])
+def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -> None:
+    chosen = chosen_of(files[0])
     for _ in range(2):  # they are read once, and used several times
         taken, held = [e.id for e in chosen], [e.id for e in chosen.held_out]
         assert sorted([*taken, *held]) == sorted(e.id for e in Reader(TASK).read(files[0]))
@@ -56,11 +49,9 @@ def test_every_case_is_either_trained_on_or_held_out(
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5, 99.0])
-def test_the_ratio_says_how_many_are_mixed_in(
-    files: tuple[Path, Path], ratio: float, sorted_by: Callable[..., Examples]
-) -> None:
+def test_the_ratio_says_how_many_are_mixed_in(files: tuple[Path, Path], ratio: float) -> None:
     train, mix = files
-    chosen = sorted_by(Reader(TASK), train=train, mix=mix, mix_ratio=ratio)
+    chosen = chosen_of(train, mix=mix, mix_ratio=ratio)
     mixable = [e for e in Reader(TASK).read(mix) if not is_held_out(e)]
     assert chosen.mixed_size == min(round(len(chosen.train) * ratio), len(mixable))
     assert len(list(chosen)) == len(chosen.train) + chosen.mixed_size
@@ -72,41 +63,35 @@ def test_a_tenth_is_held_out_and_always_the_same() -> None:
     assert (len(held_out), held_out[:4]) == (98, [2, 5, 7, 17])
 
 
-def test_what_is_held_out_is_never_mixed_in(
-    files: tuple[Path, Path], sorted_by: Callable[..., Examples]
-) -> None:
+def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
     train, mix = files
-    chosen = sorted_by(Reader(TASK), train=train, mix=mix, mix_ratio=99)
+    chosen = chosen_of(train, mix=mix, mix_ratio=99)
     held = {e.text for e in chosen.held_out}
     assert held & {e.text for e in Reader(TASK).read(mix)}, "the file to mix in has some of them"
     assert not held & {e.text for e in chosen}
     # A file of one's own choice to hold out.
-    assert not sorted_by(Reader(TASK), train=train, dev=mix, mix=mix, mix_ratio=99).mixed_size
+    assert not chosen_of(train, dev=mix, mix=mix, mix_ratio=99).mixed_size
 
 
-def test_what_is_held_out_by_name_is_not_trained_on(
-    files: tuple[Path, Path], sorted_by: Callable[..., Examples]
-) -> None:
+def test_what_is_held_out_by_name_is_not_trained_on(files: tuple[Path, Path]) -> None:
     train, dev = files
-    chosen = sorted_by(Reader(TASK), train=train, dev=dev)
+    chosen = chosen_of(train, dev=dev)
     held = {e.text for e in Reader(TASK).read(dev)}
     both = [e.id for e in Reader(TASK).read(train) if e.text in held]
     assert len(both) == 30
     assert chosen.dropped == 30, "each of them, and it is counted"
     assert not set(both) & {e.id for e in chosen}
     assert len(chosen.held_out) == len(list(Reader(TASK).read(dev)))
-    assert sorted_by(Reader(TASK), train=train).dropped == 0
+    assert chosen_of(train).dropped == 0
 
 
-def test_texts_are_held_on_disk_and_not_in_memory(
-    files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
-) -> None:
+def test_texts_are_held_on_disk_and_not_in_memory(files: tuple[Path, Path], tmp_path: Path) -> None:
     case = json.loads(files[0].read_text("utf-8").splitlines()[0])
     with (tmp_path / "long.jsonl").open("w", encoding="utf-8") as out:
         for i in range(80):
             out.write(dump({**case, "id": i, "fact": f"{case['fact']}{'长' * 50_000}{i}"}) + "\n")
     tracemalloc.start()
-    chosen = sorted_by(Reader(TASK), train=tmp_path / "long.jsonl")
+    chosen = chosen_of(tmp_path / "long.jsonl")
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(chosen.train) + len(chosen.held_out) == 80
@@ -114,15 +99,15 @@ def test_texts_are_held_on_disk_and_not_in_memory(
 
 
 def test_a_side_file_that_may_mean_two_examples_is_refused(
-    files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
+    files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     train, mix = files
     side = tmp_path / "groups.jsonl"
     side.write_text('{"id": 29, "gender": "女"}\n{"id": 500, "gender": "男"}\n', "utf-8")
     reader = Reader(TASK, side_groups(side))
-    sorted_by(reader, train=train)
+    chosen_of(train, reader)
     with pytest.raises(UserError, match=r"groups: id 29 is in .*train\.jsonl and in .*mix"):
-        sorted_by(reader, train=train, mix=mix)
+        chosen_of(train, reader, mix=mix)
 
 
 def with_other_outcomes(path: Path, folder: Path) -> Path:
@@ -151,11 +136,9 @@ def test_no_outcome_decides_what_is_asked_held_out_or_left_out(
 
 
 def test_mixing_goes_by_the_texts_and_by_no_outcome(
-    files: tuple[Path, Path], tmp_path: Path, sorted_by: Callable[..., Examples]
+    files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     train, mix = files
-    chosen = [
-        [e.id for e in sorted_by(Reader(TASK), train=train, mix=path, mix_ratio=0.3)]
-        for path in (mix, with_other_outcomes(mix, tmp_path))
-    ]
-    assert chosen[0] == chosen[1]
+    other = with_other_outcomes(mix, tmp_path)
+    one, two = (chosen_of(train, mix=path, mix_ratio=0.3) for path in (mix, other))
+    assert [e.id for e in one] == [e.id for e in two]

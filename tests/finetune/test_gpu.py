@@ -1,10 +1,10 @@
 """What depends on GPUs, tried on a machine without one."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,66 +14,54 @@ from trl import SFTConfig
 
 from panjue.finetune import journal, scoring
 from panjue.finetune.libraries import shares
-from panjue.finetune.model import check_memory, load_base, precision, resolve_dtype
+from panjue.finetune.model import load_base, precision, resolve_dtype
 from panjue.finetune.sft import main
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import a_config
+from .conftest import UNSCORED, a_config, logged
 
 GIB = 2**30
 ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
-UNSCORED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 
 
 @pytest.mark.parametrize(
-    ("capability", "given", "bf16", "fp16", "dtype"),
+    ("capability", "given", "dtype"),
     [
-        (9, {}, True, False, torch.bfloat16),
-        (8, {"fp16": True}, False, True, torch.float16),
-        (7, {}, False, True, torch.float16),  # T4, V100: torch only emulates bfloat16
-        (7, {"bf16": True}, True, False, torch.bfloat16),
-        (7, {"fp16": False}, False, False, torch.float32),
-        (9, {"bf16": False}, False, False, torch.float32),
+        (9, {}, torch.bfloat16),
+        (8, {"fp16": True}, torch.float16),
+        (7, {}, torch.float16),  # T4, V100: torch only emulates bfloat16
+        (7, {"bf16": True}, torch.bfloat16),
+        (7, {"fp16": False}, torch.float32),
+        (9, {"bf16": False}, torch.float32),
     ],
 )
 def test_the_card_decides_the_precision(
-    capability: int,
-    given: dict[str, bool],
-    bf16: bool,
-    fp16: bool,
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    capability: int, given: dict[str, bool], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     card = SimpleNamespace(major=capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     found = precision(given)
-    assert found == {"bf16": bf16, "fp16": fp16}
+    assert found == {"bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}
     args = SimpleNamespace(**found)
     assert resolve_dtype("auto", args, frozen=True) == dtype
     assert resolve_dtype("auto", args, frozen=False) == torch.float32
 
 
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let trl's settings see two GPUs, as transformers/training_args.py:1917 does."""
+def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     prepare = SFTConfig.__post_init__
 
-    def seeing_two(self: Any) -> None:
+    def seeing_two(self: Any) -> None:  # as transformers/training_args.py:1917 does
         prepare(self)
         self._n_gpu = 2
 
     monkeypatch.setattr(SFTConfig, "__post_init__", seeing_two)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    two_gpus(monkeypatch)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
     said = capsys.readouterr().out
     assert "GPUs         1 of 2 are used; gpus=2 uses all" in said
@@ -99,65 +87,18 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
             shares(a_config(batch=batch), 3)
 
 
-@pytest.mark.parametrize(
-    ("method", "dtype", "card", "fits"),
-    [
-        ("lora", torch.bfloat16, 15, False),
-        ("lora", torch.float32, 24, False),
-        ("qlora", torch.bfloat16, 15, True),
-        ("full", torch.float32, 60, False),
-        ("full", torch.bfloat16, 60, True),  # moments of 8 bits
-    ],
-)
-def test_a_base_that_is_larger_than_the_card_is_refused_before_it_is_loaded(
-    method: str,
-    dtype: torch.dtype,
-    card: int,
-    fits: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as weights:
-        weights.truncate(16 * GIB)  # an 8B model; takes no space
-    monkeypatch.setattr("panjue.finetune.model.card_memory", lambda: card * GIB)
-    if fits:
-        check_memory(tmp_path, method, dtype)
-    else:
-        with pytest.raises(UserError, match=r"needs more than .* the GPU has .*qwen3-8b-qlora"):
-            check_memory(tmp_path, method, dtype)
-
-
-@pytest.mark.parametrize(("mib", "warns"), [(0.25, True), (1024, False)])
 def test_the_plan_compares_its_memory_with_the_cards(
-    mib: float,
-    warns: bool,
-    workshop: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(journal, "card_memory", lambda: mib * 2**20)
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
-    said = capsys.readouterr().out
-    [line] = [s for s in said.splitlines() if s.startswith("memory")]
-    assert f"the GPU has {mib / 1024:.1f} GiB" in line
-    assert ("use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens" in line) == warns
-    assert ("for the weights: a larger GPU" in said) == warns
+    for mib, warns in ((0.25, True), (1024, False)):
+        monkeypatch.setattr(journal, "card_memory", Mock(return_value=mib * 2**20))
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
+        said = capsys.readouterr().out
+        [line] = [s for s in said.splitlines() if s.startswith("memory")]
+        assert f"the GPU has {mib / 1024:.1f} GiB" in line
+        assert ("use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens" in line) == warns
+        assert ("for the weights: a larger GPU" in said) == warns
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-
-
-@pytest.mark.parametrize(
-    ("packs", "processes", "steps", "batch"),
-    [(64, 1, 24, 1), (316, 1, 120, None), (64, 8, 24, None), (200, 2, 75, 6)],
-)
-def test_few_steps_are_said_with_the_batch_that_makes_more(
-    packs: int, processes: int, steps: int, batch: int | None
-) -> None:
-    sizes = {"train_batch_size": 1, "gradient_accumulation_steps": 8 // processes}
-    args = SimpleNamespace(max_steps=-1, num_train_epochs=3, world_size=processes, **sizes)
-    said = journal.steps_plan(SimpleNamespace(args=args, train_dataset=range(packs)))
-    hint = f"; these are few: batch={batch} learns more from the same cases"
-    assert said == f"{steps}, each of 8 examples or packs{hint if batch else ''}"
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
@@ -165,9 +106,9 @@ def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
 
 
-@pytest.fixture
-def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let decoding fail with more than two questions at once; return the sizes of all batches."""
+def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate, sizes = scoring.HeldOut._generate, list[int]()
 
     def failing(self: Any, trainer: Any, batch: Any) -> list[str]:
@@ -178,16 +119,10 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(scoring.HeldOut, "_generate", failing)
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
-    return sizes
-
-
-def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
-    workshop: Path, tmp_path: Path, short_of_memory: list[int]
-) -> None:
     words = [*ONE_STEP, "score_examples=5", "dtype=float32", "trainer.bf16=false"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
-    assert short_of_memory == [5, 2, 3, 1, 2]
-    [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
+    assert sizes == [5, 2, 3, 1, 2]
+    [row] = logged(tmp_path / "run", "eval_final")
     assert 0 <= row["eval_final"] <= 1
 
 
@@ -203,13 +138,6 @@ def test_the_decoding_batch_follows_the_free_memory(monkeypatch: pytest.MonkeyPa
         assert scoring.batch_tokens(config) == tokens
 
 
-def failing_step(error: Exception) -> Callable[..., Any]:
-    def fail(*_: Any) -> Any:
-        raise error
-
-    return fail
-
-
 def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,15 +145,14 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
     for place in ("trainer.ReplyTrainer.training_loss", "sft.load_base"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"panjue.finetune.{place}", failing_step(full))
+            patch.setattr(f"panjue.finetune.{place}", Mock(side_effect=full))
             with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
                 main(workshop / "sft.yaml", words)
     for error in (
         RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error"),
         torch.AcceleratorError("CUDA error: device-side assert triggered", 710),
     ):
-        monkeypatch.setattr(ReplyTrainer, "remove_callback", failing_step(error))
-        monkeypatch.setattr(ReplyTrainer, "add_callback", failing_step(error))
+        monkeypatch.setattr(ReplyTrainer, "add_callback", Mock(side_effect=error))
         with pytest.raises(RuntimeError, match=r"(NCCL|CUDA) error"):
             main(workshop / "sft.yaml", words)
 
@@ -252,7 +179,7 @@ def test_a_mixture_of_experts_is_trained_and_scored(workshop: Path, tmp_path: Pa
     tokenizer.save_pretrained(tmp_path / "moe")
     words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP, "score_examples=2"]
     main(workshop / "sft.yaml", words)
-    [row] = [row for _, row in read_lines(tmp_path / "run/log.jsonl") if "eval_final" in row]
+    [row] = logged(tmp_path / "run", "eval_final")
     assert row["eval_loss"] > 0
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.sft import main
-from panjue.prompts.plumbing.files import read_lines
+
+from .conftest import adapter_bytes, logged
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
 BY_EPOCH = [
@@ -113,10 +112,11 @@ def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
+Undisturbed = Callable[[list[str]], Path]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(
-    workshop: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[list[str]], Path]:
+def undisturbed(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """Return what gives the run folder of a training with these words that nobody disturbed."""
     folder, made = tmp_path_factory.mktemp("undisturbed"), dict[tuple[str, ...], Path]()
 
@@ -130,7 +130,7 @@ def undisturbed(
 
 @pytest.mark.parametrize("stop", range(len(STOPS)))
 def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
-    stop: int, ended: dict[str, Ended], undisturbed: Callable[[list[str]], Path], workshop: Path
+    stop: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
     (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
     told = training.errors
@@ -143,24 +143,17 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
     assert stopped_at is not None
     assert 2 <= int(stopped_at.name.split("-")[1]) < 8
     main(workshop / "sft.yaml", [f"run={training.run}", *words])
-    again, once = (
-        load_file(run / "adapter/adapter_model.safetensors")
-        for run in (training.run, undisturbed(words))
-    )
-    assert all(torch.equal(again[name], once[name]) for name in once)
+    assert adapter_bytes(training.run) == adapter_bytes(undisturbed(words))
 
 
 def scores(run: Path) -> list[tuple[int, float, float]]:
-    rows = [row for _, row in read_lines(run / "log.jsonl") if "eval_loss" in row]
+    rows = logged(run, "eval_loss")
     return [(row["step"], row["eval_loss"], row["eval_final"]) for row in rows]
 
 
 @pytest.mark.parametrize("number", range(len(SCORINGS)))
 def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
-    number: int,
-    ended: dict[str, Ended],
-    undisturbed: Callable[[list[str]], Path],
-    workshop: Path,
+    number: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
     (what, step, words), cut = SCORINGS[number], ended[f"scoring-{number}"]
     newest = newest_complete(cut.run / "checkpoints")
@@ -173,6 +166,5 @@ def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
         assert newest.name == f"checkpoint-{step}"
     main(workshop / "sft.yaml", [f"run={cut.run}", *words])
     once = undisturbed(words)
-    weights = [load_file(f / "adapter/adapter_model.safetensors") for f in (cut.run, once)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert adapter_bytes(cut.run) == adapter_bytes(once)
     assert scores(cut.run) == scores(once)

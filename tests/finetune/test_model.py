@@ -4,25 +4,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
 
-from panjue.finetune.model import load_base, with_lora
+from panjue.finetune.model import check_packing, load_base, with_lora
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.serve.engine import engine_settings
 from panjue.serve.merge import Served, merge, served_model
 
-ONE_STEP = ["trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'"]
+from .conftest import UNSCORED
 
 
-@pytest.mark.parametrize(
-    "start", ["pissa", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq", "lora_ga"]
-)
+@pytest.mark.parametrize("start", ["pissa_niter_4", "PiSSA", "olora", "corda", "loftq", "lora_ga"])
 def test_a_start_that_changes_the_base_is_refused(start: str) -> None:
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8, hidden_size=8, num_hidden_layers=1))
     with pytest.raises(UserError, match=r"^lora.init_lora_weights: .* changes the base too"):
         with_lora(model, {"init_lora_weights": start})
+
+
+def test_packing_is_refused_where_layers_mix_the_examples_of_a_pack() -> None:
+    for config in (Qwen2Config(), Qwen3Config()):
+        check_packing(config)
+    with pytest.raises(UserError, match=r"layers of linear_attention.*set trainer.packing=false"):
+        check_packing(Qwen3NextConfig())
 
 
 def test_a_four_bit_base_stays_as_small_as_it_is_loaded(workshop: Path) -> None:
@@ -74,12 +79,10 @@ def test_variants_are_merged_and_what_vllm_cannot_load_unmerged_is_refused(
     words: dict[str, object], complaint: str | None, workshop: Path, tmp_path: Path
 ) -> None:
     settings = [f"lora.{key}={value}" for key, value in words.items()]
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *ONE_STEP, *settings])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED, *settings])
     adapter = tmp_path / "run/adapter"
     assert words.items() <= read_json(adapter / "adapter_config.json").items()
-    merge(
-        adapter, tmp_path / "run/merged"
-    )  # it compares the outputs with those of base and adapter
+    merge(adapter, tmp_path / "run/merged")  # compares the outputs with those of base and adapter
     assert engine_settings(Served(tmp_path / "run/merged"), 0, 64)["enable_lora"] is False
     served = served_model(adapter, "lora")
     if complaint is None:

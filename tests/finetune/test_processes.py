@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from panjue.finetune.data import RowReport, cached
 from panjue.finetune.processes import check_driver, check_sharding
@@ -26,7 +26,7 @@ from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import EXACT, a_config, robust_words
+from .conftest import EXACT, a_config, adapter_bytes, robust_words
 
 ROOT = Path(__file__).parents[2]
 FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
@@ -115,9 +115,6 @@ class Launched:
     said: str
     left: list[int]
 
-    def weights(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / name / "adapter/adapter_model.safetensors")
-
 
 def launch(config: Path, folder: Path, *names: str) -> str:
     """Train under each name in two processes and return what was printed."""
@@ -179,10 +176,9 @@ def test_accumulation_and_processes_train_by_groups_as_one_batch_does(
     for size in (8, 2):
         words = [*robust_words(method), f"trainer.per_device_train_batch_size={size}"]
         main(courts, [*words, f"run={tmp_path}/{size}"])
-    one, parts = (
-        load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("8", "2")
-    )
-    for other in (parts, launched.weights(method)):
+    runs = (tmp_path / "8", tmp_path / "2", launched.folder / method)
+    one, *others = (load_file(run / "adapter/adapter_model.safetensors") for run in runs)
+    for other in others:
         for name, tensor in one.items():
             torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=2e-4)
 
@@ -192,9 +188,9 @@ def test_a_signal_to_one_process_stops_both_before_the_scoring_and_the_weights_a
 ) -> None:
     for process in (0, 1):
         assert f"process {process} stopped at step 1 of 2, which is saved; " in launched.said
-    stopped, once = launched.weights("stopped"), launched.weights("ddp")
-    assert all(torch.equal(stopped[name], once[name]) for name in once)
-    assert evaluations(launched.folder / "stopped") == evaluations(launched.folder / "ddp")
+    stopped, once = (launched.folder / name for name in ("stopped", "ddp"))
+    assert adapter_bytes(stopped) == adapter_bytes(once)
+    assert evaluations(stopped) == evaluations(once)
 
 
 def evaluations(run: Path) -> list[dict[str, float]]:
@@ -224,9 +220,7 @@ def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched)
         # Summed over shares: with AVX-512 some norms differ in their last bit.
         assert one.pop("grad_norm", 0) == pytest.approx(other.pop("grad_norm", 0), rel=1e-6)
         assert one == other
-    weights = [launched.weights(name) for name in ("ddp", "fsdp")]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert adapter_bytes(ddp) == adapter_bytes(fsdp)
 
 
 def test_fsdp2_equals_ddp_where_all_weights_are_trained(launched: Launched) -> None:
@@ -243,8 +237,7 @@ def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
     assert f"resuming from {launched.folder}/fsdp-resumed/checkpoints/checkpoint-1" in launched.said
     fsdp, resumed = (launched.folder / name for name in ("fsdp", "fsdp-resumed"))
     assert numbers(resumed)[-2:] == numbers(fsdp)[-2:]
-    weights = [launched.weights(name) for name in ("fsdp", "fsdp-resumed")]
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert adapter_bytes(resumed) == adapter_bytes(fsdp)
 
 
 def test_fsdp_that_would_not_shard_or_not_save_is_refused(
@@ -271,11 +264,9 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
 def test_a_gpu_that_torch_cannot_use_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
-
+    error = RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     check_driver()
     program = tmp_path / "nvidia-smi"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -83,10 +84,7 @@ def test_a_second_signal_ends_it_at_once(
 def test_nobody_reads_the_word_any_more(
     one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(_descriptor: int, _word: bytes) -> int:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "write", Mock(side_effect=BrokenPipeError))
     monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
     os.kill(os.getpid(), signal.SIGINT)
     assert one_of_two._console.quiet

@@ -16,6 +16,8 @@ from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
+from .conftest import logged
+
 TASK = load_task("judgment")
 SIZE = 1024
 
@@ -75,21 +77,8 @@ def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
     assert float(loss) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
 
 
-def test_a_batch_is_padded_with_what_counts_for_nothing() -> None:
-    short = {"input_ids": [5, 6], "labels": [IGNORED, 6]}
-    long = {"input_ids": [7, 8, 9], "labels": [IGNORED, 8, 9]}
-    batch = collate([short, long])
-    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED], [IGNORED, 8, 9]]
-    assert batch["length"].tolist() == [2, 3]
-    assert set(batch) == {"input_ids", "labels", "length"}
-
-
-def entries(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "log.jsonl").read_text("utf-8").splitlines()]
-
-
 def test_every_evaluation_has_the_tasks_metrics_and_chooses_the_best(trained: Path) -> None:
-    measured = [entry for entry in entries(trained) if "eval_loss" in entry]
+    measured = logged(trained, "eval_loss")
     assert [entry["step"] for entry in measured] == [6, 12]
     for entry in measured:
         for name in (*TASK.score.names, "loss"):
@@ -102,7 +91,7 @@ def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     lengths = [n % 40 + 1 for n in range(200)]
     rows = Dataset.from_dict({"length": lengths})
     order, later = length_sampler(rows, 4, seed=0), length_sampler(rows, 4, seed=0)
-    later.set_epoch(1)
+    later.epoch = 1
     torch.rand(7)  # whatever else has drawn meanwhile
     assert list(order) == list(order) == list(length_sampler(rows, 4, seed=0))
     assert sorted(order) == sorted(later) == list(range(200))
