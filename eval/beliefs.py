@@ -149,6 +149,11 @@ def walk(text: str, alternatives: Alternatives, spans: Sequence[Span], index: La
     return {labels: mass / total for labels, mass in belief.items()}
 
 
+def as_key(value: Any) -> Any:
+    """Return a value of a field as a belief has it."""
+    return frozenset(value) if isinstance(value, list) else value
+
+
 def marginals(belief: Belief) -> dict[str, float]:
     """Return each label's probability of being in the set."""
     totals: dict[str, float] = {}

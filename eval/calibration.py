@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
+from panjue.eval.beliefs import as_key
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
@@ -34,17 +35,13 @@ class Calibration:
     """Calibration of one field.
 
     Attributes:
-        error: Expected calibration error: the mean distance between confidence and accuracy over
+        ece: Expected calibration error: the mean distance between confidence and accuracy over
             the bins, weighted by their counts (Guo et al., ICML 2017).
         bins: The bins that are not empty, least certain first.
     """
 
-    error: float
+    ece: float
     bins: tuple[Bin, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the error and the reliability table."""
-        return {"ece": self.error, "bins": [vars(b) for b in self.bins]}
 
 
 def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
@@ -90,15 +87,11 @@ class Certainty:
             if gold_item := golds.pop(item.get("name"), None):
                 for name, (confidences, correct) in self._judgments.items():
                     confidences.append(confidence[name])
-                    correct.append(_as_set(gold_item[name]) == _as_set(item[name]))
+                    correct.append(as_key(gold_item[name]) == as_key(item[name]))
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
-
-
-def _as_set(value: Any) -> Any:
-    return frozenset(value) if isinstance(value, list) else value
 
 
 def show(fields: Mapping[str, Calibration], console: Console) -> None:
@@ -110,5 +103,5 @@ def show(fields: Mapping[str, Calibration], console: Console) -> None:
             float(np.average([getattr(b, key) for b in result.bins], weights=counts))
             for key in ("confidence", "accuracy")
         )
-        table.add_row(name, f"{result.error:.4f}", str(sum(counts)), f"{sure:.4f}", f"{right:.4f}")
+        table.add_row(name, f"{result.ece:.4f}", str(sum(counts)), f"{sure:.4f}", f"{right:.4f}")
     console.print(table)

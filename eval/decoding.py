@@ -85,8 +85,9 @@ class Tally:
             f"{self.repaired} repaired, "
             f"{self.unreadable} unreadable (their answer: {self.fallback})"
         )
+        instead = f" (their answer: {self.fallback})" if self.refused else ""
         yield (
-            f"{self.cut} cut by length, {self.refused} could not be asked{self._instead()}, "
+            f"{self.cut} cut by length, {self.refused} could not be asked{instead}, "
             f"{self.shortened} shortened to fit"
         )
         if self.skipped_rows:
@@ -108,9 +109,6 @@ class Tally:
         if self.filled:
             yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
-
-    def _instead(self) -> str:
-        return f" (their answer: {self.fallback})" if self.refused else ""
 
 
 def decode_answers(path: Path, *, greedy: bool = False) -> Tally:

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.group_counts import Counting, Counts, divergence, training_counts, worst_class
+from panjue.eval.group_counts import Counting, Counts, divergence, training_counts
 from panjue.eval.values import Members, MetricValues, score_rows, summarize, without_nan
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -177,7 +177,7 @@ def _attribute(
 def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -> Group:
     summary, metric = summarize(values, members), values.task.score.names[-1]
     low, high = summary.interval[metric]
-    worst = worst_class(counts.gold, counts.predicted, counts.correct)
+    worst = counts.worst_class()
     return Group(
         n=len(members),
         value=summary.mean[metric],

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.beliefs import as_key
 from panjue.eval.decide import Decider, Evidence, decider_of
 from panjue.eval.pool import Exponents, belief_of, pool_beliefs
 from panjue.eval.rule import Fitted, Rule, cases_of, replies_of
@@ -125,10 +126,10 @@ class Fitting:
         gold, total = self._task.answer.items_of(example.answer), np.zeros(len(EXPONENTS))
         found = zip(gold, evidence.opinions or (), evidence.beliefs or (), strict=False)
         for item, opinion, belief in found:
-            value = frozenset(item[name]) if field.is_set else item[name]
             second = belief_of(field, opinion[name], belief[name])
             for i, exponents in enumerate(EXPONENTS):
-                likely = pool_beliefs(belief[name], second, exponents).get(value, 0.0)
+                pooled = pool_beliefs(belief[name], second, exponents)
+                likely = pooled.get(as_key(item[name]), 0.0)
                 total[i] -= log(max(likely, MIN_GOLD_PROBABILITY))
         return total
 

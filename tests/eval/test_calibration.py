@@ -22,18 +22,18 @@ Write = Callable[..., Path]
 def test_the_bins_hold_every_judgment_once(pairs: list[tuple[float, bool]]) -> None:
     found = calibration([sure for sure, _ in pairs], [right for _, right in pairs])
     assert sum(one.count for one in found.bins) == len(pairs)
-    assert 0 <= found.error <= 1
+    assert 0 <= found.ece <= 1
 
 
 def test_calibration_error_worked_by_hand() -> None:
     # Four at 0.9, three of them right: |0.9 - 0.75| * 4/6. Two at 0.2, none right: 0.2 * 2/6.
     found = calibration([0.9] * 4 + [0.2] * 2, [True] * 3 + [False] * 3)
-    assert found.error == pytest.approx(0.15 * 4 / 6 + 0.2 * 2 / 6)
+    assert found.ece == pytest.approx(0.15 * 4 / 6 + 0.2 * 2 / 6)
     assert [one.count for one in found.bins] == [2, 4]
 
 
 def test_perfect_confidence_has_no_error() -> None:
-    assert calibration([1.0, 0.0], [True, False]).error == 0
+    assert calibration([1.0, 0.0], [True, False]).ece == 0
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def files(case: Row, row: Row, write: Write) -> tuple[Path, Path]:
 def test_the_error_of_a_run_is_that_of_its_judgments(files: tuple[Path, Path]) -> None:
     found = score(Reader(TASK), *files).calibration
     assert found is not None
-    assert found["penalty"].error == pytest.approx(0.1)
+    assert found["penalty"].ece == pytest.approx(0.1)
 
 
 def test_confidence_of_another_submission_is_named(files: tuple[Path, Path], write: Write) -> None:
@@ -92,7 +92,7 @@ def test_gold_in_another_order_is_matched_by_name_as_the_metric_does(
     scores = score(Reader(TASK), gold, submission)
     assert scores.total.mean["final"] == pytest.approx(1)
     assert scores.calibration is not None
-    assert {field: found.error for field, found in scores.calibration.items()} == {
+    assert {field: found.ece for field, found in scores.calibration.items()} == {
         "charges": 0, "articles": 0, "penalty": 0,
     }  # fmt: skip
 

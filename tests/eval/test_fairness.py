@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from panjue.eval.fairness import Fairness, fairness, header_lines, remarks, show
-from panjue.eval.group_counts import divergence, worst_class
+from panjue.eval.group_counts import Counts, divergence
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
@@ -281,9 +281,9 @@ def test_a_group_s_size_is_its_examples_whatever_their_weight(tmp_path: Path) ->
 
 
 def test_the_worst_class_is_one_that_gold_has() -> None:
-    gold, predicted, correct = Counter("abb"), Counter("cbb"), Counter("bb")
-    assert worst_class(gold, predicted, correct) == "a"
-    assert worst_class(Counter(), Counter("a"), Counter()) is None
+    counts = Counts(3, Counter("abb"), Counter("cbb"), Counter("bb"))
+    assert counts.worst_class() == "a"
+    assert Counts(1, predicted=Counter("a")).worst_class() is None
 
 
 def test_the_tables_and_the_json_have_every_group(

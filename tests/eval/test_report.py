@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.answers import open_answers
-from panjue.eval.report import ClassScore, items_of, page, page_data, split_at_names
+from panjue.eval.report import items_of, page, page_data, split_at_names
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
@@ -90,8 +90,8 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     found = page_data(open_answers(hostile))
     # 盗窃罪: four in gold, three predicted, all three right. 2 * 3 / (4 + 3).
     assert found.classes["charges"] == {
-        "盗窃罪": ClassScore(4, 3, 6 / 7),
-        "抢劫罪": ClassScore(0, 1, 0),
+        "盗窃罪": (4, 3, 6 / 7),
+        "抢劫罪": (0, 1, 0),
     }
     assert found.pairs == [("盗窃罪", "抢劫罪", 1)]
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
@@ -106,7 +106,7 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     assert found.orders["penalty"] == [ten, year]
     assert found.confusion == {"penalty": {(year, year): 3, (year, ten): 1}}
     assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
-    assert found.classes["penalty"][year] == ClassScore(4, 3, 6 / 7)
+    assert found.classes["penalty"][year] == (4, 3, 6 / 7)
     assert [case.wrong for case in found.cases] == [["charges", "penalty"], []]
     assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
     assert [case.confidence for case in found.cases] == [pytest.approx(0.6)] * 2
