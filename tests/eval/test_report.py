@@ -17,21 +17,10 @@ from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import TRAINED, write_answers
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
-TRAINED: dict[str, Any] = {
-    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
-    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
-    **{"trainer": {}, "lora": {}, "quantization": {}},
-}
-"""What every record of a training has."""
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
 
 
@@ -48,8 +37,7 @@ def case(key: int, names: list[str], fact: str) -> dict[str, Any]:
 def run_on(folder: Path, gold: Path, change: Any) -> Path:
     """Make a run that answers as gold, but for what `change` does to its rows."""
     Labels().save(folder)
-    made = {**ANSWERED, "test": str(gold), "test_sha256": sha256(gold)}
-    write_json(folder / "manifest.json", made)
+    write_answers(folder, gold)
     with (
         (folder / "submission.jsonl").open("w", encoding="utf-8") as out,
         (folder / "completions.jsonl").open("w", encoding="utf-8") as raw,
@@ -198,11 +186,8 @@ def test_the_page_judges_as_the_metric_does() -> None:
     right["charges"] = ["盗窃罪", "盗窃罪"]  # metrics are over sets, and the first of two counts
     [(_, fields)] = items_of(TASK, gold, {"id": 1, "judgments": [right, wrong]})
     assert all(one.correct for one in fields)
-    dialogue, sample = (
-        load_task("dialogue"),
-        Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
-    )
-    want = dialogue.gold(next(iter(Reader(dialogue).read(sample))))
+    dialogue = load_task("dialogue")
+    want = dialogue.gold(next(iter(Reader(dialogue).read(DIALOGUES))))
     told = json.loads(dump(want))
     [best] = told["chat"][0]["final_model_response"]
     told["chat"][0]["final_model_response"] = [{**best, "sentiment": "doubt"}, best]
@@ -211,11 +196,8 @@ def test_the_page_judges_as_the_metric_does() -> None:
 
 
 def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
-    task, sample = (
-        load_task("dialogue"),
-        Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
-    )
-    gold = task.gold(next(iter(Reader(task).read(sample))))
+    task = load_task("dialogue")
+    gold = task.gold(next(iter(Reader(task).read(DIALOGUES))))
     items = list(items_of(task, gold, gold))
     assert [name for name, _ in items][:2] == [
         "甲：你怎么又喝酒了，",

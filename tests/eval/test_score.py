@@ -16,7 +16,6 @@ from panjue.eval.values import MetricValues, percentiles, resampled, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.metric import final
@@ -180,17 +179,6 @@ def test_the_commonest_labels_as_a_peer(
     assert below in printed(worse)
 
 
-def test_the_rate_of_unreadable_replies(
-    gold: Path, answers: list[dict[str, Any]], write: Write
-) -> None:
-    path = write("submission.jsonl", answers)
-    report = {"calls": 12, "unreadable": 3, "submission_sha256": sha256(path)}
-    write_json(path.parent / "decode.json", report)
-    scores = score(Reader(TASK), gold, path)
-    assert scores.unreadable_rate == pytest.approx(0.25)
-    assert "unreadable replies: 25.00%" in printed(scores)
-
-
 def printed(scores: ScoreResult) -> str:
     out = StringIO()
     show(scores, Console(file=out, width=200))
@@ -207,12 +195,9 @@ def test_what_is_printed(gold: Path, answers: list[dict[str, Any]], write: Write
 
 BROKEN: dict[str, object] = {
     "judgments are no list": 3,
-    "judgments are null": None,
     "a judgment is no object": ["甲"],
     "a judgment has no name": [{"charges": [], "articles": [], "penalty": 1}],
-    "a judgment has no charges": [{"name": "甲", "articles": [], "penalty": 1}],
     "a charge is a list": [{"name": "甲", "charges": [["a"]], "articles": [], "penalty": 1}],
-    "charges are a number": [{"name": "甲", "charges": 1, "articles": [], "penalty": 1}],
     "no penalty": [{"name": "甲", "charges": [], "articles": []}],
 }
 
@@ -224,28 +209,11 @@ def test_a_malformed_row_is_named(gold: Path, write: Write, what: str) -> None:
         score(Reader(TASK), gold, path)
 
 
-def test_a_row_without_judgments_is_malformed_too(gold: Path, write: Write) -> None:
-    with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
-        score(Reader(TASK), gold, write("submission.jsonl", [{"id": 1}]))
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", '{"judgments": []}'])
-def test_a_broken_line_is_named(gold: Path, tmp_path: Path, line: str) -> None:
-    path = tmp_path / "submission.jsonl"
-    path.write_text('{"id":1,"judgments":[]}\n' + line, "utf-8")
-    with pytest.raises(UserError, match=r"submission\.jsonl:2: "):
-        score(Reader(TASK), gold, path)
-
-
-def test_gold_must_be_labelled_and_there(case: Case, write: Write, tmp_path: Path) -> None:
+def test_gold_must_be_labelled(case: Case, write: Write) -> None:
     rows = write("submission.jsonl", [])
     cases = write("gold.jsonl", [case(4, ("甲", ["a"], ["1"], 8), gold=False)])
     with pytest.raises(UserError, match="id 4 has no gold answer"):
         score(Reader(TASK), cases, rows)
-    with pytest.raises(UserError, match="has no examples"):
-        score(Reader(TASK), write("gold.jsonl", []), rows)
-    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-        score(Reader(TASK), tmp_path / "no.jsonl", rows)
 
 
 def columns(
