@@ -14,8 +14,6 @@ from panjue.prompts.example import Answer, Example, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
-LabelSet = frozenset[str]
-
 Beliefs = Sequence[Mapping[str, Belief]]
 """For every item of an answer: field -> belief."""
 
@@ -155,7 +153,7 @@ def decider_of(task: Task, labels: Labels, trained: Path | None) -> Decider | No
     return Decider(task, labels, classifier=load_classifier(trained, task) if trained else None)
 
 
-def best_set(belief: Belief, max_size: int) -> LabelSet:
+def best_set(belief: Belief, max_size: int) -> frozenset[str]:
     """Return the set of at most `max_size` labels with the highest expected F1, exactly.
 
     It is empty only if the belief has the empty set.
@@ -166,7 +164,7 @@ def best_set(belief: Belief, max_size: int) -> LabelSet:
     maximization", NIPS 2011).
     """
     labels = sorted({label for gold in belief for label in gold})
-    best: LabelSet = frozenset()
+    best = frozenset[str]()
     best_value = belief.get(best, -1.0)
     for size in range(1, min(max_size, len(labels)) + 1):
         terms = {

@@ -246,14 +246,9 @@ def ranked(
     """Return the answer with its list ranked by votes, and how many places were filled up.
 
     The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
-    constant); of equal values, the one that came first stays first. A list that is too short is
-    filled up with the commonest labels. Without a readable reply the answer is the task's fallback.
-
-    Args:
-        task: A task whose answers are ranked.
-        example: The example that was asked.
-        replies: Raw replies, the greedy one first.
-        labels: The labels of training, commonest first.
+    constant); of equal values, the one that came first stays first, and the greedy reply comes
+    first. A list that is too short is filled up with the commonest labels. Without a readable reply
+    the answer is the task's fallback.
     """
     key, length = task.answer.ranked, task.answer.length
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]

@@ -110,13 +110,7 @@ def fairness(
     """Score `submission` by the groups of every attribute in `by`.
 
     The numbers of training need a submission in its run folder, and unchanged training files.
-
-    Args:
-        reader: The task's reader, with the side file that adds groups, if there is one.
-        gold: The file with the gold labels.
-        submission: The submission, or its run folder.
-        by: Names of the attributes.
-        min_n: Groups with fewer examples are flagged.
+    Groups with fewer than `min_n` examples are flagged.
     """
     task = reader.task
     submission = task.data.submission.find(submission)

@@ -60,8 +60,9 @@ Known = tuple[Example, Evidence]
 
 def held_out_evidence(answered: AnsweredFile, decider: Decider, replies: int) -> list[Known]:
     """Return the held-out examples that were asked, with so many of their replies."""
-    known = []
-    for example, row in answered.completions():
+    known, rows = [], answered.rows()
+    for example in answered.examples():
+        row = answered.row(rows, {"id": example.id})
         if example.answer is None:
             raise UserError(f"{answered.test}: id {example.id} has no gold answer to fit on")
         if row.get("refused") is None:

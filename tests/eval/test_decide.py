@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.beliefs import Belief, Estimator, LabelIndex, walk
-from panjue.eval.decide import Decider, LabelSet, best_set, decider_of
+from panjue.eval.decide import Decider, best_set, decider_of
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
@@ -28,7 +28,7 @@ def all_sets(labels: str, most: int, least: int = 1) -> list[frozenset[str]]:
     return [frozenset(picked) for picked in chain.from_iterable(sizes)]
 
 
-def expected_f1(chosen: LabelSet, belief: Belief) -> float:
+def expected_f1(chosen: frozenset[str], belief: Belief) -> float:
     """Return the expected F1 of `chosen` if the gold set is distributed as `belief`.
 
     F1 is 1 if both sets are empty.
