@@ -153,10 +153,7 @@ def test_a_number_of_a_named_group_may_be_a_float_as_pandas_writes_it(
     assert example.groups["year"] == "2020"
 
 
-def test_groups_of_the_line_itself(folder: Path) -> None:
-    rows = [case(1, 1, groups={"court": "高"}), case(2, 1, groups={"court": None})]
-    write(folder / "gold.jsonl", rows)
-    assert made(folder, "court", min_n=1).attributes["court"].unknown == 1
+def test_groups_of_a_line_are_an_object(folder: Path) -> None:
     write(folder / "gold.jsonl", [case(1, 1, groups=["court"])])
     with pytest.raises(UserError, match="groups must be an object"):
         made(folder, "court")

@@ -49,20 +49,6 @@ def test_a_pool_worked_by_hand() -> None:
     assert pool_beliefs(first, second, (0.5, 0.5))["a"] == pytest.approx((0.53 * 0.8) ** 0.5 / root)
 
 
-def test_a_value_without_a_reply_may_win() -> None:
-    first, second = {"a": 1.0}, {"a": 0.01, "b": 0.99}
-    # a: 0.9 + 0.001, times 0.01; b: 0.099 times 0.99.
-    total = 0.901 * 0.01 + 0.099 * 0.99
-    assert pool_beliefs(first, second, (1, 1)) == pytest.approx(
-        {"a": 0.901 * 0.01 / total, "b": 0.099 * 0.99 / total}
-    )
-
-
-def test_the_weights_1_and_0_leave_the_model_s_belief_as_it_is() -> None:
-    first = {"a": 0.4, "b": 0.6}
-    assert pool_beliefs(first, {"a": 1.0, "b": 0.0}, MODEL_ALONE) is first
-
-
 def test_label_sets_of_independent_labels_worked_by_hand() -> None:
     opinion = {"a": 0.5, "b": 0.8}  # odds 1 and 4
     sets = {frozenset("a"): 1 / 9, frozenset("b"): 4 / 9, frozenset("ab"): 4 / 9}

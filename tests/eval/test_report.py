@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,16 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
+from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from tests.eval.records import TRAINED, write_answers
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
+THEFT = (["盗窃罪"], ["264"], 11)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
-
-
-def case(key: int, names: list[str], fact: str) -> dict[str, Any]:
-    def outcome(name: str, charge: str, months: int) -> dict[str, Any]:
-        penalty = {"surveillance": 0, "detention": 0, "imprisonment": months}
-        penalty |= {"death_penalty": False, "life_imprisonment": False}
-        return {"name": name, "penalty": penalty, "charges": [charge], "articles": ["264"]}
-
-    outcomes = [outcome(name, "盗窃罪", 12) for name in names]
-    return {"id": key, "fact": fact, "defendants": names, "outcomes": outcomes}
 
 
 def run_on(folder: Path, gold: Path, change: Any) -> Path:
@@ -59,19 +53,18 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(case: Row, write: Write, tmp_path: Path) -> Path:
     fact = f"被告人{HOSTILE[0]}、{HOSTILE[1]}、{HOSTILE[2]}共同盗窃。{HOSTILE[2]}望风。无人在场。"
-    rows = [case(1, HOSTILE, fact), case(2, ["甲"], "被告人甲盗窃。")]
+    hostile, other = ([(name, *THEFT) for name in names] for names in (HOSTILE, ["甲"]))
+    rows = [{**case(1, *hostile), "fact": fact}, {**case(2, *other), "fact": "被告人甲盗窃。"}]
     for row in rows:
         row["groups"] = {"class": "US$5 - $\\foo$", "confidence": "</script><q>", "[/b]": row["id"]}
-    gold = tmp_path / "gold.jsonl"
-    gold.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
 
     def change(number: int, row: dict[str, Any]) -> None:
         if number == 0:
             row["judgments"][1].update(charges=["抢劫罪"], penalty=5)
 
-    return run_on(tmp_path / "run", gold, change)
+    return run_on(tmp_path / "run", write("gold.jsonl", rows), change)
 
 
 def test_the_numbers_by_hand(hostile: Path) -> None:
@@ -112,9 +105,8 @@ def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
     assert [case.confidence for case in found.cases] == [None, None]
 
 
-def test_gold_of_other_examples_is_refused(hostile: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text(dump(case(7, ["甲"], "被告人甲盗窃。")) + "\n", "utf-8")
+def test_gold_of_other_examples_is_refused(hostile: Path, case: Row, write: Write) -> None:
+    other = write("other.jsonl", [case(7, ("甲", *THEFT))])
     with pytest.raises(UserError, match="1 examples have no row there, 2 rows no example"):
         open_answers(hostile, other)
 
@@ -233,17 +225,10 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
 
 
 def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
-    for name in ("judgment", "reading", "cloze", "dialogue", "ecthr", "fscs", "scotus", "severity"):
+    for name in task_folders():
         rules = load_task(name).score
         assert {*rules.names, rules.fallback} <= rules.titles.keys(), name
-    assert {*TASK.score.parts} < {*TASK.score.names}
-    row = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 5}
-    gold = {"judgments": [{**row, "charges": ["盗窃罪", "抢劫罪"]}, {**row, "name": "乙"}]}
-    predicted = {"judgments": [row, {**row, "name": "乙", "penalty": 6}]}
-    metrics: Any = TASK.score.metrics
-    values = {metric.__name__: metric(gold, predicted) for metric in metrics}
-    parts = sum(weight * values[part] for part, weight in TASK.score.parts.items())
-    assert parts == pytest.approx(values["final"])
+    assert TASK.score.parts == {"charge_f1": 0.3, "article_f1": 0.3, "penalty_accuracy": 0.4}
 
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:

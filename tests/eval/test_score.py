@@ -62,6 +62,15 @@ def answers(row: Case) -> list[dict[str, Any]]:
     ]
 
 
+Scored = Callable[[list[dict[str, Any]]], ScoreResult]
+
+
+@pytest.fixture
+def scored(gold: Path, write: Write) -> Scored:
+    """Return what scores a hand-in for `gold`."""
+    return lambda rows: score(Reader(TASK), gold, write("submission.jsonl", rows))
+
+
 # Case 1: 甲 P 1/2 R 1 F 2/3, articles 1; 乙 P 1 R 1/2 F 2/3, articles the same; one penalty of two.
 ONE = {
     "charge_precision": 3 / 4,
@@ -88,8 +97,8 @@ TOTAL = {
 }
 
 
-def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    found = score(Reader(TASK), gold, write("submission.jsonl", answers)).to_json()
+def test_a_file_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
+    found = scored(answers).to_json()
     assert {name: found[name] for name in TOTAL} == pytest.approx(TOTAL)
     assert list(found)[: len(TOTAL)] == list(TOTAL)
     assert set(found) - set(TOTAL) == {
@@ -113,8 +122,8 @@ def test_a_file_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
     assert json.loads(json.dumps(found, allow_nan=False))["final"] == found["final"]
 
 
-def test_groups_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    groups = score(Reader(TASK), gold, write("submission.jsonl", answers)).to_json()["groups"]
+def test_groups_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
+    groups = scored(answers).to_json()["groups"]
     assert list(groups) == ["defendants"]
     assert set(groups["defendants"]) == {"1", "2", "4"}
     assert groups["defendants"]["2"] == pytest.approx({"examples": 1, **ONE})
@@ -124,18 +133,17 @@ def test_groups_by_hand(gold: Path, answers: list[dict[str, Any]], write: Write)
     assert groups["defendants"]["1"] == pytest.approx({"examples": 1, **lone})
 
 
-def test_gold_scores_one(gold: Path, write: Write) -> None:
-    rows = [TASK.data.write(e, e.answer) for e in Reader(TASK).read(gold) if e.answer]
-    scores = score(Reader(TASK), gold, write("submission.jsonl", rows))
+def test_gold_scores_one(gold: Path, scored: Scored) -> None:
+    scores = scored([dict(TASK.gold(example)) for example in Reader(TASK).read(gold)])
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 1.0))
     for low, high in scores.total.interval.values():
         assert (low, high) == pytest.approx((1, 1))
 
 
 def test_a_case_without_a_row_scores_nothing_and_is_counted(
-    gold: Path, answers: list[dict[str, Any]], write: Write
+    scored: Scored, answers: list[dict[str, Any]]
 ) -> None:
-    scores = score(Reader(TASK), gold, write("submission.jsonl", answers[1:2]))
+    scores = scored(answers[1:2])
     assert scores.missing == 2
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 0.5))  # 2 * 3/4 of 3
 
@@ -154,14 +162,13 @@ def test_single_defendants_are_averaged_plainly_and_it_is_said(
 
 
 def test_the_commonest_labels_as_a_peer(
-    gold: Path, answers: list[dict[str, Any]], write: Write
+    scored: Scored, answers: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    path = write("submission.jsonl", answers)
     training = (["盗窃罪"], ["264"], 13), (["盗窃罪"], ["264"], 13), (["诈骗罪"], ["266"], 10)
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
-        path.parent
+        tmp_path
     )
-    scores = score(Reader(TASK), gold, path)
+    scores = scored(answers)
     # Always 盗窃罪, 264, class 13. Case 1: F1 (1 + 2/3) / 2, penalty 1/2; case 2: half of all.
     peer = scores.baselines["commonest labels"]
     assert peer is not None
@@ -175,8 +182,7 @@ def test_the_commonest_labels_as_a_peer(
     assert "0.5667" in printed(scores)
     below = "final is below the baseline 'commonest labels': 0.5667"
     assert below not in printed(scores)
-    worse = score(Reader(TASK), gold, write("submission.jsonl", answers[:1]))
-    assert below in printed(worse)
+    assert below in printed(scored(answers[:1]))
 
 
 def printed(scores: ScoreResult) -> str:
@@ -185,12 +191,13 @@ def printed(scores: ScoreResult) -> str:
     return out.getvalue()
 
 
-def test_what_is_printed(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    text = printed(score(Reader(TASK), gold, write("submission.jsonl", answers[:2])))
+def test_what_is_printed(scored: Scored, answers: list[dict[str, Any]]) -> None:
+    text = printed(scored(answers[:2]))
     for word in ("final", "95% interval", "defendants", "3 examples; 1 without a row"):
         assert word in text
     assert "unreadable replies: unknown" in text
     assert "there is no labels.json" in text
+    assert "by defendants, unweighted means as all weights are 0: 1" in printed(scored(answers))
 
 
 BROKEN: dict[str, object] = {
@@ -203,10 +210,9 @@ BROKEN: dict[str, object] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_malformed_row_is_named(gold: Path, write: Write, what: str) -> None:
-    path = write("submission.jsonl", [{"id": 2, "judgments": BROKEN[what]}])
+def test_a_malformed_row_is_named(scored: Scored, what: str) -> None:
     with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
-        score(Reader(TASK), gold, path)
+        scored([{"id": 2, "judgments": BROKEN[what]}])
 
 
 def test_gold_must_be_labelled(case: Case, write: Write) -> None:
@@ -257,11 +263,6 @@ def test_a_draw_without_a_weighted_example_has_no_value() -> None:
     draws = [resampled(of.task, of.weights, of.values, 1000) for of in (first, second)]
     assert percentiles(draws[1] - draws[0])[:, 0] == pytest.approx([0.1, 0.1])
     assert 20 < np.isnan(draws[0]).sum() < 80
-
-
-def test_groups_of_weight_0_say_so(gold: Path, answers: list[dict[str, Any]], write: Write) -> None:
-    said = printed(score(Reader(TASK), gold, write("submission.jsonl", answers)))
-    assert "by defendants, unweighted means as all weights are 0: 1" in said
 
 
 def test_the_interval_narrows_with_more_examples() -> None:
