@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.decoding import decode_answers, decoding_of
+from panjue.eval.decoding import decode_answers
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -215,10 +215,3 @@ def test_a_row_without_replies_is_named_with_the_way_on(
     write("run/completions.jsonl", [{**COMPLETIONS[1], "texts": texts}, *COMPLETIONS[2:]])
     with pytest.raises(UserError, match=r"id 1: 'texts' must list the replies; delete the line"):
         decode_answers(run)
-
-
-def test_a_decode_file_that_is_no_object_is_named(run: Path) -> None:
-    decode_answers(run)
-    (run / "decode.json").write_text("[]", "utf-8")
-    with pytest.raises(UserError, match=r"decode\.json: expected a JSON object, found list"):
-        decoding_of(run / "submission.jsonl")

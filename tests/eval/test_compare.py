@@ -42,14 +42,11 @@ def runs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
             for number, example in enumerate(Reader(TASK).read(gold)):
                 row = dict(TASK.gold(example))
                 if name == "damaged" and number < DAMAGED:
-                    row["judgments"] = [damaged(one) for one in row["judgments"]]
+                    # Without a right charge or article, the penalty right.
+                    wrong = {"charges": ["不存在罪"], "articles": ["9999"]}
+                    row["judgments"] = [{**one, **wrong} for one in row["judgments"]]
                 out.write(dump(row) + "\n")
     return folder / "good", folder / "damaged"
-
-
-def damaged(judgment: dict[str, Any]) -> dict[str, Any]:
-    """Return a judgment without a right charge or article, its penalty right."""
-    return {**judgment, "charges": ["不存在罪"], "articles": ["9999"]}
 
 
 def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> None:

@@ -77,12 +77,6 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     assert found.pairs == [("盗窃罪", "抢劫罪", 1)]
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
     assert TASK.score.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
-    assert TASK.score.order["penalty"][-4:] == (
-        "拘役",
-        "管制一年以上",
-        "管制一年以下",
-        "单处罚金或免予刑事处罚",
-    )
     assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
     assert found.orders["penalty"] == [ten, year]
     assert found.confusion == {"penalty": {(year, year): 3, (year, ten): 1}}
