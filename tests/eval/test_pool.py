@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from panjue.eval.beliefs import Belief
 from panjue.eval.classifier import Classifier, FieldWeights, View, grams
 from panjue.eval.decide import Decider
-from panjue.eval.pool import MODEL_ALONE, Exponents, belief_of, pool_beliefs
+from panjue.eval.pool import Exponents, belief_of, pool_beliefs
 from panjue.eval.rule import Rule
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
@@ -175,5 +175,4 @@ def test_without_a_readable_reply_the_classifier_decides_alone(row: dict[str, An
 def test_without_weights_every_decision_is_that_of_the_model(texts: list[str]) -> None:
     row = {"texts": [reply(WORDS[0]), *texts]}
     plain = Decider(SEVERITY, LABELS).decide(CASE, row)
-    for decider in (pooling(), pooling(label=MODEL_ALONE)):
-        assert decider.decide(CASE, row) == plain
+    assert pooling().decide(CASE, row) == plain
