@@ -208,10 +208,7 @@ def show(scores: ScoreResult, console: Console) -> None:
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
-    """Return a table with a row per metric and a column per group; swapped if groups are many.
-
-    It has the number of examples of each group too.
-    """
+    """Return a table with a row per metric and a column per group; swapped if groups are many."""
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
     rows = {
         escape(name): [str(summary.examples), *(f"{value:.4f}" for value in summary.mean.values())]
