@@ -1,9 +1,13 @@
-"""What every record of a training and of answers has."""
+"""What every record of a training and of answers has, and the types of the fixtures."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts.plumbing.files import sha256, write_json
+
+Row = Callable[..., dict[str, Any]]
+Write = Callable[..., Path]
 
 ANSWERED: dict[str, Any] = {
     **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},

@@ -14,11 +14,9 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from tests.eval.records import write_answers
+from tests.eval.records import Row, Write, write_answers
 
 TASK = load_task("judgment")
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
 GOOD: list[dict[str, Any]] = [
     {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 10},

@@ -1,6 +1,4 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,10 +10,9 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1))

@@ -10,10 +10,9 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 Rows = list[dict[str, Any]]
 ALSO = ("乙", ["诈骗罪"], ["266"], 10)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,9 @@ from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write
 
 READER = Reader(load_task("judgment"))
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪", "盗窃罪"], ["266"], 10)
 NAMES = "'defendants' must list the defendants' names, one or more, each once"
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 
@@ -23,12 +22,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from tests.eval.records import write_answers
+from tests.eval.records import Row, Write, write_answers
 
 TASK = load_task("judgment")
 DAMAGED = 30
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")

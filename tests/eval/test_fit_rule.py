@@ -1,6 +1,5 @@
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,8 @@ from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from tests.eval.records import TRAINED, write_answers
+from tests.eval.records import TRAINED, Row, Write, write_answers
 
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 JUDGED: Any = load_task("judgment").answer
 GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,10 @@ from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from tests.eval.records import TRAINED, write_answers
+from tests.eval.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 THEFT = (["盗窃罪"], ["264"], 11)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
 

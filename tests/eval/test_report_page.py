@@ -11,7 +11,8 @@ from panjue.eval.answers import open_answers
 from panjue.eval.report import page, page_data
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.test_report import HOSTILE, Row, Write, run_on
+from tests.eval.records import Row, Write
+from tests.eval.test_report import HOSTILE, run_on
 
 hostile = test_report.hostile  # the fixture
 

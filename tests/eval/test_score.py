@@ -20,14 +20,13 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.metric import final
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")
-Case = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 
 
 @pytest.fixture
-def gold(case: Case, write: Write) -> Path:
+def gold(case: Row, write: Write) -> Path:
     """Return three cases: two defendants (weight 1), four (weight 2), one (weight 0)."""
     return write(
         "gold.jsonl",
@@ -48,7 +47,7 @@ def gold(case: Case, write: Write) -> Path:
 
 
 @pytest.fixture
-def answers(row: Case) -> list[dict[str, Any]]:
+def answers(row: Row) -> list[dict[str, Any]]:
     """Return a hand-in for `gold`, in another order than the cases."""
     return [
         row("three", ("甲", ["盗窃罪"], ["264"], 5)),
@@ -149,7 +148,7 @@ def test_a_case_without_a_row_scores_nothing_and_is_counted(
 
 
 def test_single_defendants_are_averaged_plainly_and_it_is_said(
-    case: Case, row: Case, write: Write
+    case: Row, row: Row, write: Write
 ) -> None:
     cases = [case(n, ("甲", ["盗窃罪"], ["264"], 8)) for n in range(4)]
     rows = [row(n, ("甲", ["盗窃罪"], ["264" if n else "1"], 8)) for n in range(3)]
@@ -215,7 +214,7 @@ def test_a_malformed_row_is_named(scored: Scored, what: str) -> None:
         scored([{"id": 2, "judgments": BROKEN[what]}])
 
 
-def test_gold_must_be_labelled(case: Case, write: Write) -> None:
+def test_gold_must_be_labelled(case: Row, write: Write) -> None:
     rows = write("submission.jsonl", [])
     cases = write("gold.jsonl", [case(4, ("甲", ["a"], ["1"], 8), gold=False)])
     with pytest.raises(UserError, match="id 4 has no gold answer"):
@@ -283,7 +282,7 @@ def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
 
 @pytest.mark.parametrize("groups", [2, 12])
 def test_a_group_s_name_is_no_markup(
-    groups: int, gold: Path, row: Case, write: Write, capsys: pytest.CaptureFixture[str]
+    groups: int, gold: Path, row: Row, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [json.loads(line) for line in gold.read_text("utf-8").splitlines()]
     names = [f"[/b] 某院{n}" for n in range(groups)]
