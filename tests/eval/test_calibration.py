@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from panjue.eval.calibration import calibration
 from panjue.eval.score import score
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -56,15 +55,6 @@ def test_the_error_of_a_run_is_that_of_its_judgments_by_name(
     found = score(Reader(TASK), write("gold.jsonl", turned), submission).calibration
     assert found is not None
     assert found["penalty"].ece == pytest.approx(0.1)
-
-
-def test_confidence_of_another_submission_is_named(files: tuple[Path, Path], write: Write) -> None:
-    rows = [
-        {"id": i, "confidence": [{"charges": 1, "articles": 1, "penalty": 1}]} for i in range(10)
-    ]
-    write("run/confidence.jsonl", rows)
-    with pytest.raises(UserError, match=r"confidence.jsonl: id 0 is of another submission"):
-        score(Reader(TASK), *files)
 
 
 def test_confidence_is_not_taken_for_that_of_another_submission(
