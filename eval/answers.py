@@ -58,12 +58,6 @@ class AnsweredFile:
         """Yield the examples that were asked."""
         return self.reader.read(self.test)
 
-    def completions(self) -> Iterator[tuple[Example, dict[str, Any]]]:
-        """Yield every example with its row; for tasks of one call."""
-        rows = self.rows()
-        for example in self.examples():
-            yield example, self.row(rows, {"id": example.id})
-
     def rows(self) -> Rows:
         """Return the rows of all calls."""
         try:

@@ -39,17 +39,16 @@ class LabelIndex:
         self.counts = {dump(label): n for label, n in counts.items()}
         self._sorted = sorted(self.counts)
 
-    def with_prefix(self, text: str) -> list[str]:
-        """Return the labels that begin with `text`; if it has a closed string, only that label."""
-        if closed := CLOSED_STRING.match(text):
-            return [closed[0]] if closed[0] in self.counts else []
-        return self._sorted[
-            bisect_left(self._sorted, text) : bisect_left(self._sorted, text + LAST_CHARACTER)
-        ]
-
     def share(self, text: str, mass: float) -> Iterator[tuple[str, float]]:
-        """Divide `mass` among the labels that begin with `text`, in proportion to their counts."""
-        labels = self.with_prefix(text)
+        """Divide `mass` among the labels that begin with `text`, in proportion to their counts.
+
+        If `text` has a closed string, that is the only such label.
+        """
+        if closed := CLOSED_STRING.match(text):
+            labels = [closed[0]] if closed[0] in self.counts else []
+        else:
+            start, end = (bisect_left(self._sorted, t) for t in (text, text + LAST_CHARACTER))
+            labels = self._sorted[start:end]
         total = sum(self.counts[label] for label in labels)
         yield from ((label, mass * self.counts[label] / total) for label in labels)
 
@@ -147,6 +146,11 @@ def walk(text: str, alternatives: Alternatives, spans: Sequence[Span], index: La
     belief[earlier_labels | {_read(text[start:end])}] += reached
     total = sum(belief.values())
     return {labels: mass / total for labels, mass in belief.items()}
+
+
+def as_key(value: Any) -> Any:
+    """Return a value of a field as a belief has it."""
+    return frozenset(value) if isinstance(value, list) else value
 
 
 def marginals(belief: Belief) -> dict[str, float]:

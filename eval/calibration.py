@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
+from panjue.eval.beliefs import as_key
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -34,17 +34,13 @@ class Calibration:
     """Calibration of one field.
 
     Attributes:
-        error: Expected calibration error: the mean distance between confidence and accuracy over
+        ece: Expected calibration error: the mean distance between confidence and accuracy over
             the bins, weighted by their counts (Guo et al., ICML 2017).
         bins: The bins that are not empty, least certain first.
     """
 
-    error: float
+    ece: float
     bins: tuple[Bin, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the error and the reliability table."""
-        return {"ece": self.error, "bins": [vars(b) for b in self.bins]}
 
 
 def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
@@ -82,23 +78,17 @@ class Certainty:
         if confidence_row is None or row is None:
             return
         predicted = self._decides.items_of(row)
-        if len(confidence_row["confidence"]) != len(predicted):
-            raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
         golds = {item.get("name"): item for item in self._decides.items_of(gold)}
         # By name as in the metric: persons whom gold does not have, or a second time, are ignored.
         for confidence, item in zip(confidence_row["confidence"], predicted, strict=True):
             if gold_item := golds.pop(item.get("name"), None):
                 for name, (confidences, correct) in self._judgments.items():
                     confidences.append(confidence[name])
-                    correct.append(_as_set(gold_item[name]) == _as_set(item[name]))
+                    correct.append(as_key(gold_item[name]) == as_key(item[name]))
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
-
-
-def _as_set(value: Any) -> Any:
-    return frozenset(value) if isinstance(value, list) else value
 
 
 def show(fields: Mapping[str, Calibration], console: Console) -> None:
@@ -110,5 +100,5 @@ def show(fields: Mapping[str, Calibration], console: Console) -> None:
             float(np.average([getattr(b, key) for b in result.bins], weights=counts))
             for key in ("confidence", "accuracy")
         )
-        table.add_row(name, f"{result.error:.4f}", str(sum(counts)), f"{sure:.4f}", f"{right:.4f}")
+        table.add_row(name, f"{result.ece:.4f}", str(sum(counts)), f"{sure:.4f}", f"{right:.4f}")
     console.print(table)

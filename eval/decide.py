@@ -1,20 +1,18 @@
 """Beliefs -> the answer of highest expected score: label sets by F1, classes by probability."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.beliefs import Belief, Estimator, marginals
+from panjue.eval.beliefs import Belief, Estimator, as_key, marginals
 from panjue.eval.classifier import Classifier, Opinion, load_classifier
 from panjue.eval.pool import belief_of, pool_beliefs
 from panjue.eval.rule import Rule
 from panjue.prompts.example import Answer, Example, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
-
-LabelSet = frozenset[str]
 
 Beliefs = Sequence[Mapping[str, Belief]]
 """For every item of an answer: field -> belief."""
@@ -99,7 +97,7 @@ class Decider:
         """
         items, confidence, classes = [], [], []
         first_items, names = self._decides.items_of(evidence.first), self._decides.fields
-        certain = [{name: {_key(item[name]): 1.0} for name in names} for item in first_items]
+        certain = [{name: {as_key(item[name]): 1.0} for name in names} for item in first_items]
         beliefs = self.beliefs(evidence)
         has_first = evidence.beliefs is not None or evidence.opinions is None
         keep_first = (keep_first and has_first) or beliefs is None
@@ -107,7 +105,7 @@ class Decider:
             chosen = {name: item[name] for name in names} if keep_first else self.fields(belief)
             items.append({**item, **chosen})
             classes.append({name: belief[name] for name in self._decides.classes})
-            confidence.append({f: belief[f].get(_key(value), 0.0) for f, value in chosen.items()})
+            confidence.append({f: belief[f].get(as_key(value), 0.0) for f, value in chosen.items()})
         return Decision(self._decides.with_items(evidence.first, items), confidence, classes)
 
     def beliefs(self, evidence: Evidence) -> Beliefs | None:
@@ -138,7 +136,8 @@ class Decider:
         decided: dict[str, Any] = {}
         for field in self._decides.sets:
             chosen = best_set(belief[field], self._labels.most[self._decides.kind(field)])
-            decided[field] = _ranked(chosen, belief[field])
+            marginal = marginals(belief[field])
+            decided[field] = sorted(chosen, key=lambda label: (-marginal[label], label))
         for field in self._decides.classes:
             decided[field] = max(belief[field].items(), key=lambda pair: (pair[1], str(pair[0])))[0]
         return decided
@@ -154,12 +153,7 @@ def decider_of(task: Task, labels: Labels, trained: Path | None) -> Decider | No
     return Decider(task, labels, classifier=load_classifier(trained, task) if trained else None)
 
 
-def _key(value: Any) -> Any:
-    """Return a value of a field as a belief has it."""
-    return frozenset(value) if isinstance(value, list) else value
-
-
-def best_set(belief: Belief, max_size: int) -> LabelSet:
+def best_set(belief: Belief, max_size: int) -> frozenset[str]:
     """Return the set of at most `max_size` labels with the highest expected F1, exactly.
 
     It is empty only if the belief has the empty set.
@@ -170,7 +164,7 @@ def best_set(belief: Belief, max_size: int) -> LabelSet:
     maximization", NIPS 2011).
     """
     labels = sorted({label for gold in belief for label in gold})
-    best: LabelSet = frozenset()
+    best = frozenset[str]()
     best_value = belief.get(best, -1.0)
     for size in range(1, min(max_size, len(labels)) + 1):
         terms = {
@@ -182,8 +176,3 @@ def best_set(belief: Belief, max_size: int) -> LabelSet:
         if value > best_value + TOLERANCE:
             best, best_value = chosen, value
     return best
-
-
-def _ranked(labels: Iterable[str], belief: Belief) -> list[str]:
-    marginal = marginals(belief)
-    return sorted(labels, key=lambda label: (-marginal.get(label, 0.0), label))

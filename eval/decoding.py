@@ -85,8 +85,9 @@ class Tally:
             f"{self.repaired} repaired, "
             f"{self.unreadable} unreadable (their answer: {self.fallback})"
         )
+        instead = f" (their answer: {self.fallback})" if self.refused else ""
         yield (
-            f"{self.cut} cut by length, {self.refused} could not be asked{self._instead()}, "
+            f"{self.cut} cut by length, {self.refused} could not be asked{instead}, "
             f"{self.shortened} shortened to fit"
         )
         if self.skipped_rows:
@@ -108,9 +109,6 @@ class Tally:
         if self.filled:
             yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
-
-    def _instead(self) -> str:
-        return f" (their answer: {self.fallback})" if self.refused else ""
 
 
 def decode_answers(path: Path, *, greedy: bool = False) -> Tally:
@@ -248,14 +246,9 @@ def ranked(
     """Return the answer with its list ranked by votes, and how many places were filled up.
 
     The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
-    constant); of equal values, the one that came first stays first. A list that is too short is
-    filled up with the commonest labels. Without a readable reply the answer is the task's fallback.
-
-    Args:
-        task: A task whose answers are ranked.
-        example: The example that was asked.
-        replies: Raw replies, the greedy one first.
-        labels: The labels of training, commonest first.
+    constant); of equal values, the one that came first stays first, and the greedy reply comes
+    first. A list that is too short is filled up with the commonest labels. Without a readable reply
+    the answer is the task's fallback.
     """
     key, length = task.answer.ranked, task.answer.length
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.group_counts import Counting, Counts, divergence, training_counts, worst_class
+from panjue.eval.group_counts import Counting, Counts, divergence, training_counts
 from panjue.eval.values import Members, MetricValues, score_rows, summarize, without_nan
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -110,13 +110,7 @@ def fairness(
     """Score `submission` by the groups of every attribute in `by`.
 
     The numbers of training need a submission in its run folder, and unchanged training files.
-
-    Args:
-        reader: The task's reader, with the side file that adds groups, if there is one.
-        gold: The file with the gold labels.
-        submission: The submission, or its run folder.
-        by: Names of the attributes.
-        min_n: Groups with fewer examples are flagged.
+    Groups with fewer than `min_n` examples are flagged.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
@@ -177,7 +171,7 @@ def _attribute(
 def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -> Group:
     summary, metric = summarize(values, members), values.task.score.names[-1]
     low, high = summary.interval[metric]
-    worst = worst_class(counts.gold, counts.predicted, counts.correct)
+    worst = counts.worst_class()
     return Group(
         n=len(members),
         value=summary.mean[metric],

@@ -1,8 +1,7 @@
 """Fit the rules by which answers are decided, on held-out completions, by the headline metric."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from math import log
 from pathlib import Path
 from statistics import median
@@ -13,10 +12,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.beliefs import as_key
 from panjue.eval.decide import Decider, Evidence, decider_of
 from panjue.eval.pool import Exponents, belief_of, pool_beliefs
 from panjue.eval.rule import Fitted, Rule, cases_of, replies_of
-from panjue.eval.values import MetricValues, metric_values, summarize
+from panjue.eval.values import score_answers
 from panjue.prompts.example import Answer, Example
 from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.errors import UserError
@@ -60,8 +60,9 @@ Known = tuple[Example, Evidence]
 
 def held_out_evidence(answered: AnsweredFile, decider: Decider, replies: int) -> list[Known]:
     """Return the held-out examples that were asked, with so many of their replies."""
-    known = []
-    for example, row in answered.completions():
+    known, rows = [], answered.rows()
+    for example in answered.examples():
+        row = answered.row(rows, {"id": example.id})
         if example.answer is None:
             raise UserError(f"{answered.test}: id {example.id} has no gold answer to fit on")
         if row.get("refused") is None:
@@ -90,13 +91,13 @@ class Fitting:
         sources: dict[str, tuple[Rule, float]] = {}
         if self._decider.classifier:
             alone = Rule(classifier_alone=True)
-            sources["classifier"] = alone, self._headline(lambda _: alone)
+            sources["classifier"] = alone, self._headline([alone] * FOLDS)
         if gaining := list(self._gaining()):
             crossed = [Rule({name: folds[k] for name, _, folds in gaining}) for k in range(FOLDS)]
-            value = self._headline(partial(self._by_fold, crossed))
-            sources["both"] = Rule({name: exponents for name, exponents, _ in gaining}), value
+            rule = Rule({name: exponents for name, exponents, _ in gaining})
+            sources["both"] = rule, self._headline(crossed)
         first = (evidence.first for _, evidence in self._known)
-        replies = self._headline(lambda _: Rule()) if samples else self._score(first)
+        replies = self._headline([Rule()] * FOLDS) if samples else self._score(first)
         sources["replies"] = Rule(), replies
         best = max(sources, key=lambda name: sources[name][1])
         return sources[best][0], {name: value for name, (_, value) in sources.items()}
@@ -110,17 +111,12 @@ class Fitting:
         """
         if self._decider.classifier is None:
             return
-        alone = self._headline(lambda _: Rule())
+        alone = self._headline([Rule()] * FOLDS)
         for name in self._decider.classifier.fields:
             losses = np.array([self._losses(known, name) for known in self._known])
             by_fold = [_lowest(losses[self._folds != k]) for k in range(FOLDS)]
-            rules = [Rule({name: of_fold}) for of_fold in by_fold]
-            if self._headline(partial(self._by_fold, rules)) > alone:
+            if self._headline([Rule({name: of_fold}) for of_fold in by_fold]) > alone:
                 yield name, _lowest(losses), by_fold
-
-    def _by_fold(self, rules: Sequence[Rule], number: int) -> Rule:
-        """Return the rule of the fold of a case."""
-        return rules[int(self._folds[number])]
 
     def _losses(self, known: Known, name: str) -> NDArray[Any]:
         """Return the log loss of one field, summed over a case's items, for `EXPONENTS`."""
@@ -131,27 +127,26 @@ class Fitting:
         gold, total = self._task.answer.items_of(example.answer), np.zeros(len(EXPONENTS))
         found = zip(gold, evidence.opinions or (), evidence.beliefs or (), strict=False)
         for item, opinion, belief in found:
-            value = frozenset(item[name]) if field.is_set else item[name]
             second = belief_of(field, opinion[name], belief[name])
             for i, exponents in enumerate(EXPONENTS):
-                likely = pool_beliefs(belief[name], second, exponents).get(value, 0.0)
+                pooled = pool_beliefs(belief[name], second, exponents)
+                likely = pooled.get(as_key(item[name]), 0.0)
                 total[i] -= log(max(likely, MIN_GOLD_PROBABILITY))
         return total
 
-    def _headline(self, rule_of: Callable[[int], Rule]) -> float:
-        """Return the headline metric of the cases, each decided by its rule."""
+    def _headline(self, rules: Sequence[Rule]) -> float:
+        """Return the headline metric of the cases, each decided by the rule of its fold."""
+        deciders = [self._decider.with_rule(rule) for rule in rules]
         return self._score(
-            self._decider.with_rule(rule_of(n)).decide_from(evidence).answer
-            for n, (_, evidence) in enumerate(self._known)
+            deciders[fold].decide_from(evidence).answer
+            for fold, (_, evidence) in zip(self._folds, self._known, strict=True)
         )
 
     def _score(self, answers: Iterable[Answer]) -> float:
-        """Return the headline metric of answers to the cases; 0 of no cases."""
-        values, task = MetricValues(self._task), self._task
-        for (example, _), answer in zip(self._known, answers, strict=True):
-            row = task.data.write(example, answer)
-            values.add(example, metric_values(task, task.gold(example), row, f"id {example.id}"))
-        return list(summarize(values, resamples=0).mean.values())[-1] if self._known else 0.0
+        """Return the headline metric of answers to the cases."""
+        examples = (example for example, _ in self._known)
+        metrics = score_answers(self._task, zip(examples, answers, strict=True))
+        return metrics[self._task.score.names[-1]]
 
 
 def _lowest(losses: NDArray[Any]) -> Exponents:

@@ -1,7 +1,7 @@
 """The classes of test and training examples, counted by group, and FairLex's measures over them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from pathlib import Path
@@ -26,6 +26,21 @@ class Counts:
     predicted: Counter[str] = field(default_factory=Counter)
     correct: Counter[str] = field(default_factory=Counter)
 
+    def add(self, gold: Collection[str], predicted: Collection[str]) -> None:
+        """Count an example."""
+        self.size += 1
+        self.gold.update(gold)
+        self.predicted.update(predicted)
+        self.correct.update(set(gold) & set(predicted))
+
+    def f1(self, name: str) -> float:
+        """Return the F1 of a class that gold or predictions have."""
+        return 2 * self.correct[name] / (self.gold[name] + self.predicted[name])
+
+    def worst_class(self) -> str | None:
+        """Return the gold class with the lowest F1; of equal ones the first by name."""
+        return min(self.gold, key=lambda name: (self.f1(name), name), default=None)
+
 
 Groups = dict[str, dict[str, Counts]]
 """Attribute -> group -> its counts."""
@@ -43,11 +58,7 @@ class Counting:
         """Count an example, its gold row and its row of the submission, if it has one."""
         kinds = self._classes(gold), self._classes(row)
         for attribute, groups in self.groups.items():
-            counts = groups[example.groups.get(attribute, UNKNOWN)]
-            counts.size += 1
-            counts.gold.update(kinds[0])
-            counts.predicted.update(kinds[1])
-            counts.correct.update(kinds[0] & kinds[1])
+            groups[example.groups.get(attribute, UNKNOWN)].add(*kinds)
 
     def _classes(self, row: Row | None) -> frozenset[str]:
         classes = self._task.score.classes
@@ -94,11 +105,6 @@ def _trained_on(reader: Reader, record: RunRecord, files: Mapping[str, Path]) ->
         yield example
     chosen = nsmallest(round((record.mix_ratio or 0) * size), map(text_hash, used("mix")))
     yield from (example for example in used("mix") if chosen and text_hash(example) <= chosen[-1])
-
-
-def worst_class(gold: Counter[str], predicted: Counter[str], correct: Counter[str]) -> str | None:
-    """Return the gold class with the lowest F1; of equal ones the first by name."""
-    return min(gold, key=lambda n: (2 * correct[n] / (gold[n] + predicted[n]), n), default=None)
 
 
 def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:

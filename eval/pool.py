@@ -11,9 +11,6 @@ from panjue.eval.classifier import MAX_SIZE, FieldWeights, Opinion, size_chances
 Exponents = tuple[float, float]
 """Exponents of the model's belief and of the classifier's."""
 
-MODEL_ALONE: Exponents = (1.0, 0.0)
-"""Leaves the model's belief as it is."""
-
 UNSEEN_SHARE = 0.1
 """Share of the model's belief that is spread as the classifier has it: few replies never have all
 values that are possible."""
@@ -40,8 +37,6 @@ def pool_beliefs(first: Belief, second: Belief, exponents: Exponents) -> Belief:
     `second` sum to less than 1, the rest belongs to values that it does not list; their share of
     the pool is missing in the result too.
     """
-    if exponents == MODEL_ALONE:
-        return first
     pairs = [
         ((1 - UNSEEN_SHARE) * first.get(value, 0.0) + UNSEEN_SHARE * p, p)
         for value, p in second.items()

@@ -16,6 +16,7 @@ from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.fairness import remarks as fairness_remarks
+from panjue.eval.group_counts import Counts
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
@@ -59,15 +60,6 @@ class PageCase:
     reply: list[str]
 
 
-@dataclass(frozen=True)
-class ClassScore:
-    """The numbers of one class: items that have it in gold, items predicted with it, F1."""
-
-    gold: int
-    predicted: int
-    f1: float
-
-
 @dataclass
 class PageData:
     """Everything on the page.
@@ -77,7 +69,8 @@ class PageData:
         parts: Metric -> its weight in the headline metric, if that is a weighted sum.
         demo: The demo's tiny model answered.
         skipped: A line on the bad rows of that file that were skipped, if any.
-        classes: Field -> class -> its numbers, in the field's order or the commonest first.
+        classes: Field -> class -> how many items have it in gold and in predictions, and its F1;
+            in the field's order or the commonest first.
         confusion: Field -> (gold value, predicted value) -> number of items.
         orders: Field -> the values of its confusion in order.
         pairs: (missed gold class, wrongly predicted class, number of items), the commonest.
@@ -93,7 +86,7 @@ class PageData:
     demo: bool = False
     skipped: list[str] = field(default_factory=list)
     cases: list[PageCase] = field(default_factory=list)
-    classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)
+    classes: dict[str, dict[str, tuple[int, int, float]]] = field(default_factory=dict)
     confusion: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
     orders: dict[str, list[str]] = field(default_factory=dict)
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
@@ -228,13 +221,11 @@ def _count(task: Task, result: PageData) -> None:
     fields = [field for case in result.cases for _, fields in case.items for field in fields]
     if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
         single = sets
-    gold, predicted, correct = (defaultdict[str, Counter[str]](Counter) for _ in range(3))
+    counts = defaultdict[str, Counts](Counts)
     pairs = Counter[tuple[str, str]]()
     for f in fields:
         if f.name in (*sets, *single):
-            gold[f.name].update(f.gold)
-            predicted[f.name].update(f.predicted)
-            correct[f.name].update(set(f.gold) & set(f.predicted))
+            counts[f.name].add(f.gold, f.predicted)
         if f.name in sets[:1]:
             missed, added = set(f.gold) - set(f.predicted), set(f.predicted) - set(f.gold)
             pairs.update(product(sorted(missed), sorted(added)))
@@ -243,17 +234,12 @@ def _count(task: Task, result: PageData) -> None:
             result.confusion.setdefault(f.name, Counter()).update([pair])
     result.pairs = [(a, b, count) for (a, b), count in pairs.most_common(MAX_SHOWN_PAIRS)]
     result.pairs_in_all = len(pairs)
-    for name in gold:
-        totals = gold[name] + predicted[name]
+    for name, of in counts.items():
+        totals = of.gold + of.predicted
         order = [value for value in task.score.order.get(name, ()) if value in totals]
         order += [value for value, _ in totals.most_common() if value not in order]
         result.classes[name] = {
-            value: ClassScore(
-                gold=gold[name][value],
-                predicted=predicted[name][value],
-                f1=2 * correct[name][value] / totals[value],
-            )
-            for value in order
+            value: (of.gold[value], of.predicted[value], of.f1(value)) for value in order
         }
         is_unanswered = any(pair[1] == NO_ANSWER for pair in result.confusion.get(name, ()))
         result.orders[name] = [*order, NO_ANSWER] if is_unanswered else order
@@ -297,8 +283,8 @@ def _as_texts(value: Any, order: Sequence[str]) -> list[str]:
     return texts(value)
 
 
-def templates() -> Environment:
-    """Return the pages' templates; they escape all values."""
+def page(result: PageData) -> str:
+    """Return the page: tables, training curves, and the case browser with its data."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -306,23 +292,14 @@ def templates() -> Environment:
         trim_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields in the task's order
-    return environment
-
-
-def page(result: PageData) -> str:
-    """Return the page: tables, training curves, and the case browser with its data."""
-    return (
-        templates()
-        .get_template("report.html")
-        .render(
-            report=result,
-            scores=result.scores,
-            remarks=[*remarks(result.scores), *result.skipped],
-            style=(FOLDER / "report.css").read_text("utf-8"),
-            script=(FOLDER / "report.js").read_text("utf-8"),
-            cases=[asdict(case) for case in result.cases],
-            fairness=fairness_lines(result),
-        )
+    return environment.get_template("report.html").render(
+        report=result,
+        scores=result.scores,
+        remarks=[*remarks(result.scores), *result.skipped],
+        style=(FOLDER / "report.css").read_text("utf-8"),
+        script=(FOLDER / "report.js").read_text("utf-8"),
+        cases=[asdict(case) for case in result.cases],
+        fairness=fairness_lines(result),
     )
 
 

@@ -1,7 +1,7 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ from panjue.prompts.task import Task, no_labels
 
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
-
-BATCH = 256
-"""Examples whose labels are counted in one call."""
 
 MAX_GROUP_COLUMNS = 8
 """A table of more groups has one row per group."""
@@ -91,7 +88,7 @@ class ScoreResult:
             **({"never_asked": self.never_asked} if self.never_asked else {}),
             **({"in_sample": self.in_sample} if self.in_sample else {}),
             "calibration": self.calibration
-            and {name: result.to_json() for name, result in self.calibration.items()},
+            and {name: asdict(result) for name, result in self.calibration.items()},
         }
         result: dict[str, Any] = without_nan(numbers)
         return result
@@ -110,8 +107,10 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     decoding = decoding_of(submission)
     labels = _labels(task, run)
     values, baselines = MetricValues(task), Baselines(task, labels, run, gold)
-    certainty = certainty_of(task, run) if decoding else None
-    missing, faulty, unknown, notes, batch = 0, 0, 0, list[str](), list[Example]()
+    confidences = run / "confidence.jsonl"
+    has_confidences = decoding and task.answer.fields and confidences.exists()
+    certainty = Certainty(task, confidences) if has_confidences else None
+    missing, faulty, unknown, notes = 0, 0, 0, list[str]()
     answers, seen = find_answers(run) if decoding else None, 0
     is_seen = seen_by(answers.trained if answers and answers.record.is_of_adapter else None)
     for example, gold_row, row in score_rows(reader, gold, rows, values):
@@ -122,11 +121,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         seen += is_seen(example)
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += (f"{example.id}: {note}" for note in example.notes)
-        batch.append(example)
-        if len(batch) == BATCH:
-            unknown += _unknown_labels(task, batch, labels)
-            batch.clear()
-    unknown += _unknown_labels(task, batch, labels)
+        unknown += _unknown_labels(task, example, labels)
     return ScoreResult(
         total=summarize(values),
         groups=_groups(values),
@@ -158,13 +153,13 @@ def _groups(values: MetricValues) -> dict[str, dict[str, Summary]]:
     }
 
 
-def _unknown_labels(task: Task, examples: Sequence[Example], labels: Labels | None) -> int:
+def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
     """Count the gold labels that training never saw; they are scored as missed."""
     if not labels or not task.answer.fields:
         return 0
     return sum(
         n
-        for field, counts in task.ask.labels(examples).counts.items()
+        for field, counts in task.ask.labels([example]).counts.items()
         for label, n in counts.items()
         if label not in labels.counts.get(field, ())
     )
@@ -192,12 +187,6 @@ def _labels(task: Task, run: Path) -> Labels | None:
     return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
 
 
-def certainty_of(task: Task, run: Path) -> Certainty | None:
-    """Return the collector of a run folder's confidences, if the run has any."""
-    path = run / "confidence.jsonl"
-    return Certainty(task, path) if task.answer.fields and path.exists() else None
-
-
 def show(scores: ScoreResult, console: Console) -> None:
     """Print the tables."""
     title = escape(scores.compared_by) if scores.compared_by else None
@@ -219,10 +208,7 @@ def show(scores: ScoreResult, console: Console) -> None:
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
-    """Return a table with a row per metric and a column per group; swapped if groups are many.
-
-    It has the number of examples of each group too.
-    """
+    """Return a table with a row per metric and a column per group; swapped if groups are many."""
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
     rows = {
         escape(name): [str(summary.examples), *(f"{value:.4f}" for value in summary.mean.values())]

@@ -169,13 +169,10 @@ def corrected(trees: "lightgbm.Booster", rows: Array, start: Sequence[float]) ->
 def class_rows(
     items: Items, name: str, believed: Mapping[str, Array], tables: Mapping[str, Array]
 ) -> Array:
-    """Return the features for a class, [items, features].
+    """Return the features for the class in field `name`, [items, features].
 
-    Args:
-        items: Cases.
-        name: The field.
-        believed: Label set -> the probabilities of its labels, [items, labels].
-        tables: Label set -> the classes of items with each label, [labels, classes].
+    `believed` has each label set's probabilities, [items, labels]; `tables` the classes of items
+    with each of its labels, [labels, classes].
     """
     seen = [
         believed[of] @ table / np.maximum(believed[of].sum(1, keepdims=True), 1e-9)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 import numpy as np
@@ -74,22 +74,19 @@ class MetricValues:
         return {name: rows for name, rows in sorted(members.items()) if len(rows)}
 
 
-class Scored(NamedTuple):
-    """An example with its gold row and the row of the submission, None if there is none."""
+def score_rows(
+    reader: Reader, gold: Path, rows: Rows, values: MetricValues
+) -> Iterator[tuple[Example, Row, Row | None]]:
+    """Score a submission: add every example of a gold file to `values`.
 
-    example: Example
-    gold: Row
-    row: Row | None
-
-
-def score_rows(reader: Reader, gold: Path, rows: Rows, values: MetricValues) -> Iterator[Scored]:
-    """Score a submission: add every example of a gold file to `values`, and yield it."""
+    Yield it with its gold row and the row of the submission, None if there is none.
+    """
     check_answered(reader, gold, rows)
     for example, gold_row in counted(gold_rows(reader, gold), len(rows)):
         row = rows.get(example.id)
         place = f"{rows.path}: id {example.id}"
         values.add(example, metric_values(reader.task, gold_row, row, place))
-        yield Scored(example, gold_row, row)
+        yield example, gold_row, row
 
 
 def score_answers(task: Task, answers: Iterable[tuple[Example, Answer]]) -> dict[str, float]:
@@ -237,17 +234,12 @@ def _names(task: Task, row: Row | None) -> dict[str, None]:
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
     """Yield the examples of a labelled file with their gold rows."""
     for example in reader.read(gold):
-        yield example, gold_row(reader.task, gold, example)
-
-
-def gold_row(task: Task, gold: Path, example: Example) -> Row:
-    """Return the gold answer of an example of the file `gold` as a row of a submission."""
-    if example.answer is None:
-        raise UserError(
-            f"{gold}: id {example.id} has no gold answer; give the labelled file "
-            "(with `report` and `compare`: --gold FILE)"
-        )
-    return task.gold(example)
+        if example.answer is None:
+            raise UserError(
+                f"{gold}: id {example.id} has no gold answer; give the labelled file "
+                "(with `report` and `compare`: --gold FILE)"
+            )
+        yield example, reader.task.gold(example)
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:

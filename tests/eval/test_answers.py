@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.decoding import decode_answers, decoding_of
-from panjue.eval.rule import Rule
+from panjue.eval.decoding import decode_answers
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -15,15 +14,9 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write, write_answers
 
 TASK = load_task("judgment")
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
 GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
 GOOD: list[dict[str, Any]] = [
     {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 10},
@@ -66,8 +59,7 @@ def run(case: Row, write: Write, tmp_path: Path) -> Path:
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
         tmp_path / "run"
     )
-    made = {**ANSWERED, "test": str(test), "test_sha256": sha256(test), "trained": "."}
-    write_json(tmp_path / "run" / "manifest.json", made)
+    write_answers(tmp_path / "run", test, trained=".")
     return tmp_path / "run"
 
 
@@ -98,14 +90,11 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
     people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
     gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
     scores = score(Reader(TASK), gold, run / "submission.jsonl")
-    assert said in list(remarks(scores))
+    assert {said, "unreadable replies: 16.67%"} <= set(remarks(scores))
     assert scores.to_json()["never_asked"] == [reason.removeprefix("id ")]
     checked = panjue("check", run, "--cases", run.parent / "test.jsonl")
     assert checked.returncode == 1
-    assert checked.stdout.splitlines() == [
-        f"{run}/submission.jsonl: {said}",
-        f"{run}: 1 fault",
-    ]
+    assert checked.stdout.splitlines()[0] == f"{run}/submission.jsonl: {said}"
     write_json(run / "manifest.json", {**read_json(run / "manifest.json"), "trained": None})
     done = panjue("report", run, "--gold", gold)
     assert done.returncode == 0, done.stderr
@@ -114,12 +103,8 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
 
 def test_what_was_met_is_counted(run: Path) -> None:
     tally = decode_answers(run)
-    counts = {
-        key: value for key, value in vars(tally).items() if key not in ("repairs", "refusals")
-    }
-    assert counts["submission"] == run / "submission.jsonl"
-    counts["submission"] = "submission.jsonl"
-    assert counts == {
+    assert tally.submission == run / "submission.jsonl"
+    assert json.loads((run / "decode.json").read_text("utf-8")) == {
         "examples": 6,
         "calls": 6,
         "valid": 1,
@@ -135,23 +120,18 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "replies": 10,
         "decided": 5,
         "skipped_rows": 0,
-        "rule": Rule(),
+        "rule": {"exponents": {}, "classifier_alone": False},
         "warning": "",
         "decision_sha256": None,
         "filled": 0,
         "fallback": "commonest labels",
         "submission": "submission.jsonl",
-    }
-    # The name before the colon is gone, so that kinds of repair add up.
-    assert tally.repairs == {
-        "not the JSON that was asked for": 1,
-        "no answer, commonest labels used": 3,
-        "penalty missing or of no class, commonest used": 1,
-    }
-    assert json.loads((run / "decode.json").read_text("utf-8")) == {
-        **counts,
-        "rule": {"exponents": {}, "classifier_alone": False},
-        "repairs": dict(tally.repairs),
+        # The name before the colon is gone, so that kinds of repair add up.
+        "repairs": {
+            "not the JSON that was asked for": 1,
+            "no answer, commonest labels used": 3,
+            "penalty missing or of no class, commonest used": 1,
+        },
         "refusals": ["5: the prompt needs 9000 tokens, max_tokens is 4096"],
         "submission_sha256": sha256(run / "submission.jsonl"),
     }
@@ -178,15 +158,6 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
 
     decode_answers(run)
     before = written()
-    assert set(before) == {
-        ".lock",
-        "completions.jsonl",
-        "confidence.jsonl",
-        "decode.json",
-        "labels.json",
-        "manifest.json",
-        "submission.jsonl",
-    }
     decode_answers(run)
     assert written() == before
 
@@ -198,39 +169,12 @@ def test_greedy_decoding_takes_the_first_replies_and_leaves_no_confidence(run: P
     assert not (run / "confidence.jsonl").exists()
 
 
-def test_the_score_of_a_run_knows_its_labels_and_rates(run: Path, case: Row, write: Write) -> None:
-    decode_answers(run)
-    people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
-    gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
-    scores = score(Reader(TASK), gold, run / "submission.jsonl")
-    assert scores.unreadable_rate == pytest.approx(1 / 6)
-    assert scores.baselines["commonest labels"] == pytest.approx(
-        dict.fromkeys(TASK.score.names, 1.0)
-    )
-    # 甲 is wrong in the cases 1, 2, 3 and f; 乙 has the wrong class in 1 and 2.
-    assert scores.total.mean["charge_f1"] == pytest.approx(8 / 12)
-    assert scores.total.mean["penalty_accuracy"] == pytest.approx(6 / 12)
-
-
 def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: Write) -> None:
     write("run/completions.jsonl", [row for row in COMPLETIONS if row["id"] != 4])
     with pytest.raises(UserError, match=r"completions\.jsonl: no row for id 4; .*generate"):
         decode_answers(run)
-    assert sorted(path.name for path in run.iterdir()) == [
-        ".lock",
-        "completions.jsonl",
-        "labels.json",
-        "manifest.json",
-    ]
-
-
-def test_an_earlier_submission_outlives_a_failure(run: Path, write: Write) -> None:
-    decode_answers(run)
-    before = (run / "submission.jsonl").read_bytes()
-    write("run/completions.jsonl", COMPLETIONS[:2])
-    with pytest.raises(UserError, match="no row for id 2"):
-        decode_answers(run)
-    assert (run / "submission.jsonl").read_bytes() == before
+    left = {".lock", "completions.jsonl", "labels.json", "manifest.json"}
+    assert {path.name for path in run.iterdir()} == left
 
 
 def test_a_changed_or_missing_test_file_is_named(run: Path) -> None:
@@ -269,10 +213,3 @@ def test_a_row_without_replies_is_named_with_the_way_on(
     write("run/completions.jsonl", [{**COMPLETIONS[1], "texts": texts}, *COMPLETIONS[2:]])
     with pytest.raises(UserError, match=r"id 1: 'texts' must list the replies; delete the line"):
         decode_answers(run)
-
-
-def test_a_decode_file_that_is_no_object_is_named(run: Path) -> None:
-    decode_answers(run)
-    (run / "decode.json").write_text("[]", "utf-8")
-    with pytest.raises(UserError, match=r"decode\.json: expected a JSON object, found list"):
-        decoding_of(run / "submission.jsonl")

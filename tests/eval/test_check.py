@@ -6,15 +6,14 @@ import pytest
 
 from panjue.eval.check import check
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
+Rows = list[dict[str, Any]]
 ALSO = ("乙", ["诈骗罪"], ["266"], 10)
 
 
@@ -26,7 +25,7 @@ def cases(case: Row, write: Write) -> Path:
 
 
 @pytest.fixture
-def rows(row: Row) -> list[dict[str, Any]]:
+def rows(row: Row) -> Rows:
     """Return a clean hand-in."""
     return [row(key, ("甲", ["盗窃罪"], ["264"], 8), ALSO) for key in (1, 2, 3, "x")]
 
@@ -38,93 +37,83 @@ def labels() -> Labels:
     return collect([{"charges": charges, "articles": articles, "penalty": [PENALTIES[8]]}])
 
 
-def faults(path: Path, cases: Path) -> list[str]:
-    """Return the faults without the file's name; the line, where there is one, stays."""
-    found = list(check(Reader(TASK), path, cases))
-    assert all(fault.startswith(f"{path}:") and "\n" not in fault for fault in found)
-    return [fault.removeprefix(f"{path}:") for fault in found]
+Faults = Callable[[bytes | Rows], list[str]]
 
 
-def test_a_clean_file_is_clean(
-    cases: Path, rows: list[dict[str, Any]], write: Write, labels: Labels
-) -> None:
-    path = write("submission.jsonl", rows)
-    assert faults(path, cases) == []
-    labels.save(path.parent)
-    assert faults(path, cases) == []
+@pytest.fixture
+def faults(cases: Path, tmp_path: Path) -> Faults:
+    """Return what writes a hand-in and returns its faults, without the file's name."""
+
+    def of(content: bytes | Rows) -> list[str]:
+        path = tmp_path / "submission.jsonl"
+        lines = content if isinstance(content, bytes) else text_of(content)
+        path.write_bytes(lines)
+        found = list(check(Reader(TASK), path, cases))
+        assert all(fault.startswith(f"{path}:") and "\n" not in fault for fault in found)
+        return [fault.removeprefix(f"{path}:") for fault in found]
+
+    return of
 
 
-def test_a_missing_case(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
-    assert faults(write("submission.jsonl", rows[:1] + rows[2:]), cases) == [
-        " id 2 is not answered"
-    ]
-    assert faults(write("submission.jsonl", rows[:2]), cases) == [
-        " id 3 is not answered",
-        " id x is not answered",
-    ]
+def text_of(rows: Rows) -> bytes:
+    return "".join(dump(row) + "\n" for row in rows).encode()
 
 
-def test_a_doubled_case(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
-    path = write("submission.jsonl", [rows[0], *rows])
-    assert faults(path, cases) == ["2: id 1 stands already at 1"]
+def test_a_clean_file_is_clean(faults: Faults, rows: Rows, labels: Labels, tmp_path: Path) -> None:
+    assert faults(rows) == []
+    labels.save(tmp_path)
+    assert faults(rows) == []
 
 
-def test_cases_out_of_order(cases: Path, rows: list[dict[str, Any]], write: Write) -> None:
-    path = write("submission.jsonl", [rows[1], rows[0], rows[3], rows[2]])
-    assert faults(path, cases) == ["2: id 1 is out of order", "4: id 3 is out of order"]
+def test_a_missing_case(faults: Faults, rows: Rows) -> None:
+    assert faults(rows[:1] + rows[2:]) == [" id 2 is not answered"]
+    assert faults(rows[:2]) == [" id 3 is not answered", " id x is not answered"]
+
+
+def test_a_doubled_case(faults: Faults, rows: Rows) -> None:
+    assert faults([rows[0], *rows]) == ["2: id 1 stands already at 1"]
+
+
+def test_cases_out_of_order(faults: Faults, rows: Rows) -> None:
+    found = faults([rows[1], rows[0], rows[3], rows[2]])
+    assert found == ["2: id 1 is out of order", "4: id 3 is out of order"]
     # A row out of order is looked at all the same.
     rows[0]["judgments"][0]["penalty"] = 15
-    assert faults(write("submission.jsonl", [rows[1], rows[0], *rows[2:]]), cases) == [
+    assert faults([rows[1], rows[0], *rows[2:]]) == [
         "2: id 1 is out of order",
         "2: id 1: judgments[0].penalty must be a number from 0 to 14, found 15",
     ]
 
 
-def test_an_unknown_id(cases: Path, rows: list[dict[str, Any]], row: Row, write: Write) -> None:
-    path = write("submission.jsonl", [*rows, row(9, ALSO), {"judgments": []}])
-    assert faults(path, cases) == [f"5: id 9 is no case of {cases}", "6: no 'id'"]
+def test_an_unknown_id(faults: Faults, cases: Path, rows: Rows, row: Row) -> None:
+    found = faults([*rows, row(9, ALSO), {"judgments": []}])
+    assert found == [f"5: id 9 is no case of {cases}", "6: no 'id'"]
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        (b'{"id": 1, ', "not JSON"),
         (b"[]", "expected a JSON object, found list"),
-        (b"// remark", "not JSON"),
         (b'{"id": 1, "name": "\xb5\xc1"}', "not UTF-8 at byte 19"),
+        (b"", "the line is empty"),
     ],
 )
-def test_a_broken_line(
-    cases: Path, rows: list[dict[str, Any]], write: Write, line: bytes, complaint: str
-) -> None:
-    path = write("submission.jsonl", rows)
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\n" + line + b"\n", 1))
-    (found,) = faults(path, cases)
+def test_a_broken_line(faults: Faults, rows: Rows, line: bytes, complaint: str) -> None:
+    (found,) = faults(text_of(rows).replace(b"\n", b"\n" + line + b"\n", 1))
     assert found.startswith(f"2: {complaint}")
 
 
-def test_a_blank_line_is_a_fault(cases: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    path = tmp_path / "submission.jsonl"
-    path.write_bytes("\r\n\r\n".join(map(dump, rows)).encode())
-    assert faults(path, cases)[0] == "2: the line is empty"
-
-
-def test_an_id_of_another_type_and_another_order_of_defendants(
-    cases: Path, rows: list[dict[str, Any]], write: Write
-) -> None:
+def test_an_id_of_another_type_and_another_order_of_defendants(faults: Faults, rows: Rows) -> None:
     turned = {**rows[0], "id": str(rows[0]["id"]), "judgments": rows[0]["judgments"][::-1]}
-    found = faults(write("submission.jsonl", [turned, *rows[1:]]), cases)
+    found = faults([turned, *rows[1:]])
     assert [text.split(": ", 2)[2] for text in found] == [
         f"the id is {turned['id']!r}, the case has {rows[0]['id']!r}",
         "the defendants are not in the order of the case",
     ]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "submission.jsonl"
-    path.write_bytes(content)
-    found = faults(path, cases)
+def test_an_empty_file(faults: Faults) -> None:
+    found = faults(b"\n \n")
     assert len([fault for fault in found if "is not answered" in fault]) == 4
     assert any("is empty" in fault for fault in found)
 
@@ -143,10 +132,6 @@ def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
             ["judgments[0].penalty must be a number from 0 to 14, found 15"],
         ),
         (
-            [("甲", ["盗窃罪"], ["264"], -1), ALSO],
-            ["judgments[0].penalty must be a number from 0 to 14, found -1"],
-        ),
-        (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
             ["judgments[0].penalty must be a number from 0 to 14, found '8'"],
         ),
@@ -155,39 +140,24 @@ def test_an_empty_file(cases: Path, tmp_path: Path, content: bytes) -> None:
             ["judgments[0].charges must list texts, one or more, each once"],
         ),
         (
-            [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
-            ["judgments[0].articles must list texts, one or more, each once"],
-        ),
-        (
             [("甲", ["盗窃罪"], [264], 8), ALSO],
             ["judgments[0].articles must list texts, one or more, each once"],
-        ),
-        (
-            [("甲", "盗窃罪", ["264"], 8), ALSO],
-            ["judgments[0].charges must list texts, one or more, each once"],
         ),
     ],
 )
 def test_defendants_and_shape(
-    cases: Path,
-    rows: list[dict[str, Any]],
-    row: Row,
-    write: Write,
-    judgments: list[object],
-    expected: list[str],
+    faults: Faults, rows: Rows, row: Row, judgments: list[object], expected: list[str]
 ) -> None:
-    path = write("submission.jsonl", [rows[0], row(2, *judgments), *rows[2:]])
-    assert faults(path, cases) == [f"2: id 2: {text}" for text in expected]
+    found = faults([rows[0], row(2, *judgments), *rows[2:]])
+    assert found == [f"2: id 2: {text}" for text in expected]
 
 
-def test_keys_that_are_missing_or_foreign(
-    cases: Path, rows: list[dict[str, Any]], write: Write
-) -> None:
+def test_keys_that_are_missing_or_foreign(faults: Faults, rows: Rows) -> None:
     del rows[0]["judgments"][1]["penalty"]
     rows[1]["judgments"][0]["reason"] = "因"
     del rows[2]["judgments"]
     rows[3]["note"] = "记"
-    assert faults(write("submission.jsonl", rows), cases) == [
+    assert faults(rows) == [
         "1: id 1: judgments[1] must have the fields name, charges, articles, penalty and no others",
         "2: id 2: judgments[0] must have the fields name, charges, articles, penalty and no others",
         "3: id 3: the fields must be id and judgments, a list",
@@ -196,22 +166,13 @@ def test_keys_that_are_missing_or_foreign(
 
 
 def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
-    cases: Path, rows: list[dict[str, Any]], write: Write, labels: Labels
+    faults: Faults, rows: Rows, labels: Labels, tmp_path: Path
 ) -> None:
     rows[2]["judgments"][0]["charges"] = ["盗窃", "诈骗罪"]
     rows[3]["judgments"][1]["articles"] = ["9"]
-    path = write("submission.jsonl", rows)
-    assert faults(path, cases) == []
-    labels.save(path.parent)
-    assert faults(path, cases) == [
+    assert faults(rows) == []
+    labels.save(tmp_path)
+    assert faults(rows) == [
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
     ]
-
-
-def test_files_that_cannot_be_read(cases: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-        faults(tmp_path / "no.jsonl", cases)
-    (tmp_path / "submission.jsonl").touch()
-    with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-        faults(tmp_path / "submission.jsonl", tmp_path / "no.jsonl")

@@ -1,10 +1,8 @@
 """A file of cases is checked to its end, and counted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,9 @@ from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write
 
 READER = Reader(load_task("judgment"))
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪", "盗窃罪"], ["266"], 10)
 NAMES = "'defendants' must list the defendants' names, one or more, each once"
 
@@ -57,14 +54,6 @@ def test_every_bad_row_is_named_and_everything_else_is_counted(cases: Path, panj
     ]
 
 
-def test_a_clean_file_is_clean(case: Row, write: Write, panjue: Panjue) -> None:
-    path = write("cases.jsonl", [{**case(1, ("甲", *THEFT)), "fact": "甲盗窃。"}])
-    done = panjue("check", path)
-    assert done.returncode == 0
-    said = done.stdout.splitlines()
-    assert said[-1] == f"{path}: clean"
-
-
 def test_gold_that_training_refuses_is_counted(case: Row, write: Write) -> None:
     rows = [
         case(1, ("甲", *THEFT)),
@@ -77,17 +66,6 @@ def test_gold_that_training_refuses_is_counted(case: Row, write: Write) -> None:
         if "training refuses" in line
     ]
     assert line.startswith("2 gold answers that training refuses; the first: 2: ")
-
-
-def test_a_label_that_no_reply_can_give_is_counted_for_any_task(write: Write) -> None:
-    """A new task whose file has a label that its decoder turns into another one."""
-    severity = load_task("severity")
-    rules = replace(
-        severity.ask, target=lambda example: str(example.answer and example.answer["label"])[:2]
-    )
-    task = replace(severity, ask=rules)
-    path = write("cases.jsonl", [{"id": n, "fact": "甲。", "label": n} for n in (0, 1)])
-    assert "2 gold answers that training refuses" in check_cases(Reader(task), path)[1][1]
 
 
 def test_many_labels_are_counted_and_the_most_frequent_shown(case: Row, write: Write) -> None:
@@ -112,17 +90,6 @@ def test_a_submission_is_no_file_of_cases(row: Row, write: Write, panjue: Panjue
     done = panjue("check", path.parent)
     assert done.returncode == 2
     assert f"{path.parent}: is a run folder; to check a submission, add --cases" in done.stderr
-
-
-def test_another_format_is_named_with_the_command_that_helps(write: Write) -> None:
-    path = write("cail.jsonl", [{"fact": "甲盗窃。", "meta": {}}] * 2)
-    with pytest.raises(UserError) as raised:
-        check_cases(READER, path)
-    assert str(raised.value) == (
-        f"{path}: no row is a case; the first, 1: 'id' must be a number or a string; the file looks"
-        f" like CAIL2018; `panjue convert {path} OUT.jsonl` converts it; to check a submission, "
-        "add --cases CASES"
-    )
 
 
 def test_a_file_without_cases_is_named(tmp_path: Path) -> None:

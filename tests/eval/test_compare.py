@@ -1,13 +1,11 @@
 """Two runs side by side: a difference that is known is found, and nothing where there is none."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 
@@ -21,17 +19,13 @@ from panjue.eval.compare import (
 )
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, sha256, write_json
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from tests.eval.records import Row, Write, write_answers
 
 TASK = load_task("judgment")
 DAMAGED = 30
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +34,16 @@ def runs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     folder, gold = tmp_path_factory.mktemp("runs"), shared / "drdz/dev.jsonl"
     for name in ("good", "damaged"):
         Labels().save(folder / name)
-        made = {**ANSWERED, "test": str(gold), "test_sha256": sha256(gold)}
-        write_json(folder / name / "manifest.json", made)
+        write_answers(folder / name, gold)
         with (folder / name / "submission.jsonl").open("w", encoding="utf-8") as out:
             for number, example in enumerate(Reader(TASK).read(gold)):
                 row = dict(TASK.gold(example))
                 if name == "damaged" and number < DAMAGED:
-                    row["judgments"] = [damaged(one) for one in row["judgments"]]
+                    # Without a right charge or article, the penalty right.
+                    wrong = {"charges": ["不存在罪"], "articles": ["9999"]}
+                    row["judgments"] = [{**one, **wrong} for one in row["judgments"]]
                 out.write(dump(row) + "\n")
     return folder / "good", folder / "damaged"
-
-
-def damaged(judgment: dict[str, Any]) -> dict[str, Any]:
-    """Return a judgment without a right charge or article, its penalty right."""
-    return {**judgment, "charges": ["不存在罪"], "articles": ["9999"]}
 
 
 def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> None:
@@ -117,22 +107,14 @@ def test_runs_of_other_cases_cannot_be_compared(
             compare_runs(Reader(TASK), shared / "drdz/dev.jsonl", *pair)
 
 
-def test_the_order_of_additions_is_no_change(tmp_path: Path) -> None:
-    def outcome(name: str) -> dict[str, Any]:
-        term = {"surveillance": 0, "detention": 0, "imprisonment": 12}
-        term |= {"death_penalty": False, "life_imprisonment": False}
-        return {"name": name, "penalty": term, "charges": ["甲罪", "乙罪"], "articles": ["1"]}
-
-    names = list("甲乙丙丁戊")
-    row = {"id": 1, "fact": "甲乙丙丁戊盗窃。", "defendants": names}
-    gold, paths = tmp_path / "gold.jsonl", []
-    gold.write_text(dump({**row, "outcomes": [outcome(n) for n in names]}) + "\n", "utf-8")
-    right = TASK.gold(next(iter(Reader(TASK).read(gold))))["judgments"]
+def test_the_order_of_additions_is_no_change(case: Row, row: Row, write: Write) -> None:
+    names = "甲乙丙丁戊"
+    gold = write("gold.jsonl", [case(1, *((n, ["甲罪", "乙罪"], ["1"], 11) for n in names))])
     told = [["甲罪"], ["甲罪", "丙罪"], ["甲罪", "乙罪"], ["丙罪"], ["甲罪", "乙罪", "丙罪"]]
+    paths = []
     for number, order in enumerate((told, told[::-1])):
-        judgments = [{**one, "charges": of} for one, of in zip(right, order, strict=True)]
-        paths.append(tmp_path / f"{number}.jsonl")
-        paths[-1].write_text(dump({"id": 1, "judgments": judgments}) + "\n", "utf-8")
+        judgments = [(name, of, ["1"], 11) for name, of in zip(names, order, strict=True)]
+        paths.append(write(f"{number}.jsonl", [row(1, *judgments)]))
     for first, second in (paths, paths[::-1]):
         found = compare_runs(Reader(TASK), gold, first, second)
         assert (found.won, found.lost) == (0, 0)
@@ -151,14 +133,3 @@ def test_runs_that_were_asked_different_things_cannot_be_compared(
         second = replace(opened, record=opened.record.model_copy(update=change))
         with pytest.raises(UserError, match=told):
             check_runs(open_answers(runs[0]), second)
-    with pytest.raises(UserError, match="no row has an id of"):
-        compare_runs(Reader(TASK), foreign(tmp_path), *runs)
-
-
-def foreign(folder: Path) -> Path:
-    """Return a file of cases that no run answered."""
-    sample = Path(__file__).parents[2] / "prompts/tasks/judgment/sample.jsonl"
-    rows = [json.loads(line) for line in sample.read_text("utf-8").splitlines()]
-    place = folder / "foreign.jsonl"
-    place.write_text("".join(dump({**row, "id": f"x{row['id']}"}) + "\n" for row in rows), "utf-8")
-    return place

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.beliefs import Belief, Estimator, LabelIndex, walk
-from panjue.eval.decide import Decider, LabelSet, best_set, decider_of
+from panjue.eval.decide import Decider, best_set, decider_of
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
@@ -14,7 +14,6 @@ from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 TASK = load_task("judgment")
-PAIRS = {"a": {"x": 3}, "b": {"y": 2}, "c": {"x": 1, "z": 5}}
 
 
 def beliefs_over(labels: str) -> st.SearchStrategy[Belief]:
@@ -29,7 +28,7 @@ def all_sets(labels: str, most: int, least: int = 1) -> list[frozenset[str]]:
     return [frozenset(picked) for picked in chain.from_iterable(sizes)]
 
 
-def expected_f1(chosen: LabelSet, belief: Belief) -> float:
+def expected_f1(chosen: frozenset[str], belief: Belief) -> float:
     """Return the expected F1 of `chosen` if the gold set is distributed as `belief`.
 
     F1 is 1 if both sets are empty.
@@ -49,35 +48,13 @@ def test_the_best_set_is_the_best_of_all_sets(belief: Belief, most: int) -> None
     assert expected_f1(chosen, belief) == pytest.approx(best)
 
 
-def test_expected_f1_worked_by_hand() -> None:
+def test_of_two_equally_good_sets_the_smaller_is_chosen() -> None:
     # Gold is {a} or {a, b} with even odds. {a}: (1 + 2/3) / 2; {a, b}: (2/3 + 1) / 2; {b}: 1/3.
-    belief = {frozenset("a"): 0.5, frozenset("ab"): 0.5}
-    assert expected_f1(frozenset("a"), belief) == pytest.approx(5 / 6)
-    assert expected_f1(frozenset("ab"), belief) == pytest.approx(5 / 6)
-    assert expected_f1(frozenset("b"), belief) == pytest.approx(1 / 3)
-    assert best_set(belief, 2) == {"a"}, "of two equally good sets the smaller"
-
-
-def test_no_label_at_all_is_a_decision_only_where_a_reply_had_none() -> None:
-    # F1 is 1 for the empty set against itself: 0.4 against 0.5 * 1 + 0.1 * 2/3.
-    belief = {frozenset[str](): 0.4, frozenset("a"): 0.5, frozenset("ab"): 0.1}
-    assert expected_f1(frozenset(), belief) == 0.4
-    assert best_set(belief, 2) == {"a"}
-    assert best_set({**belief, frozenset(): 0.7}, 2) == frozenset()
-    assert best_set({frozenset("a"): 0.01, frozenset("b"): 0.01}, 2)
+    assert best_set({frozenset("a"): 0.5, frozenset("ab"): 0.5}, 2) == {"a"}
 
 
 WRITTEN = LabelIndex({"1": 10, "10": 60, "13": 30, "8": 40})
 CHARGES = LabelIndex({"盗窃罪": 60, "盗伐林木罪": 20, "诈骗罪": 20})
-
-
-def test_labels_are_found_by_how_they_begin() -> None:
-    assert WRITTEN.with_prefix('"1') == ['"1"', '"10"', '"13"']
-    assert WRITTEN.with_prefix('"1"}') == ['"1"']
-    assert WRITTEN.with_prefix('"13') == ['"13"']
-    assert WRITTEN.with_prefix('"2') == []
-    assert CHARGES.with_prefix('"盗') == ['"盗伐林木罪"', '"盗窃罪"']
-    assert CHARGES.with_prefix('"盗窃罪"],') == ['"盗窃罪"']
 
 
 def test_a_digit_that_was_not_taken_shares_its_mass_among_the_classes_it_begins() -> None:
@@ -195,17 +172,8 @@ def test_any_replies_and_forks_at_all_are_decided(replies: list[tuple[str, list[
     [judgment] = decision.answer["judgments"]
     assert judgment["charges"]
     assert judgment["articles"]
-
-
-def test_beliefs_are_probabilities() -> None:
-    text = reply("盗窃罪", "264", 13)
-    row = {
-        "texts": [text, "nonsense"],
-        "alternatives": [[[text.index("六个月"), [["六个月", 0.7], ["十年", 0.3]]]], []],
-    }
-    [item] = Estimator(TASK, LABELS).beliefs(CASE, row) or []
-    for belief in item.values():
-        assert sum(belief.values()) == pytest.approx(1)
+    for item in Estimator(TASK, LABELS).beliefs(CASE, row) or ():
+        assert [sum(belief.values()) for belief in item.values()] == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.parametrize(

@@ -11,40 +11,15 @@ import pytest
 from rich.console import Console
 
 from panjue.eval.fairness import Fairness, fairness, header_lines, remarks, show
-from panjue.eval.group_counts import divergence, worst_class
+from panjue.eval.group_counts import Counts
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader, is_held_out, side_groups
 from panjue.prompts.task import load_task
+from tests.eval.records import TRAINED, write_answers
 
 TASK = load_task("severity")
-
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
-TRAINED: dict[str, Any] = {
-    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
-    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
-    **{"trainer": {}, "lora": {}, "quantization": {}},
-}
-"""What every record of a training has."""
-
-OUTCOME: dict[str, Any] = {
-    "name": "甲",
-    "charges": ["盗窃罪"],
-    "articles": ["264"],
-    "penalty": {
-        "surveillance": 0,
-        "detention": 0,
-        "imprisonment": 12,
-        "death_penalty": False,
-        "life_imprisonment": False,
-    },
-}
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -80,8 +55,7 @@ def trained_on(folder: Path, *rows: dict[str, Any], dev_sha256: str | None = "x"
     (folder / "adapter").mkdir(exist_ok=True)
     files = {"train": str(train), "train_sha256": sha256(train), "dev_sha256": dev_sha256}
     write_json(folder / "adapter/manifest.json", {**TRAINED, **files})
-    answered = {"test": "gold.jsonl", "test_sha256": "", "trained": str(folder / "adapter")}
-    write_json(folder / "manifest.json", {**ANSWERED, **answered})
+    write_answers(folder, folder / "gold.jsonl", trained=str(folder / "adapter"))
     return train
 
 
@@ -179,10 +153,7 @@ def test_a_number_of_a_named_group_may_be_a_float_as_pandas_writes_it(
     assert example.groups["year"] == "2020"
 
 
-def test_groups_of_the_line_itself(folder: Path) -> None:
-    rows = [case(1, 1, groups={"court": "高"}), case(2, 1, groups={"court": None})]
-    write(folder / "gold.jsonl", rows)
-    assert made(folder, "court", min_n=1).attributes["court"].unknown == 1
+def test_groups_of_a_line_are_an_object(folder: Path) -> None:
     write(folder / "gold.jsonl", [case(1, 1, groups=["court"])])
     with pytest.raises(UserError, match="groups must be an object"):
         made(folder, "court")
@@ -208,13 +179,6 @@ def test_an_unknown_attribute_is_refused(folder: Path, by: str, complaint: str) 
     attributes = [name for name in by.split(",") if name]
     with pytest.raises(UserError, match=complaint):
         fairness(Reader(TASK), folder / "gold.jsonl", folder, attributes)
-
-
-def test_divergence_by_hand() -> None:
-    assert divergence({"a": 1, "b": 1}, {"a": 5, "b": 5}, "ab") == 0
-    expected = 3 / 4 * math.log(3 / 2) + 1 / 4 * math.log(1 / 2)
-    assert divergence({"a": 2}, {}, "ab") == pytest.approx(expected)
-    assert divergence({"a": 2}, {}, "abc") != pytest.approx(expected), "over the same classes"
 
 
 def test_what_was_held_out_was_not_trained_on(folder: Path) -> None:
@@ -255,15 +219,13 @@ def test_examples_without_a_row_are_told(folder: Path) -> None:
     assert "6 examples have no row" in "".join(header_lines(found))
 
 
-def test_a_group_s_size_is_its_examples_whatever_their_weight(tmp_path: Path) -> None:
+def test_a_group_s_size_is_its_examples_whatever_their_weight(case: Any, tmp_path: Path) -> None:
     """Twenty single defendants have weight 0; the tables of score and fairness agree."""
     judgment = load_task("judgment")
     rows = []
-    for n, names in enumerate([*(["甲"] for _ in range(20)), ["甲", "乙"]]):
-        outcomes = [{**OUTCOME, "name": name} for name in names]
-        groups = {"g": "both", "size": str(len(names))}
-        row = {"id": n, "fact": "事", "defendants": names, "outcomes": outcomes, "groups": groups}
-        rows.append(row)
+    for n, names in enumerate(["甲"] * 20 + ["甲乙"]):
+        row = case(n, *((name, ["盗窃罪"], ["264"], 11) for name in names))
+        rows.append({**row, "groups": {"g": "both", "size": str(len(names))}})
     gold = write(tmp_path / "gold.jsonl", rows)
     write(tmp_path / "submission.jsonl", [{"id": n, "judgments": []} for n in range(21)])
     found = fairness(Reader(judgment), gold, tmp_path, ["g", "size"])
@@ -281,9 +243,9 @@ def test_a_group_s_size_is_its_examples_whatever_their_weight(tmp_path: Path) ->
 
 
 def test_the_worst_class_is_one_that_gold_has() -> None:
-    gold, predicted, correct = Counter("abb"), Counter("cbb"), Counter("bb")
-    assert worst_class(gold, predicted, correct) == "a"
-    assert worst_class(Counter(), Counter("a"), Counter()) is None
+    counts = Counts(3, Counter("abb"), Counter("cbb"), Counter("bb"))
+    assert counts.worst_class() == "a"
+    assert Counts(1, predicted=Counter("a")).worst_class() is None
 
 
 def test_the_tables_and_the_json_have_every_group(

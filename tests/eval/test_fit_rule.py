@@ -1,6 +1,5 @@
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,16 @@ from panjue.eval.fit_rule import fit_rules
 from panjue.eval.rule import Fitted, Rule, is_fitted_on
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
-from panjue.prompts.model import CLASSIFIER, model_sha256
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import TRAINED, Row, Write, write_answers
 
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 JUDGED: Any = load_task("judgment").answer
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
-TRAINED: dict[str, Any] = {
-    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
-    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
-    **{"trainer": {}, "lora": {}, "quantization": {}},
-}
-"""What every record of a training has."""
 GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
 
 
@@ -49,9 +35,10 @@ def reply(article: str) -> str:
     return dump({"judgments": judgments})
 
 
-def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
-    """Make a run whose samples prefer an article that belongs to no charge."""
-    test = write("cases.jsonl", [case(i, *GOLD, gold=gold) for i in range(3)])
+@pytest.fixture
+def run(case: Row, write: Write, tmp_path: Path) -> Path:
+    """Return a run whose samples prefer an article that belongs to no charge."""
+    test = write("cases.jsonl", [case(i, *GOLD) for i in range(3)])
     texts = [reply("266"), reply("266"), reply("264")]
     rest = {"prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 1}
     rest |= {"dropped_sentences": 0}
@@ -61,20 +48,19 @@ def make_run(case: Row, write: Write, folder: Path, *, gold: bool) -> Path:
     write("run/completions.jsonl", rows)
     labels = [(["盗窃罪"], ["264"], 13), (["诈骗罪"], ["266"], 8)]
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in labels).save(
-        folder / "run"
+        tmp_path / "run"
     )
-    made = {"test": str(test), "test_sha256": sha256(test), "trained": str(folder / "adapter")}
-    write_json(folder / "run/manifest.json", {**ANSWERED, **made, "samples": 2})
-    write_json(folder / "adapter/manifest.json", {**TRAINED, "dev_sha256": sha256(test)})
-    return folder / "run"
+    write_answers(tmp_path / "run", test, trained=str(tmp_path / "adapter"), samples=2)
+    write_json(tmp_path / "adapter/manifest.json", {**TRAINED, "dev_sha256": sha256(test)})
+    return tmp_path / "run"
 
 
-def rules_in(folder: Path) -> dict[str, Any]:
-    rules: dict[str, Any] = read_json(folder / "adapter/decision.json")["rules"]
+def rules_in(run: Path) -> dict[str, Any]:
+    rules: dict[str, Any] = read_json(run.parent / "adapter/decision.json")["rules"]
     return rules
 
 
-def add_classifier(adapter: Path, articles: dict[str, float], penalty: int = 13) -> None:
+def add_classifier(run: Path, articles: dict[str, float], penalty: int = 13) -> None:
     """Write a classifier that believes the same of every text; articles with their logits."""
     logits = {
         "charges": {"盗窃罪": 0.0},
@@ -93,18 +79,20 @@ def add_classifier(adapter: Path, articles: dict[str, float], penalty: int = 13)
         )
         for name, of in logits.items()
     }
-    Classifier(JUDGED, (view, view), fields).save(adapter / CLASSIFIER)
-    manifest = read_json(adapter / "manifest.json")
-    write_json(
-        adapter / "manifest.json", {**manifest, "classifier_sha256": sha256(adapter / CLASSIFIER)}
-    )
+    path = run.parent / "adapter" / CLASSIFIER
+    Classifier(JUDGED, (view, view), fields).save(path)
+    change(path.parent, classifier_sha256=sha256(path))
+
+
+def change(folder: Path, **more: Any) -> None:
+    """Change the manifest of a folder."""
+    write_json(folder / "manifest.json", {**read_json(folder / "manifest.json"), **more})
 
 
 def test_the_classifier_counts_in_the_fields_in_which_it_gains(
-    case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
-    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0}, penalty=8)
+    add_classifier(run, {"264": 4.0, "266": -4.0}, penalty=8)
     fit_rules(run)
     # Charges and penalty are right already; the articles become so: 0.3 + 0.3 * 0 + 0.4, then 1.
     assert capsys.readouterr().out.splitlines()[-1] == (
@@ -112,7 +100,7 @@ def test_the_classifier_counts_in_the_fields_in_which_it_gains(
         "kept: the model's replies, with the text classifier for articles"
     )
     rule = {"exponents": {"articles": [1.0, 1.0]}, "classifier_alone": False}
-    assert rules_in(tmp_path)["2"] == rule
+    assert rules_in(run)["2"] == rule
     assert decode_answers(run).rule == Rule({"articles": (1.0, 1.0)})
     assert read_json(run / "decode.json")["rule"] == rule
     assert '"264"' in (run / "submission.jsonl").read_text("utf-8")
@@ -130,8 +118,7 @@ def with_one_reply(run: Path, write: Write) -> None:
         for line in (run / "completions.jsonl").read_text("utf-8").splitlines()
     ]
     write("run/completions.jsonl", [{"id": 0, "refused": "too long"}, *rows[1:]])
-    made = read_json(run / "manifest.json")
-    write_json(run / "manifest.json", {**made, "samples": 0})
+    change(run, samples=0)
 
 
 def articles_of(run: Path) -> list[list[str]]:
@@ -139,14 +126,13 @@ def articles_of(run: Path) -> list[list[str]]:
     return [judgment["articles"] for row in rows for judgment in row["judgments"]]
 
 
-def test_where_the_classifier_is_as_good_as_what_is_decided_its_answer_is_the_answer(
-    case: Row, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_where_the_classifier_is_as_good_its_answer_is_the_answer(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
-    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
+    add_classifier(run, {"264": 4.0, "266": -4.0})
     fit_rules(run)
     assert capsys.readouterr().out.count("kept: the text classifier's answers") == 2
-    assert [rule["classifier_alone"] for rule in rules_in(tmp_path).values()] == [True, True]
+    assert [rule["classifier_alone"] for rule in rules_in(run).values()] == [True, True]
     tally = decode_answers(run)
     assert "3 answers decided from 9 replies, by the text classifier's answers" in tally.lines()
     assert articles_of(run) == [["264"]] * 6
@@ -160,14 +146,11 @@ def test_where_the_classifier_is_as_good_as_what_is_decided_its_answer_is_the_an
 
 
 @pytest.mark.parametrize(
-    "change", [{"samples": 1}, {"sampling": {"temperature": 0.7}}, {"constrained": False}]
+    "other", [{"samples": 1}, {"sampling": {"temperature": 0.7}}, {"constrained": False}]
 )
-def test_a_rule_for_other_replies_is_refused(
-    change: dict[str, Any], case: Row, write: Write, tmp_path: Path
-) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_a_rule_for_other_replies_is_refused(other: dict[str, Any], run: Path) -> None:
     fit_rules(run)
-    write_json(run / "manifest.json", {**read_json(run / "manifest.json"), **change})
+    change(run, **other)
     with pytest.raises(UserError, match=r"answers with samples=0 or 2 .* again fits"):
         decode_answers(run)
     decode_answers(run, greedy=True)
@@ -176,49 +159,40 @@ def test_a_rule_for_other_replies_is_refused(
 
 @pytest.mark.parametrize(("size", "is_other"), [(8, False), (30, True)])
 def test_cases_of_other_lengths_are_told(
-    size: int, is_other: bool, case: Row, write: Write, tmp_path: Path
+    size: int, is_other: bool, run: Path, case: Row, write: Write
 ) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
     rows = [{**case(i, *GOLD), "fact": "事" * 5} for i in range(3)]
     test = write("cases.jsonl", rows)
-    made = {**read_json(run / "manifest.json"), "test_sha256": sha256(test)}
-    write_json(run / "manifest.json", made)
+    change(run, test_sha256=sha256(test))
     fit_rules(run)
     write("cases.jsonl", [{**row, "fact": "事" * size} for row in rows])
-    write_json(run / "manifest.json", {**made, "test_sha256": sha256(test)})
+    change(run, test_sha256=sha256(test))
     told = f"fitted on cases of 5 characters (median), these have {size}"
     assert any(told in line for line in decode_answers(run).lines()) == is_other
 
 
-def test_a_rule_of_another_version_is_one_line(case: Row, write: Write, tmp_path: Path) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_a_rule_of_another_version_is_one_line(run: Path, tmp_path: Path) -> None:
     write_json(tmp_path / "adapter/decision.json", {"pair_price": 0.2})
     with pytest.raises(UserError, match="another version; delete it"):
         decode_answers(run)
 
 
-def test_a_classifier_that_gains_nothing_changes_no_decision(
-    case: Row, write: Write, tmp_path: Path
-) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_a_classifier_that_gains_nothing_changes_no_decision(run: Path, tmp_path: Path) -> None:
     fit_rules(run)
     decode_answers(run)
     files = (run / "submission.jsonl", run / "confidence.jsonl", tmp_path / "adapter/decision.json")
     before = [path.read_bytes() for path in files]
-    add_classifier(tmp_path / "adapter", {"264": -4.0, "266": 4.0}, penalty=8)
+    add_classifier(run, {"264": -4.0, "266": 4.0}, penalty=8)
     fit_rules(run)
     decode_answers(run)
     assert [path.read_bytes() for path in files] == before
 
 
-def test_one_reply_is_enough_beside_a_classifier_and_none_too(
-    case: Row, write: Write, tmp_path: Path
-) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_one_reply_is_enough_beside_a_classifier_and_none_too(run: Path, write: Write) -> None:
     with_one_reply(run, write)
-    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0}, penalty=8)
+    add_classifier(run, {"264": 4.0, "266": -4.0}, penalty=8)
     fit_rules(run)
-    assert list(rules_in(tmp_path)["0"]["exponents"]) == ["articles"]
+    assert list(rules_in(run)["0"]["exponents"]) == ["articles"]
     tally = decode_answers(run)
     assert tally.decided == 3
     assert "0 unreadable (their answer: text classifier)" in next(tally.lines())
@@ -227,42 +201,39 @@ def test_one_reply_is_enough_beside_a_classifier_and_none_too(
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_the_classifier_answers_what_could_not_be_asked_with_any_rule_or_none(
-    greedy: bool, case: Row, write: Write, tmp_path: Path
+def test_the_classifier_answers_what_could_not_be_asked(
+    greedy: bool, run: Path, write: Write
 ) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
     with_one_reply(run, write)
     # Training's commonest articles are 264 and 266, in this order: the fallback would be 264.
-    add_classifier(tmp_path / "adapter", {"264": -4.0, "266": 4.0}, penalty=8)
+    add_classifier(run, {"264": -4.0, "266": 4.0}, penalty=8)
     decode_answers(run, greedy=greedy)
     rows = [json.loads(row) for row in (run / "submission.jsonl").read_text("utf-8").splitlines()]
     judgments = [[(j["articles"], j["penalty"]) for j in row["judgments"]] for row in rows]
     assert judgments == [[(["266"], 8)] * 2, *[[(["266"], 13)] * 2] * 2]
     assert not (run / "confidence.jsonl").exists()
     fit_rules(run)
-    assert rules_in(tmp_path)["0"] == {"exponents": {}, "classifier_alone": False}
+    assert rules_in(run)["0"] == {"exponents": {}, "classifier_alone": False}
 
 
-def test_cases_that_could_not_be_asked_fit_nothing(case: Row, write: Write, tmp_path: Path) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_cases_that_could_not_be_asked_fit_nothing(run: Path, write: Write) -> None:
     write("run/completions.jsonl", [{"id": i, "refused": "too long"} for i in range(3)])
-    add_classifier(tmp_path / "adapter", {"264": 4.0, "266": -4.0})
+    add_classifier(run, {"264": 4.0, "266": -4.0})
     fit_rules(run)
-    assert not any(rule["exponents"] for rule in rules_in(tmp_path).values())
+    assert not any(rule["exponents"] for rule in rules_in(run).values())
 
 
-def test_a_baseline_that_is_broken_or_was_fitted_on_the_gold_file_has_no_score(
-    case: Row, write: Write, tmp_path: Path
+def test_a_baseline_that_is_broken_or_was_fitted_on_gold_has_no_score(
+    run: Path, tmp_path: Path
 ) -> None:
-    run, gold = make_run(case, write, tmp_path, gold=True), tmp_path / "cases.jsonl"
+    gold = tmp_path / "cases.jsonl"
     reader, adapter = Reader(load_task("judgment")), tmp_path / "adapter"
-    add_classifier(adapter, {"264": 4.0, "266": -4.0})
+    add_classifier(run, {"264": 4.0, "266": -4.0})
     decode_answers(run)
     assert score(reader, gold, run).baselines["text classifier"]
-    manifest = read_json(adapter / "manifest.json")
-    write_json(adapter / "manifest.json", {**manifest, "train_sha256": sha256(gold)})
+    change(adapter, train_sha256=sha256(gold))
     assert "text classifier" not in score(reader, gold, run).baselines
-    write_json(adapter / "manifest.json", manifest)
+    change(adapter, train_sha256="")
     (adapter / CLASSIFIER).unlink()
     scores = score(reader, gold, run)
     assert scores.baselines["text classifier"] is None
@@ -273,51 +244,36 @@ def test_a_baseline_that_is_broken_or_was_fitted_on_the_gold_file_has_no_score(
     )
 
 
-def test_a_classifier_that_is_gone_is_one_line(case: Row, write: Write, tmp_path: Path) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_a_rule_without_its_classifier_is_one_line(run: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
-    add_classifier(adapter, {"264": 4.0, "266": -4.0})
+    add_classifier(run, {"264": 4.0, "266": -4.0})
     fit_rules(run)
-    (adapter / CLASSIFIER).unlink()
-    missing = f"{adapter}/classifier.npz: is missing; restore it, or train again"
-    with pytest.raises(UserError, match=re.escape(missing)):
-        decode_answers(run)
     write_json(adapter / "manifest.json", TRAINED)
     told = f"{adapter}/decision.json: needs a classifier, which training did not fit"
     with pytest.raises(UserError, match=re.escape(told)):
         decode_answers(run)
 
 
-def test_cases_without_gold_are_nothing_to_fit_on(case: Row, write: Write, tmp_path: Path) -> None:
+def test_cases_without_gold_are_nothing_to_fit_on(run: Path, case: Row, write: Write) -> None:
+    test = write("cases.jsonl", [case(i, *GOLD, gold=False) for i in range(3)])
+    change(run, test_sha256=sha256(test))
     with pytest.raises(UserError, match="id 0 has no gold answer to fit on"):
-        fit_rules(make_run(case, write, tmp_path, gold=False))
-
-
-def test_what_was_fitted_is_no_part_of_the_adapters_identity(tmp_path: Path) -> None:
-    write_json(tmp_path / "labels.json", {})
-    before = model_sha256(tmp_path)
-    write_json(tmp_path / "decision.json", {"rules": {}})
-    assert model_sha256(tmp_path) == before
+        fit_rules(run)
 
 
 def test_what_the_base_answered_is_not_decided_by_the_adapters_rule(
-    case: Row, write: Write, tmp_path: Path
+    run: Path, tmp_path: Path
 ) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
-    manifest = read_json(run / "manifest.json")
     rules = dict.fromkeys((0, 2), Rule(classifier_alone=True))
     fitted = Fitted({}, {"sampling": {}, "constrained": True}, 3, rules)
     write_json(tmp_path / "adapter/decision.json", asdict(fitted))
-    for change in ({"adapter": "none"}, {"endpoint": "http://x/v1#m"}):
-        write_json(run / "manifest.json", {**manifest, **change})
+    for other in ({"adapter": "none"}, {"adapter": "lora", "endpoint": "http://x/v1#m"}):
+        change(run, **other)
         assert decode_answers(run).rule == Rule()
         assert read_json(run / "decode.json")["decision_sha256"] is None
 
 
-def test_a_fit_is_known_by_the_cases_it_was_made_on(
-    case: Row, write: Write, tmp_path: Path
-) -> None:
-    run = make_run(case, write, tmp_path, gold=True)
+def test_a_fit_is_known_by_the_cases_it_was_made_on(run: Path, tmp_path: Path) -> None:
     made = AnswersRecord.read(run)
     assert not is_fitted_on(tmp_path / "adapter", made)
     fit_rules(run)

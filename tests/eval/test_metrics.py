@@ -1,34 +1,18 @@
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment import metric as metrics
 from panjue.prompts.tasks.metrics import exact_match
 
 NAMES = load_task("judgment").score.names
-LABELS = ["a", "b", "c", "d"]
-SETS = st.lists(st.sampled_from(LABELS), max_size=4, unique=True)
-FULL = st.lists(st.sampled_from(LABELS), min_size=1, max_size=4, unique=True)
 Answer = Mapping[str, Any]
 
 
 def judgment(name: str, charges: list[str], articles: list[str], penalty: int) -> dict[str, Any]:
     return {"name": name, "charges": charges, "articles": articles, "penalty": penalty}
-
-
-def drawn(sets: st.SearchStrategy[list[str]]) -> st.SearchStrategy[list[dict[str, Any]]]:
-    one = st.builds(judgment, st.just(""), sets, sets, st.integers(0, 14))
-    named = st.lists(one, min_size=1, max_size=6)
-    return named.map(lambda found: [{**j, "name": f"甲{i}"} for i, j in enumerate(found)])
-
-
-GOLD = drawn(FULL).map(lambda judgments: {"judgments": judgments})
-PREDICTED = drawn(SETS).map(lambda judgments: {"judgments": judgments})
 
 
 def values(gold: Answer, predicted: Answer | None) -> dict[str, float]:
@@ -38,16 +22,9 @@ def values(gold: Answer, predicted: Answer | None) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("gold", "predicted", "precision", "recall", "f1"),
     [
-        ("a", "a", 1, 1, 1),
-        ("ab", "ba", 1, 1, 1),
-        ("a", "b", 0, 0, 0),
-        ("a", "", 0, 0, 0),
-        ("", "a", 0, 0, 0),
         ("", "", 0, 0, 0),  # as the official code has it
         ("ab", "a", 1, 1 / 2, 2 / 3),
         ("a", "ab", 1 / 2, 1, 2 / 3),
-        ("abc", "abd", 2 / 3, 2 / 3, 2 / 3),
-        ("abcd", "a", 1, 1 / 4, 2 / 5),
         ("a", "z", 0, 0, 0),  # a label that nobody knows
         ("a", "aaz", 1 / 2, 1, 2 / 3),  # said twice counts once
     ],
@@ -60,44 +37,12 @@ def test_label_sets_by_hand(
     assert metrics.f1(gold, predicted) == pytest.approx(f1)
 
 
-@given(SETS, SETS)
-def test_f1_lies_between_precision_and_recall(gold: list[str], predicted: list[str]) -> None:
-    p, r = metrics.precision(gold, predicted), metrics.recall(gold, predicted)
-    f1 = metrics.f1(gold, predicted)
-    assert 0 <= min(p, r) <= f1 + 1e-12
-    assert f1 <= max(p, r) + 1e-12 <= 1 + 1e-12
-    assert f1 == pytest.approx(2 * p * r / (p + r) if p + r else 0)
-    # Turning the roles round swaps the two and keeps their mean.
-    assert metrics.precision(predicted, gold) == r
-    assert metrics.f1(predicted, gold) == f1
-
-
-@given(GOLD, PREDICTED)
-def test_everything_is_a_share(gold: Answer, predicted: Answer) -> None:
-    found = values(gold, predicted)
-    assert all(0 <= value <= 1 + 1e-12 for value in found.values())
-    assert found["final"] == pytest.approx(
-        0.3 * found["charge_f1"] + 0.3 * found["article_f1"] + 0.4 * found["penalty_accuracy"]
-    )
-    assert all(value == pytest.approx(1) for value in values(gold, gold).values())
-    assert all(value == 0 for value in values(gold, None).values())
-
-
-@given(GOLD, PREDICTED, st.randoms())
-def test_order_changes_nothing(gold: Answer, predicted: Answer, draw: Any) -> None:
-    turned = [{**j, "charges": j["charges"][::-1]} for j in predicted["judgments"]]
-    draw.shuffle(turned)
-    before, after = values(gold, predicted), values(gold, {"judgments": turned})
-    assert after == pytest.approx(before)
-
-
 TWO = {"judgments": [judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a", "b"], ["1", "2"], 8)]}
 
 
 @pytest.mark.parametrize(
     ("predicted", "charge_f1", "article_f1", "penalty"),
     [
-        ([judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a"], ["3"], 9)], 5 / 6, 1 / 2, 1 / 2),
         ([judgment("乙", ["a", "b"], ["1"], 8)], 1 / 2, 1 / 3, 1 / 2),  # 甲 is missing
         ([judgment("丙", ["a"], ["1"], 3), judgment("乙", ["b"], ["2"], 8)], 1 / 3, 1 / 3, 1 / 2),
         (  # doubled: the first counts
@@ -112,7 +57,6 @@ TWO = {"judgments": [judgment("甲", ["a"], ["1"], 3), judgment("乙", ["a", "b"
             1,
             1,
         ),
-        ([], 0, 0, 0),
     ],
 )
 def test_a_case_by_hand(
@@ -137,18 +81,6 @@ def test_a_case_by_hand(
 )
 def test_exact_match(gold: Answer, predicted: Answer | None, value: float) -> None:
     assert exact_match(gold, predicted) == value
-
-
-@pytest.mark.parametrize(
-    ("defendants", "weight"), [(1, 0), (2, 1), (3, math.log2(3)), (8, 3), (63, math.log2(63))]
-)
-def test_weight_is_the_binary_logarithm_of_the_defendants(
-    case: Callable[..., dict[str, Any]], defendants: int, weight: float
-) -> None:
-    from panjue.prompts.tasks.judgment.read import read
-
-    row = case(1, *((f"甲{i}", ["a"], ["1"], 8) for i in range(defendants)))
-    assert load_task("judgment").score.weight(read(row)) == pytest.approx(weight)
 
 
 def test_false_is_no_class() -> None:

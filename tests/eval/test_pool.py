@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from panjue.eval.beliefs import Belief
 from panjue.eval.classifier import Classifier, FieldWeights, View, grams
 from panjue.eval.decide import Decider
-from panjue.eval.pool import MODEL_ALONE, Exponents, belief_of, pool_beliefs
+from panjue.eval.pool import Exponents, belief_of, pool_beliefs
 from panjue.eval.rule import Rule
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
@@ -47,20 +47,6 @@ def test_a_pool_worked_by_hand() -> None:
     )
     root = (0.53 * 0.8) ** 0.5 + (0.47 * 0.2) ** 0.5
     assert pool_beliefs(first, second, (0.5, 0.5))["a"] == pytest.approx((0.53 * 0.8) ** 0.5 / root)
-
-
-def test_a_value_without_a_reply_may_win() -> None:
-    first, second = {"a": 1.0}, {"a": 0.01, "b": 0.99}
-    # a: 0.9 + 0.001, times 0.01; b: 0.099 times 0.99.
-    total = 0.901 * 0.01 + 0.099 * 0.99
-    assert pool_beliefs(first, second, (1, 1)) == pytest.approx(
-        {"a": 0.901 * 0.01 / total, "b": 0.099 * 0.99 / total}
-    )
-
-
-def test_the_weights_1_and_0_leave_the_model_s_belief_as_it_is() -> None:
-    first = {"a": 0.4, "b": 0.6}
-    assert pool_beliefs(first, {"a": 1.0, "b": 0.0}, MODEL_ALONE) is first
 
 
 def test_label_sets_of_independent_labels_worked_by_hand() -> None:
@@ -189,5 +175,4 @@ def test_without_a_readable_reply_the_classifier_decides_alone(row: dict[str, An
 def test_without_weights_every_decision_is_that_of_the_model(texts: list[str]) -> None:
     row = {"texts": [reply(WORDS[0]), *texts]}
     plain = Decider(SEVERITY, LABELS).decide(CASE, row)
-    for decider in (pooling(), pooling(label=MODEL_ALONE)):
-        assert decider.decide(CASE, row) == plain
+    assert pooling().decide(CASE, row) == plain

@@ -10,46 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.answers import open_answers
-from panjue.eval.report import ClassScore, items_of, page, page_data, split_at_names
+from panjue.eval.report import items_of, page, page_data, split_at_names
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
+from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
-ANSWERED: dict[str, Any] = {
-    **{"task": "judgment", "prompt_sha256": "", "adapter": "lora", "constrained": True},
-    **{"max_tokens": 3072, "seed": 0, "engine": {}, "sampling": {}, "samples": 0},
-}
-"""What every record of answers has."""
-TRAINED: dict[str, Any] = {
-    **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
-    **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
-    **{"trainer": {}, "lora": {}, "quantization": {}},
-}
-"""What every record of a training has."""
+THEFT = (["盗窃罪"], ["264"], 11)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
-
-
-def case(key: int, names: list[str], fact: str) -> dict[str, Any]:
-    def outcome(name: str, charge: str, months: int) -> dict[str, Any]:
-        penalty = {"surveillance": 0, "detention": 0, "imprisonment": months}
-        penalty |= {"death_penalty": False, "life_imprisonment": False}
-        return {"name": name, "penalty": penalty, "charges": [charge], "articles": ["264"]}
-
-    outcomes = [outcome(name, "盗窃罪", 12) for name in names]
-    return {"id": key, "fact": fact, "defendants": names, "outcomes": outcomes}
 
 
 def run_on(folder: Path, gold: Path, change: Any) -> Path:
     """Make a run that answers as gold, but for what `change` does to its rows."""
     Labels().save(folder)
-    made = {**ANSWERED, "test": str(gold), "test_sha256": sha256(gold)}
-    write_json(folder / "manifest.json", made)
+    write_answers(folder, gold)
     with (
         (folder / "submission.jsonl").open("w", encoding="utf-8") as out,
         (folder / "completions.jsonl").open("w", encoding="utf-8") as raw,
@@ -71,42 +50,35 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(case: Row, write: Write, tmp_path: Path) -> Path:
     fact = f"被告人{HOSTILE[0]}、{HOSTILE[1]}、{HOSTILE[2]}共同盗窃。{HOSTILE[2]}望风。无人在场。"
-    rows = [case(1, HOSTILE, fact), case(2, ["甲"], "被告人甲盗窃。")]
+    hostile, other = ([(name, *THEFT) for name in names] for names in (HOSTILE, ["甲"]))
+    rows = [{**case(1, *hostile), "fact": fact}, {**case(2, *other), "fact": "被告人甲盗窃。"}]
     for row in rows:
         row["groups"] = {"class": "US$5 - $\\foo$", "confidence": "</script><q>", "[/b]": row["id"]}
-    gold = tmp_path / "gold.jsonl"
-    gold.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
 
     def change(number: int, row: dict[str, Any]) -> None:
         if number == 0:
             row["judgments"][1].update(charges=["抢劫罪"], penalty=5)
 
-    return run_on(tmp_path / "run", gold, change)
+    return run_on(tmp_path / "run", write("gold.jsonl", rows), change)
 
 
 def test_the_numbers_by_hand(hostile: Path) -> None:
     found = page_data(open_answers(hostile))
     # 盗窃罪: four in gold, three predicted, all three right. 2 * 3 / (4 + 3).
     assert found.classes["charges"] == {
-        "盗窃罪": ClassScore(4, 3, 6 / 7),
-        "抢劫罪": ClassScore(0, 1, 0),
+        "盗窃罪": (4, 3, 6 / 7),
+        "抢劫罪": (0, 1, 0),
     }
     assert found.pairs == [("盗窃罪", "抢劫罪", 1)]
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
     assert TASK.score.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
-    assert TASK.score.order["penalty"][-4:] == (
-        "拘役",
-        "管制一年以上",
-        "管制一年以下",
-        "单处罚金或免予刑事处罚",
-    )
     assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
     assert found.orders["penalty"] == [ten, year]
     assert found.confusion == {"penalty": {(year, year): 3, (year, ten): 1}}
     assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
-    assert found.classes["penalty"][year] == ClassScore(4, 3, 6 / 7)
+    assert found.classes["penalty"][year] == (4, 3, 6 / 7)
     assert [case.wrong for case in found.cases] == [["charges", "penalty"], []]
     assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
     assert [case.confidence for case in found.cases] == [pytest.approx(0.6)] * 2
@@ -124,9 +96,8 @@ def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
     assert [case.confidence for case in found.cases] == [None, None]
 
 
-def test_gold_of_other_examples_is_refused(hostile: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text(dump(case(7, ["甲"], "被告人甲盗窃。")) + "\n", "utf-8")
+def test_gold_of_other_examples_is_refused(hostile: Path, case: Row, write: Write) -> None:
+    other = write("other.jsonl", [case(7, ("甲", *THEFT))])
     with pytest.raises(UserError, match="1 examples have no row there, 2 rows no example"):
         open_answers(hostile, other)
 
@@ -198,11 +169,8 @@ def test_the_page_judges_as_the_metric_does() -> None:
     right["charges"] = ["盗窃罪", "盗窃罪"]  # metrics are over sets, and the first of two counts
     [(_, fields)] = items_of(TASK, gold, {"id": 1, "judgments": [right, wrong]})
     assert all(one.correct for one in fields)
-    dialogue, sample = (
-        load_task("dialogue"),
-        Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
-    )
-    want = dialogue.gold(next(iter(Reader(dialogue).read(sample))))
+    dialogue = load_task("dialogue")
+    want = dialogue.gold(next(iter(Reader(dialogue).read(DIALOGUES))))
     told = json.loads(dump(want))
     [best] = told["chat"][0]["final_model_response"]
     told["chat"][0]["final_model_response"] = [{**best, "sentiment": "doubt"}, best]
@@ -211,11 +179,8 @@ def test_the_page_judges_as_the_metric_does() -> None:
 
 
 def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
-    task, sample = (
-        load_task("dialogue"),
-        Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder",
-    )
-    gold = task.gold(next(iter(Reader(task).read(sample))))
+    task = load_task("dialogue")
+    gold = task.gold(next(iter(Reader(task).read(DIALOGUES))))
     items = list(items_of(task, gold, gold))
     assert [name for name, _ in items][:2] == [
         "甲：你怎么又喝酒了，",
@@ -251,17 +216,10 @@ def test_the_page_needs_nothing_else(hostile: Path) -> None:
 
 
 def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
-    for name in ("judgment", "reading", "cloze", "dialogue", "ecthr", "fscs", "scotus", "severity"):
+    for name in task_folders():
         rules = load_task(name).score
         assert {*rules.names, rules.fallback} <= rules.titles.keys(), name
-    assert {*TASK.score.parts} < {*TASK.score.names}
-    row = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": 5}
-    gold = {"judgments": [{**row, "charges": ["盗窃罪", "抢劫罪"]}, {**row, "name": "乙"}]}
-    predicted = {"judgments": [row, {**row, "name": "乙", "penalty": 6}]}
-    metrics: Any = TASK.score.metrics
-    values = {metric.__name__: metric(gold, predicted) for metric in metrics}
-    parts = sum(weight * values[part] for part, weight in TASK.score.parts.items())
-    assert parts == pytest.approx(values["final"])
+    assert TASK.score.parts == {"charge_f1": 0.3, "article_f1": 0.3, "penalty_accuracy": 0.4}
 
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:

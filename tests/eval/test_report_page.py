@@ -9,10 +9,10 @@ import pytest
 
 from panjue.eval.answers import open_answers
 from panjue.eval.report import page, page_data
-from panjue.prompts.plumbing.files import dump
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.test_report import HOSTILE, case, run_on
+from tests.eval.records import Row, Write
+from tests.eval.test_report import HOSTILE, run_on
 
 hostile = test_report.hostile  # the fixture
 
@@ -59,10 +59,11 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     assert opened.inner_text("#count") == "1 / 2"
 
 
-def test_a_missed_label_is_named_on_the_predicted_side(opened: Any, tmp_path: Path) -> None:
-    gold, row = tmp_path / "gold.jsonl", case(1, ["甲"], "被告人甲盗窃。")
-    row["outcomes"][0].update(charges=["盗窃罪", "抢劫罪", "诈骗罪"])
-    gold.write_text(dump(row) + "\n", "utf-8")
+def test_a_missed_label_is_named_on_the_predicted_side(
+    opened: Any, case: Row, write: Write, tmp_path: Path
+) -> None:
+    row = case(1, ("甲", ["盗窃罪", "抢劫罪", "诈骗罪"], ["264"], 11))
+    gold = write("gold.jsonl", [row])
 
     def change(_number: int, row: dict[str, Any]) -> None:
         row["judgments"][0].update(charges=["盗窃罪", "抢夺罪"], articles=[])

@@ -12,10 +12,9 @@ from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from tests.eval.records import Row, Write
 
 READER = Reader(load_task("judgment"))
-Row = Callable[..., dict[str, Any]]
-Write = Callable[..., Path]
 THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪"], ["266"], 10)
 
 COMMANDS: dict[str, Callable[[Reader, Path, Path], object]] = {
