@@ -1,7 +1,7 @@
 """Read a file of examples: choose the rows, add the groups, handle bad rows."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -53,36 +53,30 @@ class Reader:
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
-        first: dict[str, int | str] = {}
+        first: dict[str, int | str] = {}  # id -> its place
         for place, load in self.task.data.rows(path):
-            yield from self._example(path, place, load, first)
+            try:
+                example = self._example(load())
+                before = first.setdefault(str(example.id), place)
+                if before != place:
+                    raise UserError(f"id {example.id} is already used at {before}")
+            except (UserError, KeyError) as error:
+                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+                if self.on_bad_row == "stop":
+                    hint = "" if first else format_hint(path, self.task.data.fields)
+                    raise UserError(f"{path}:{place}: {reason}{hint}") from None
+                self.skipped.rows[path, place] = reason
+                continue
+            if not self.held_out or is_held_out(example):
+                yield example
 
-    def _example(
-        self,
-        path: Path,
-        place: int | str,
-        load: Callable[[], dict[str, Any]],
-        first: dict[str, int | str],
-    ) -> Iterator[Example]:
-        """Yield the example of a row, unless it is skipped; `first` has the place of each id."""
-        try:
-            row = load()
-            example = self.task.data.read(row)
-            side = self.side.get(str(example.id), {})  # an unknown group of it counts too
-            groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
-            groups = {name: group for name, group in groups.items() if group != UNKNOWN}
-            before = first.setdefault(str(example.id), place)
-            if before != place:
-                raise UserError(f"id {example.id} is already used at {before}")
-        except (UserError, KeyError) as error:
-            reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
-            if self.on_bad_row == "stop":
-                hint = "" if first else format_hint(path, self.task.data.fields)
-                raise UserError(f"{path}:{place}: {reason}{hint}") from None
-            self.skipped.rows[path, place] = reason
-            return
-        if not self.held_out or is_held_out(example):
-            yield replace(example, groups=groups)
+    def _example(self, row: Mapping[str, Any]) -> Example:
+        """Return the example of a row, with the groups of the row and of `side`."""
+        example = self.task.data.read(row)
+        side = self.side.get(str(example.id), {})  # an unknown group of it counts too
+        groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
+        known = {name: group for name, group in groups.items() if group != UNKNOWN}
+        return replace(example, groups=known)
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,35 +39,31 @@ FORMS = {
 """Field of `meta` -> what one of its items looks like."""
 
 
-@dataclass
-class Conversion:
-    """The counts of a conversion; `notes` says what the format does not tell of how many rows."""
+def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
+    """Write the cases of a CAIL2018 file to `out`; say whether every row could be converted.
 
-    rows: int = 0
-    converted: int = 0
-    notes: Counter[str] = field(default_factory=Counter)
-
-
-def convert(path: Path, out: Path, report: Callable[[str], None]) -> Conversion:
-    """Write the cases of a CAIL2018 file to `out`; a row's number is its id.
-
-    `report` gets one line for each row that cannot be converted, with its place and the reason.
+    A row's number is its id. `report` gets a line for each other row, with its place and the
+    reason, then the counts.
     """
-    result = Conversion()
+    rows, converted = 0, 0
+    notes: Counter[str] = Counter()
     with atomic_write(out) as file:
         for place, load in case_rows(path):
-            result.rows += 1
+            rows += 1
             try:
-                case, notes = _converted(load())
+                case, of_case = _converted(load())
             except UserError as error:
                 report(f"{path}:{place}: not converted: {error}")
                 continue
-            result.converted += 1
-            result.notes.update(notes)
-            file.write(dump({"id": result.rows, **case}) + "\n")
-        if not result.converted:
+            converted += 1
+            notes.update(of_case)
+            file.write(dump({"id": rows, **case}) + "\n")
+        if not converted:
             raise UserError(f"{path}: has no rows that can be converted")
-    return result
+    for note, count in notes.items():
+        report(f"{count} rows: {note}")
+    report(f"written: {out}, {converted} of {rows} rows")
+    return converted == rows
 
 
 def _converted(row: Mapping[str, Any]) -> Noted:

@@ -105,8 +105,8 @@ SIZES = {"train": 1600, "test": 200, "base": 4000}
 """Name of a file -> its cases; `base` is for `make base`."""
 
 
-def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES, seed: int = 0) -> None:
-    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same for a seed.
+def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES) -> None:
+    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same bytes.
 
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
     """
@@ -115,14 +115,11 @@ def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES, seed: int = 0) ->
             raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")
     seen: set[str] = set()
     for name, size in sizes.items():
+        fewest, most = (1, 2) if name == "base" else (2, 5)
+        stream = cases(random.Random(f"0/{name}"), fewest, most)
         with atomic_write(folder / f"{name}.jsonl") as out:
-            for number, case in enumerate(islice(_unseen(_stream(name, seed), seen), size)):
+            for number, case in enumerate(islice(_unseen(stream, seen), size)):
                 out.write(dump({"id": number, **case}) + "\n")
-
-
-def _stream(name: str, seed: int) -> Iterator[dict[str, Any]]:
-    fewest, most = (1, 2) if name == "base" else (2, 5)
-    return cases(random.Random(f"{seed}/{name}"), fewest, most)
 
 
 def _unseen(stream: Iterator[dict[str, Any]], seen: set[str]) -> Iterator[dict[str, Any]]:
