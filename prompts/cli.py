@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts import cli_scores
-from panjue.prompts.options import Overrides
 from panjue.prompts.plumbing.config import setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
@@ -27,6 +26,8 @@ for name in ("bitsandbytes", "torch._library.triton"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 
 
 def _print_version(wanted: bool) -> None:  # typer passes it so

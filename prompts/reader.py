@@ -1,13 +1,14 @@
 """Read a file of examples: choose the rows, add the groups, handle bad rows."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import UNKNOWN, Example, groups_of
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import atomic_write, dump, lines, located, parse_case
 from panjue.prompts.plumbing.rows import format_hint
 from panjue.prompts.task import Task
@@ -36,6 +37,24 @@ class Skipped:
         with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
                 out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
+
+
+@contextmanager
+def protect_inputs(
+    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None] = (), note: str = ""
+) -> Iterator[None]:
+    """Refuse to overwrite an input; append `note` and the skipped rows to an error's message."""
+    protected = {path.resolve() for path in inputs if path}
+    for path in filter(None, outputs):
+        if path.resolve() in protected:
+            raise UserError(f"{path}: is an input; choose another output")
+    try:
+        yield
+    except UserError as error:
+        suffix = f"; {skipped}" if skipped.rows else ""
+        if not isinstance(error, Unreadable):
+            suffix = f"{note}{suffix}"
+        raise UserError(f"{error}{suffix}") from None
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,10 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
         for place, load in case_rows(path):
             rows += 1
             try:
-                case, of_case = _converted(load())
-            except UserError as error:
-                report(f"{path}:{place}: not converted: {error}")
+                case, of_case = from_cail2018(load())
+            except (UserError, KeyError) as error:
+                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+                report(f"{path}:{place}: not converted: {reason}")
                 continue
             converted += 1
             notes.update(of_case)
@@ -66,22 +67,11 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
     return converted == rows
 
 
-def _converted(row: Mapping[str, Any]) -> Noted:
-    """Return a row as a case without its id, and notes on what the format does not tell."""
+def from_cail2018(row: Mapping[str, Any]) -> Noted:
+    """Return a row as a case without its id, and notes; KeyError: a field is missing."""
     if not row.keys() >= CAIL2018:
         fields = ", ".join(row) or "none"
         raise UserError(f"its fields are {fields}; only CAIL2018 (fact, meta) can be converted")
-    try:
-        case, notes = from_cail2018(row)
-    except KeyError as error:
-        raise UserError(f"the row has no {error}") from None
-    check_text(case)
-    read({"id": 0, **case})  # what is written can be read
-    return case, notes
-
-
-def from_cail2018(row: Mapping[str, Any]) -> Noted:
-    """Convert a case of CAIL2018; KeyError: a field is missing."""
     meta = _object(row["meta"], "meta")
     term = _object(meta["term_of_imprisonment"], "term_of_imprisonment")
     names = _list(meta, "criminals")
@@ -97,7 +87,10 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
         "charges": [charge_name(charge) for charge in _list(meta, "accusation")],
         "articles": _list(meta, "relevant_articles"),
     }
-    return {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}, notes
+    case = {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}
+    check_text(case)
+    read({"id": 0, **case})  # what is written can be read
+    return case, notes
 
 
 def charge_name(accusation: str) -> str:
