@@ -17,12 +17,11 @@ OnBadRow = Literal["stop", "skip"]
 """What to do with a bad row."""
 
 
+@dataclass
 class Skipped:
     """The skipped rows, (file, place) -> reason; a row counts once, however often it is read."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self.rows: dict[tuple[Path, int | str], str] = {}
+    rows: dict[tuple[Path, int | str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the count and the first row; there must be at least one."""

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
-    difference,
     dump,
     load,
     parse_line,
@@ -159,16 +158,6 @@ def test_hash_of_a_folder_sees_names_and_contents(tmp_path: Path) -> None:
     assert make("d", {"z": "1", "sub/y": "2"}) != first
     # The digest of the text "1" itself, from `printf 1 | sha256sum`.
     assert sha256(tmp_path / "a/x").startswith("6b86b273ff34fce1")
-
-
-def test_difference_names_every_entry_that_differs() -> None:
-    old = {"seed": 1, "model": "a" * 64, "same": [1]}
-    new = {"seed": 2, "same": [1], "extra": None, "fresh": True}
-    assert (
-        difference(old, new)
-        == f"seed: 1 -> 2; model: {'a' * 12}…{'a' * 12} -> null; fresh: null -> true"
-    )
-    assert difference(old, dict(old)) == ""
 
 
 def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example
     labels = load_task("judgment").ask.labels(cases["train"])
     assert len(labels.counts["charges"]) >= 12
     assert len(labels.counts["penalty"]) >= 5
-    article = {crime.charge: crime.article for crime in CRIMES}
+    article = {crime["charge"]: crime["article"] for crime in CRIMES}
     for case in cases["train"]:
         assert case.answer is not None
         for judgment in case.answer["judgments"]:
