@@ -20,9 +20,9 @@ from panjue.eval.group_counts import Counts
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
-from panjue.prompts.options import protect_inputs
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.reader import protect_inputs
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
 

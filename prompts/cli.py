@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts import cli_scores
-from panjue.prompts.options import Overrides
 from panjue.prompts.plumbing.config import setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import UserError, in_one_line
@@ -27,6 +26,8 @@ for name in ("bitsandbytes", "torch._library.triton"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 
 
 def _print_version(wanted: bool) -> None:  # typer passes it so
@@ -77,11 +78,7 @@ def convert(file: Path, out: Path) -> None:
 
     if out.exists():
         raise UserError(f"{out}: exists already; choose another OUT")
-    result = write_cases(file, out, print)
-    for note, count in result.notes.items():
-        print(f"{count} rows: {note}")
-    print(f"written: {out}, {result.converted} of {result.rows} rows")
-    raise typer.Exit(0 if result.converted == result.rows else 1)
+    raise typer.Exit(0 if write_cases(file, out, print) else 1)
 
 
 @app.command()
@@ -126,8 +123,8 @@ def generate(
     """Answer every case of TEST with RUN's training, and decide: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
-        decode = partial(_decode, greedy=settings.greedy)
-        _load("serve.generate", "generate_and_decode")(Run(run), test, settings, decode)
+        decide = partial(decode, greedy=settings.greedy)
+        _load("serve.generate", "generate_and_decode")(Run(run), test, settings, decide)
 
 
 @app.command()
@@ -136,11 +133,7 @@ def decode(
     greedy: Annotated[bool, typer.Option(help="use only the first reply of each case")] = False,
 ) -> None:
     """Make the submission of a folder of answers again, without a model."""
-    _decode(path, greedy=greedy)
-
-
-def _decode(folder: Path, *, greedy: bool = False) -> None:
-    tally = _load("eval.decoding", "decode_answers")(folder, greedy=greedy)
+    tally = _load("eval.decoding", "decode_answers")(path, greedy=greedy)
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")

@@ -1,5 +1,6 @@
 """The commands of `panjue` that read answers: scores, comparisons, reports, faults."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -7,23 +8,56 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from panjue.prompts.options import (
-    OptionalTask,
-    SubmissionPath,
-    TextWords,
-    protect_inputs,
-    submission_of,
-    text_comparison,
-)
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.reader import side_groups
-from panjue.prompts.task import comparing
+from panjue.prompts.plumbing.run import find_answers
+from panjue.prompts.reader import Reader, protect_inputs, side_groups
+from panjue.prompts.task import BUILT_IN, comparing, load_task
 
 app = typer.Typer()
 
 JsonPath = Annotated[Path | None, typer.Option(help="also write the numbers here")]
 
 GoldPath = Annotated[Path | None, typer.Option(help="default: the test file that was answered")]
+
+SubmissionPath = Annotated[Path, typer.Argument(help="a submission, or its run folder")]
+
+OptionalTask = Annotated[
+    str | None, typer.Option(help="default: that of the run folder, else judgment")
+]
+
+TextWords = Annotated[
+    list[str] | None,
+    typer.Argument(help="dialogues: embeddings=URL#MODEL judge=URL#MODEL compare texts"),
+]
+
+
+def text_comparison(words: Sequence[str]) -> tuple[str, str]:
+    """Return the embeddings and the judge that words name; the built-in ones by default."""
+    chosen = dict(zip(("embeddings", "judge"), BUILT_IN, strict=True))
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in chosen or not value:
+            raise UserError(f"{word!r}: write embeddings=URL#MODEL or judge=URL#MODEL")
+        chosen[name] = value
+    return chosen["embeddings"], chosen["judge"]
+
+
+def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path, Reader, str]:
+    """Return the submission or the folder of answers that is meant, its reader, and a note.
+
+    Task and treatment of bad rows are those of the run folder. If there is none, the note is for
+    errors.
+    """
+    answers = find_answers(path, gold)
+    if answers is None:
+        name = name or "judgment"
+        return path, Reader(load_task(name)), f" (read as task {name!r}: is that right?)"
+    record = answers.record
+    if name not in (None, record.task):
+        raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {name!r}")
+    reader = Reader(load_task(record.task), on_bad_row=record.on_bad_row)
+    return answers.folder if path.is_dir() else path, reader, ""
 
 
 @app.command()

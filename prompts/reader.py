@@ -1,13 +1,14 @@
 """Read a file of examples: choose the rows, add the groups, handle bad rows."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import UNKNOWN, Example, groups_of
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import atomic_write, dump, lines, located, parse_case
 from panjue.prompts.plumbing.rows import format_hint
 from panjue.prompts.task import Task
@@ -16,12 +17,11 @@ OnBadRow = Literal["stop", "skip"]
 """What to do with a bad row."""
 
 
+@dataclass
 class Skipped:
     """The skipped rows, (file, place) -> reason; a row counts once, however often it is read."""
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self.rows: dict[tuple[Path, int | str], str] = {}
+    rows: dict[tuple[Path, int | str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the count and the first row; there must be at least one."""
@@ -36,6 +36,24 @@ class Skipped:
         with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
                 out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
+
+
+@contextmanager
+def protect_inputs(
+    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None] = (), note: str = ""
+) -> Iterator[None]:
+    """Refuse to overwrite an input; append `note` and the skipped rows to an error's message."""
+    protected = {path.resolve() for path in inputs if path}
+    for path in filter(None, outputs):
+        if path.resolve() in protected:
+            raise UserError(f"{path}: is an input; choose another output")
+    try:
+        yield
+    except UserError as error:
+        suffix = f"; {skipped}" if skipped.rows else ""
+        if not isinstance(error, Unreadable):
+            suffix = f"{note}{suffix}"
+        raise UserError(f"{error}{suffix}") from None
 
 
 @dataclass(frozen=True)
@@ -53,36 +71,30 @@ class Reader:
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
-        first: dict[str, int | str] = {}
+        first: dict[str, int | str] = {}  # id -> its place
         for place, load in self.task.data.rows(path):
-            yield from self._example(path, place, load, first)
+            try:
+                example = self._example(load())
+                before = first.setdefault(str(example.id), place)
+                if before != place:
+                    raise UserError(f"id {example.id} is already used at {before}")
+            except (UserError, KeyError) as error:
+                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+                if self.on_bad_row == "stop":
+                    hint = "" if first else format_hint(path, self.task.data.fields)
+                    raise UserError(f"{path}:{place}: {reason}{hint}") from None
+                self.skipped.rows[path, place] = reason
+                continue
+            if not self.held_out or is_held_out(example):
+                yield example
 
-    def _example(
-        self,
-        path: Path,
-        place: int | str,
-        load: Callable[[], dict[str, Any]],
-        first: dict[str, int | str],
-    ) -> Iterator[Example]:
-        """Yield the example of a row, unless it is skipped; `first` has the place of each id."""
-        try:
-            row = load()
-            example = self.task.data.read(row)
-            side = self.side.get(str(example.id), {})  # an unknown group of it counts too
-            groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
-            groups = {name: group for name, group in groups.items() if group != UNKNOWN}
-            before = first.setdefault(str(example.id), place)
-            if before != place:
-                raise UserError(f"id {example.id} is already used at {before}")
-        except (UserError, KeyError) as error:
-            reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
-            if self.on_bad_row == "stop":
-                hint = "" if first else format_hint(path, self.task.data.fields)
-                raise UserError(f"{path}:{place}: {reason}{hint}") from None
-            self.skipped.rows[path, place] = reason
-            return
-        if not self.held_out or is_held_out(example):
-            yield replace(example, groups=groups)
+    def _example(self, row: Mapping[str, Any]) -> Example:
+        """Return the example of a row, with the groups of the row and of `side`."""
+        example = self.task.data.read(row)
+        side = self.side.get(str(example.id), {})  # an unknown group of it counts too
+        groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
+        known = {name: group for name, group in groups.items() if group != UNKNOWN}
+        return replace(example, groups=known)
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,18 @@ class Ask:
 
     def __post_init__(self) -> None:
         """Make `decode` drop the think block, so that no task has to."""
-        if not isinstance(self.decode, AfterThinking):
-            object.__setattr__(self, "decode", AfterThinking(self.decode))
+        object.__setattr__(self, "decode", partial(_without_thinking, self.decode))
+
+
+def _without_thinking(
+    read: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
+) -> Decoded:
+    """Read a reply after its think block; dropping the block counts as a repair."""
+    rest = after_thinking(reply)
+    if rest == reply or load_json(reply) is not None:  # in JSON it is part of a string
+        return read(reply, example, labels)
+    decoded = read(rest, example, labels)
+    return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
 
 
 @dataclass(frozen=True)
@@ -133,21 +144,6 @@ class Task:
             return {"id": example.id, "references": example.references}
         assert example.answer is not None, "a test case has no gold row"
         return self.data.write(example, example.answer)
-
-
-@dataclass(frozen=True)
-class AfterThinking:
-    """A decoder that drops the think block, up to `</think>`, before it reads a reply."""
-
-    read: Callable[[str, Example, Labels], Decoded]
-
-    def __call__(self, reply: str, example: Example, labels: Labels) -> Decoded:
-        """Read a reply; dropping the block counts as a repair."""
-        rest = after_thinking(reply)
-        if rest == reply or load_json(reply) is not None:  # in JSON it is part of a string
-            return self.read(reply, example, labels)
-        decoded = self.read(rest, example, labels)
-        return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
 
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:

@@ -56,10 +56,16 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
 
 def load_values(path: Path) -> dict[str, Any]:
     """Return the values of a YAML file; no names are checked."""
-    loaded = _load_yaml(path)
     try:
+        loaded = OmegaConf.load(path)
+        if not isinstance(loaded, DictConfig):
+            raise UserError(f"{path}: expected lines of `key: value`, found a list")
         return _plain(loaded)
-    except OmegaConfBaseException as error:  # the target of a `${…}` is missing
+    except OSError as error:
+        there = ", ".join(sorted(file.stem for file in Path("finetune/configs").glob("*.yaml")))
+        hint = f"; finetune/configs/NAME.yaml has {there}" if there else ""
+        raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {_problem(error)}") from None
 
 
@@ -80,30 +86,12 @@ def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     return _plain(merged)
 
 
-def _load_yaml(path: Path) -> DictConfig:
-    try:
-        loaded = OmegaConf.load(path)
-    except OSError as error:
-        there = ", ".join(sorted(file.stem for file in Path("finetune/configs").glob("*.yaml")))
-        hint = f"; finetune/configs/NAME.yaml has {there}" if there else ""
-        raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {_problem(error)}") from None
-    if not isinstance(loaded, DictConfig):
-        raise UserError(f"{path}: expected lines of `key: value`, found a list")
-    return loaded
-
-
-def key_of(word: str) -> str:
-    """Return the key of an override `key=value`."""
-    return word.partition("=")[0]
-
-
 def _override(word: str) -> dict[str, Any]:
     if "=" not in word:
         raise UserError(f"{word!r}: an override is written key=value")
-    quote = f"""put text in quotes: {key_of(word)}='"…"'"""
-    if re.search(r"(^|\s)#", value := word.partition("=")[2]) and value[0] not in "\"'":
+    key, _, value = word.partition("=")
+    quote = f"""put text in quotes: {key}='"…"'"""
+    if re.search(r"(^|\s)#", value) and value[0] not in "\"'":
         raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
     try:
         return _plain(OmegaConf.from_dotlist([word]))

@@ -17,23 +17,19 @@ RETRIES = 5
 """Retries of a request, after 0.5 s and then up to 8 s each, or what the server asks for."""
 
 
-def parse_address(url: str) -> httpx.URL | None:
-    """Return `url` parsed; None if it is not a valid HTTP address."""
+def parse_endpoint(name: str) -> tuple[str, str] | None:
+    """Return the address and the model of `URL#MODEL`; None if `name` has another form."""
+    url, _, model = name.partition("#")
     try:
         parsed = httpx.URL(url)
         parsed.host.encode("idna")  # raises UnicodeError now instead of on connecting
     except (httpx.InvalidURL, UnicodeError):
         return None
-    return parsed if parsed.scheme in {"http", "https"} and parsed.host else None
-
-
-def parse_endpoint(name: str) -> tuple[str, str] | None:
-    """Return the address and the model of `URL#MODEL`; None if `name` has another form."""
-    url, _, model = name.partition("#")
-    parsed = parse_address(url)
-    if parsed and parsed.userinfo:
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        return None
+    if parsed.userinfo:
         raise UserError(f"{parsed.host}: no password in an address; set its key variable instead")
-    return (url.rstrip("/"), model) if parsed and model else None
+    return (url.rstrip("/"), model) if model else None
 
 
 def key_of(*variables: str) -> str:

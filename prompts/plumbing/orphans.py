@@ -94,16 +94,6 @@ def end_with_parent() -> None:
 
 
 def _wait_for_end(parent: int, starter: int) -> None:
-    while os.getppid() == parent and _is_alive(starter):
+    while os.getppid() == parent and Path(f"/proc/{starter}").exists():
         time.sleep(POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True

@@ -69,8 +69,10 @@ def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None
     assert not is_demo(adapter)
     write_json(adapter / "manifest.json", {})
     assert not is_demo(adapter)
-    write_json(adapter / "manifest.json", {"base": str(adapter)})
-    assert not is_demo(adapter), "and it comes to an end"
+    for other in (adapter, base, adapter / "."):
+        write_json(adapter / "manifest.json", {"base": str(other)})
+        write_json(base / "manifest.json", {"base": str(adapter)})
+        assert not is_demo(adapter), "and it comes to an end"
 
 
 def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
@@ -87,25 +89,20 @@ def test_a_missing_base_of_the_demo_is_told_how_it_is_made(
         model_folder("runs/base/model")
 
 
-def asked_of(endpoint: str, name: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Look for a base in a process of its own: the hub's library reads variables on import."""
-    code = (
-        "import sys; from panjue.prompts.plumbing.errors import in_one_line\n"
+def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Path) -> None:
+    code = (  # in a process of its own: the hub's library reads variables on import
+        "from panjue.prompts.plumbing.errors import in_one_line\n"
         "from panjue.prompts.model import model_folder\n"
-        "with in_one_line(): print(model_folder(sys.argv[1]))"
+        "with in_one_line(): model_folder('Qwen/Qwen3-8B')"
     )
-    given = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-c", code, name],
+    given = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
         env={**os.environ, **given, "HF_HUB_DISABLE_XET": "1", "no_proxy": "127.0.0.1"},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Path) -> None:
-    done = asked_of("http://127.0.0.1:9", "Qwen/Qwen3-8B", tmp_path)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith(
@@ -115,13 +112,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Pa
     assert line.endswith("); set HF_ENDPOINT to a mirror, or give a folder")
 
 
-def test_a_manifest_that_names_its_own_folder_or_is_no_object_comes_to_an_end(folder: Path) -> None:
-    other = folder.with_name("other")
-    other.mkdir()
-    for base in (folder, other, folder / "."):
-        write_json(folder / "manifest.json", {"base": str(base)})
-        write_json(other / "manifest.json", {"base": str(folder)})
-        assert not is_demo(folder)
+def test_a_manifest_that_is_no_object_is_named(folder: Path) -> None:
     not_objects: tuple[Any, ...] = ([], 3, None, "base")
     for wrong in not_objects:
         write_json(folder / "manifest.json", wrong)

@@ -10,7 +10,7 @@ import pytest
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import task_folders
 from panjue.prompts.tasks.judgment.demo import write_demo
-from tests.prompts.test_cli import typed
+from tests.prompts.test_cli import Panjue
 
 ROW = dump({"id": 0, "fact": "甲盗窃。", "defendants": ["甲"]})
 ARCHIVE = io.BytesIO()
@@ -41,9 +41,7 @@ def demo(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_every_command_names_what_it_cannot_read(
-    kind: str, demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: Panjue) -> None:
     content, told = FILES[kind]
     path, out = demo.with_name("other.data"), demo.with_name("out")
     path.write_bytes(content)
@@ -60,9 +58,8 @@ def test_every_command_names_what_it_cannot_read(
         *(("score", path, path, "--task", task) for task in ("cloze", "reading", "scotus")),
         *(("check", path, "--cases", path, "--task", task) for task in ("cloze", "reading")),
     ):
-        code = typed(monkeypatch, *words)
-        said = capsys.readouterr()
-        assert code in {1, 2} or not told, words
-        assert said.err.count("\n") == (code == 2), (words, said.err)
-        if "cloze" not in words and "reading" not in words and str(path) in said.err:
-            assert told in said.err + said.out, words
+        done = panjue(*words)
+        assert done.returncode in {1, 2} or not told, words
+        assert done.stderr.count("\n") == (done.returncode == 2), (words, done.stderr)
+        if "cloze" not in words and "reading" not in words and str(path) in done.stderr:
+            assert told in done.stderr + done.stdout, words

@@ -70,14 +70,6 @@ def test_a_field_that_the_example_lacks_is_named(
         render("judgment", NASTY)
 
 
-@given(st.lists(st.text(st.sampled_from("<[|ab.*]>"), min_size=1, max_size=5), max_size=8), ANGLED)
-def test_many_control_tokens_are_found_as_each_alone(words: list[str], text: str) -> None:
-    together = rendering._any_of(sorted(words, key=len)[::-1])
-    alone = "|".join(map(re.escape, words))
-    assert bool(words and re.search(together, text)) == bool(words and re.search(alone, text))
-    assert all(re.fullmatch(together, word) for word in words)
-
-
 def test_a_hostile_text_costs_one_look_at_each_character() -> None:
     # One after the other these take minutes; a count of steps is not to be had, so: it ends.
     words = [f"<SPECIAL_{number}>" for number in range(1000)] + ["[INST]"]

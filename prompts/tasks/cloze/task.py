@@ -89,10 +89,12 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     """Read any reply as one to five different answers."""
-    strict = _read_strictly(load_json(reply))
-    repairs = [] if strict else ["not the JSON that was asked for"]
+    written = _read(reply)
+    is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
+    is_valid = is_valid and all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written)
+    repairs = [] if is_valid else ["not the JSON that was asked for"]
     answers: dict[str, None] = {}
-    for text in strict or _read_loosely(reply):
+    for text in written:
         answer = contest_form(text[:MAX_ANSWER_LENGTH])
         if answer != text:
             repairs.append("an answer converted to the contest's format")
@@ -108,24 +110,13 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     return Decoded({"answers": list(answers)[:MAX_ANSWERS]}, tuple(repairs))
 
 
-def _read_strictly(value: Any) -> list[str] | None:
-    """Return the answers of a reply that is valid under the schema."""
-    if not (isinstance(value, dict) and list(value) == ["answers"]):
-        return None
-    answers = value["answers"]
-    if not (isinstance(answers, list) and 1 <= len(answers) <= MAX_ANSWERS):
-        return None
-    is_valid = all(isinstance(a, str) and 0 < len(a) <= MAX_ANSWER_LENGTH for a in answers)
-    return answers if is_valid else None
-
-
 def _texts(value: Any) -> list[str]:
     items = value if isinstance(value, list) else [value]
     return [str(item) for item in items[: 4 * MAX_ANSWERS] if isinstance(item, str | int | float)]
 
 
-def _read_loosely(reply: str) -> list[str]:
-    """Return the answers of a reply in another format: a JSON list, a list that is cut, lines."""
+def _read(reply: str) -> list[str]:
+    """Return the answers of a reply, also of a JSON list, a list that is cut, or lines."""
     value = load_json(reply)
     if isinstance(value, dict):
         value = value.get("answers", value.get("ret", []))

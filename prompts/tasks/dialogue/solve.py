@@ -1,7 +1,7 @@
 """The calls that answer a dialogue, in one of two ways."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -34,14 +34,14 @@ def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range
         end = until
 
 
+@dataclass
 class Bucket:
     """The events of one dialogue: each sentence is in exactly one, whose account grows by it."""
 
-    def __init__(self, same_event: float) -> None:
-        """Start empty; names with a similarity of at least `same_event` are one event."""
-        self.accounts: dict[str, list[tuple[Turn, str]]] = {}  # event -> (sentence, its target)
-        self.event_of: dict[int, str] = {}
-        self._same_event = same_event
+    same_event: float  # names with at least this similarity are one event
+    accounts: dict[str, list[tuple[Turn, str]]] = field(default_factory=dict)
+    """Event -> (sentence, its target)."""
+    event_of: dict[int, str] = field(default_factory=dict)
 
     def add(self, turn: Turn, target: str, event: str) -> None:
         """Add a sentence to the event with the same or the most similar name, or to a new event."""
@@ -56,7 +56,7 @@ class Bucket:
             return event
         cosines = ngrams([event], names)[0]
         best = int(cosines.argmax())
-        return names[best] if cosines[best] >= self._same_event else event
+        return names[best] if cosines[best] >= self.same_event else event
 
     def account(self, turn: Turn) -> tuple[list[str], str]:
         """Return the speakers and the account, a line a sentence, of a sentence's event up to it.

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,53 +39,39 @@ FORMS = {
 """Field of `meta` -> what one of its items looks like."""
 
 
-@dataclass
-class Conversion:
-    """The counts of a conversion; `notes` says what the format does not tell of how many rows."""
+def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
+    """Write the cases of a CAIL2018 file to `out`; say whether every row could be converted.
 
-    rows: int = 0
-    converted: int = 0
-    notes: Counter[str] = field(default_factory=Counter)
-
-
-def convert(path: Path, out: Path, report: Callable[[str], None]) -> Conversion:
-    """Write the cases of a CAIL2018 file to `out`; a row's number is its id.
-
-    `report` gets one line for each row that cannot be converted, with its place and the reason.
+    A row's number is its id. `report` gets a line for each other row, with its place and the
+    reason, then the counts.
     """
-    result = Conversion()
+    rows, converted = 0, 0
+    notes: Counter[str] = Counter()
     with atomic_write(out) as file:
         for place, load in case_rows(path):
-            result.rows += 1
+            rows += 1
             try:
-                case, notes = _converted(load())
-            except UserError as error:
-                report(f"{path}:{place}: not converted: {error}")
+                case, of_case = from_cail2018(load())
+            except (UserError, KeyError) as error:
+                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+                report(f"{path}:{place}: not converted: {reason}")
                 continue
-            result.converted += 1
-            result.notes.update(notes)
-            file.write(dump({"id": result.rows, **case}) + "\n")
-        if not result.converted:
+            converted += 1
+            notes.update(of_case)
+            file.write(dump({"id": rows, **case}) + "\n")
+        if not converted:
             raise UserError(f"{path}: has no rows that can be converted")
-    return result
-
-
-def _converted(row: Mapping[str, Any]) -> Noted:
-    """Return a row as a case without its id, and notes on what the format does not tell."""
-    if not row.keys() >= CAIL2018:
-        fields = ", ".join(row) or "none"
-        raise UserError(f"its fields are {fields}; only CAIL2018 (fact, meta) can be converted")
-    try:
-        case, notes = from_cail2018(row)
-    except KeyError as error:
-        raise UserError(f"the row has no {error}") from None
-    check_text(case)
-    read({"id": 0, **case})  # what is written can be read
-    return case, notes
+    for note, count in notes.items():
+        report(f"{count} rows: {note}")
+    report(f"written: {out}, {converted} of {rows} rows")
+    return converted == rows
 
 
 def from_cail2018(row: Mapping[str, Any]) -> Noted:
-    """Convert a case of CAIL2018; KeyError: a field is missing."""
+    """Return a row as a case without its id, and notes; KeyError: a field is missing."""
+    if not row.keys() >= CAIL2018:
+        fields = ", ".join(row) or "none"
+        raise UserError(f"its fields are {fields}; only CAIL2018 (fact, meta) can be converted")
     meta = _object(row["meta"], "meta")
     term = _object(meta["term_of_imprisonment"], "term_of_imprisonment")
     names = _list(meta, "criminals")
@@ -102,7 +87,10 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
         "charges": [charge_name(charge) for charge in _list(meta, "accusation")],
         "articles": _list(meta, "relevant_articles"),
     }
-    return {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}, notes
+    case = {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}
+    check_text(case)
+    read({"id": 0, **case})  # what is written can be read
+    return case, notes
 
 
 def charge_name(accusation: str) -> str:

@@ -5,8 +5,7 @@ follows our own rule from the text. A score on them shows that the pipeline work
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,14 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.tasks.judgment.read import sentence
 
-
-@dataclass(frozen=True)
-class Crime:
-    """A charge, its article, and texts for its deeds and their three levels of gravity."""
-
-    charge: str
-    article: str
-    deeds: Sequence[str]
-    scale: Sequence[tuple[str, int, int]]
-
+Crime = Mapping[str, Any]
+"""A charge, its article, texts for its deeds, and the name of its scale of gravity."""
+Deed = tuple[Crime, int]
+"""A crime and its level of gravity, 0-2."""
 
 GRAMMAR = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 PLACES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
-CRIMES = [Crime(**{**c, "scale": GRAMMAR["scales"][c["scale"]]}) for c in GRAMMAR["crimes"]]
+CRIMES = GRAMMAR["crimes"]
 ROLES = {
     True: ("起主要作用，系主犯", "纠集他人，系主犯"),
     False: ("起次要作用，系从犯", "负责望风，系从犯"),
@@ -57,7 +50,7 @@ def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
     # or instead.
     loner = draw.choice(names) if draw.random() < (0.3 if len(names) == 1 else 0.2) else None
     commits_both = loner is not None and (len(names) == 1 or draw.random() < 0.5)
-    deeds: dict[str, list[tuple[Crime, int]]] = {name: [] for name in names}
+    deeds: dict[str, list[Deed]] = {name: [] for name in names}
     joint = [name for name in names if name != loner or commits_both]
     sentences = ["经审理查明：" + _describe(draw, shared, joint, deeds)]
     if loner:
@@ -71,22 +64,20 @@ def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
 
 
 def _describe(
-    draw: random.Random, crime: Crime, names: list[str], deeds: dict[str, list[tuple[Crime, int]]]
+    draw: random.Random, crime: Crime, names: list[str], deeds: dict[str, list[Deed]]
 ) -> str:
     """Describe one crime of `names`, and add it with its level 0-2 to their `deeds`."""
     level = draw.randrange(3)
-    measure, low, high = crime.scale[level]
+    measure, low, high = GRAMMAR["scales"][crime["scale"]][level]
     for name in names:
         deeds[name].append((crime, level))
     who = "、".join(names) + ("共同" if len(names) > 1 else "")
     date = f"{draw.randint(2010, 2023)}年{draw.randint(1, 12)}月{draw.randint(1, 28)}日"
-    deed = draw.choice(crime.deeds).format(place=draw.choice(PLACES))
+    deed = draw.choice(crime["deeds"]).format(place=draw.choice(PLACES))
     return f"{date}，被告人{who}{deed}，{measure.format(n=draw.randint(low, high))}。"
 
 
-def _outcome(
-    draw: random.Random, name: str, deeds: list[tuple[Crime, int]], shift: int
-) -> dict[str, Any]:
+def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
     """Sentence by our rule: two steps per level of the gravest deed, one for role and record."""
     severity = 1 + 2 * max(level for _, level in deeds) + shift
     if severity:
@@ -96,8 +87,8 @@ def _outcome(
     return {
         "name": name,
         "penalty": penalty,
-        "charges": [crime.charge for crime, _ in deeds],
-        "articles": [crime.article for crime, _ in deeds],
+        "charges": [crime["charge"] for crime, _ in deeds],
+        "articles": [crime["article"] for crime, _ in deeds],
     }
 
 
@@ -105,8 +96,8 @@ SIZES = {"train": 1600, "test": 200, "base": 4000}
 """Name of a file -> its cases; `base` is for `make base`."""
 
 
-def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES, seed: int = 0) -> None:
-    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same for a seed.
+def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES) -> None:
+    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same bytes.
 
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
     """
@@ -115,14 +106,11 @@ def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES, seed: int = 0) ->
             raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")
     seen: set[str] = set()
     for name, size in sizes.items():
+        fewest, most = (1, 2) if name == "base" else (2, 5)
+        stream = cases(random.Random(f"0/{name}"), fewest, most)
         with atomic_write(folder / f"{name}.jsonl") as out:
-            for number, case in enumerate(islice(_unseen(_stream(name, seed), seen), size)):
+            for number, case in enumerate(islice(_unseen(stream, seen), size)):
                 out.write(dump({"id": number, **case}) + "\n")
-
-
-def _stream(name: str, seed: int) -> Iterator[dict[str, Any]]:
-    fewest, most = (1, 2) if name == "base" else (2, 5)
-    return cases(random.Random(f"{seed}/{name}"), fewest, most)
 
 
 def _unseen(stream: Iterator[dict[str, Any]], seen: set[str]) -> Iterator[dict[str, Any]]:

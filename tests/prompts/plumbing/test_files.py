@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
-    difference,
     dump,
     load,
     parse_line,
-    read_json,
     read_lines,
     sha256,
     stream,
@@ -36,45 +34,6 @@ def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None
     assert "\n" not in line
     assert "\r" not in line
     assert parse_line(line.encode()) == row
-
-
-def test_mark_carriage_returns_comments_and_blank_lines_are_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "cases.jsonl"
-    path.write_bytes(
-        b"\xef\xbb\xbf// two remarks,\r\n  // as in the official example\r\n"
-        b'{"id":1}\r\n\r\n   \n{"id":2,"x":"//"}'
-    )
-    assert list(read_lines(path)) == [(3, {"id": 1}), (6, {"id": 2, "x": "//"})]
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        (b'{"id": 2', "not JSON"),
-        (b"[1]", "expected a JSON object, found list"),
-        (b'{"fact": "\xb5\xc1"}', "not UTF-8 at byte 10"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"id": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b'{"fact": "\\ud83d"}', "a lone"),
-        (b'\xef\xbb\xbf{"id": 2}', "not JSON"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path: Path, line: bytes, complaint: str) -> None:
-    path = tmp_path / "cases.jsonl"
-    path.write_bytes(b'{"id":1}\n\n' + line + b'\n{"id":3}\n')
-    rows = read_lines(path)
-    assert next(rows) == (1, {"id": 1})
-    with pytest.raises(UserError) as caught:
-        next(rows)
-    assert str(caught.value).startswith(f"{path}:3: ")
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    for read in (lambda p: list(read_lines(p)), read_json, Rows):
-        with pytest.raises(UserError, match=r"no\.jsonl: No such file"):
-            read(tmp_path / "no.jsonl")
 
 
 def test_whole_file_appears_at_the_end_only(tmp_path: Path) -> None:
@@ -186,18 +145,6 @@ def test_the_first_row_of_an_id_counts_and_later_ones_are_listed(tmp_path: Path)
     assert rows.get(3) is None
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [("{}", "no 'id'"), ("{", "not JSON"), ("// no comments here", "not JSON")],
-)
-def test_rows_name_a_broken_line(tmp_path: Path, line: str, complaint: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"id":1}}\n{line}\n', "utf-8")
-    with pytest.raises(UserError, match=complaint) as caught:
-        Rows(path)
-    assert str(caught.value).startswith(f"{path}:2: ")
-
-
 def test_hash_of_a_folder_sees_names_and_contents(tmp_path: Path) -> None:
     def make(name: str, files: dict[str, str]) -> str:
         for file, text in files.items():
@@ -211,22 +158,6 @@ def test_hash_of_a_folder_sees_names_and_contents(tmp_path: Path) -> None:
     assert make("d", {"z": "1", "sub/y": "2"}) != first
     # The digest of the text "1" itself, from `printf 1 | sha256sum`.
     assert sha256(tmp_path / "a/x").startswith("6b86b273ff34fce1")
-
-
-def test_difference_names_every_entry_that_differs() -> None:
-    old = {"seed": 1, "model": "a" * 64, "same": [1]}
-    new = {"seed": 2, "same": [1], "extra": None, "fresh": True}
-    assert (
-        difference(old, new)
-        == f"seed: 1 -> 2; model: {'a' * 12}…{'a' * 12} -> null; fresh: null -> true"
-    )
-    assert difference(old, dict(old)) == ""
-
-
-def test_a_file_that_moved_but_has_its_hash_is_no_difference() -> None:
-    old, new = {"test": "a.jsonl", "test_sha256": "1"}, {"test": "b.jsonl", "test_sha256": "1"}
-    assert difference(old, new) == ""
-    assert difference(old, {**new, "test_sha256": "2"}) == "test_sha256: 1 -> 2"
 
 
 def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> None:

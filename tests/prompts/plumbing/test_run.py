@@ -39,9 +39,10 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path, name: str) -> Non
 def test_records_differ_by_all_but_versions_and_moved_files() -> None:
     old = RunRecord.model_validate(TRAINED)
     new = RunRecord.model_validate(
-        {**TRAINED, "train": "moved", "versions": {}, "trainer": {"max_steps": 2}}
+        {**TRAINED, "train": "moved", "versions": {}, "trainer": {"max_steps": 2, "x": "a" * 64}}
     )
-    assert old.difference(new) == "trainer.max_steps: 1 -> 2"
+    told = f"trainer.max_steps: 1 -> 2; trainer.x: null -> {'a' * 12}…{'a' * 12}"
+    assert old.difference(new) == told
     assert "versions.torch: 2 -> null" in old.difference(new, versions=True)
 
 

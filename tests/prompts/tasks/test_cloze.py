@@ -153,15 +153,3 @@ def test_groups_and_the_fallback(tmp_path: Path) -> None:
     assert found["groups"]["domain"]["Facts"]["f1"] == 0
     assert found["groups"]["NeedReasoning"]["True"]["f1"] == 1
     assert found["unknown_gold_labels"] is None, "its answers are no closed set"
-
-
-def test_the_commonest_real_answers_as_measured_before(shared: Path, tmp_path: Path) -> None:
-    labels = TASK.ask.labels(Reader(TASK).read(shared / "kct/train.jsonl"))
-    labels.save(tmp_path)
-    with TASK.data.submission.writing(tmp_path / "submission.csv") as write:
-        for example in Reader(TASK).read(shared / "kct/dev.jsonl"):
-            assert example.answer is not None
-            write(TASK.data.write(example, example.answer))
-    found = score(Reader(TASK), shared / "kct/dev.jsonl", tmp_path).to_json()
-    assert found["f1"] == 1
-    assert found["baselines"]["commonest answers"]["f1"] == pytest.approx(0.186, abs=5e-4)

@@ -16,7 +16,6 @@ from panjue.prompts.tasks.judgment.convert import (
     CONTRADICTION,
     NO_TERM,
     SHORT_TERM,
-    Conversion,
     convert,
 )
 from panjue.prompts.tasks.judgment.read import sentence
@@ -24,15 +23,16 @@ from panjue.prompts.tasks.judgment.read import sentence
 TASK = load_task("judgment")
 
 
-def converted(path: Path) -> tuple[Conversion, list[str], list[dict[str, Any]]]:
-    """Return the counts, what was reported, and the rows of the new file."""
+def converted(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return what was reported before the last line, and the rows of the new file."""
     out, reported = path.with_name("out.jsonl"), list[str]()
-    result = convert(path, out, reported.append)
+    is_whole = convert(path, out, reported.append)
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert len(rows) == result.converted
-    assert len(rows) + len(reported) == result.rows
+    others = sum("not converted" in line for line in reported)
+    assert is_whole == (not others)
+    assert reported.pop() == f"written: {out}, {len(rows)} of {len(rows) + others} rows"
     assert len(list(Reader(TASK).read(out))) == len(rows)
-    return result, reported, rows
+    return reported, rows
 
 
 def written(path: Path, *rows: object) -> Path:
@@ -55,31 +55,14 @@ def cail(months: float = 10, **changes: Any) -> dict[str, Any]:
 
 NO_ITEM = "which is no name, charge or article"
 NO_ITEMS: dict[str, tuple[Any, ...]] = {
-    "criminals": (
-        "张某 李某",
-        "张某、李某",
-        "['张某' '李某']",
-        "张某\n李某",
-        "",
-        None,
-        [],
-    ),
-    "accusation": (
-        "盗窃 诈骗",
-        "'盗窃' '诈骗'",
-        "盗窃,诈骗",
-        "",
-        None,
-        264,
-        True,
-        "nan",
-    ),
+    "criminals": ("张某 李某", "张某、李某", "['张某' '李某']", "张某\n李某", "", None, []),
+    "accusation": ("盗窃 诈骗", "'盗窃' '诈骗'", "盗窃,诈骗", "", None, 264, True, "nan"),
     "relevant_articles": (264.5, "264,266", "", True, "盗窃", -264, None),
 }
 
 
 def test_a_case_of_cail2018_by_hand(tmp_path: Path) -> None:
-    result, reported, rows = converted(written(tmp_path / "cail.jsonl", cail()))
+    reported, rows = converted(written(tmp_path / "cail.jsonl", cail()))
     outcome = {
         "name": "张某",
         "penalty": sentence(imprisonment=10, fine=1000),
@@ -87,30 +70,30 @@ def test_a_case_of_cail2018_by_hand(tmp_path: Path) -> None:
         "articles": ["264"],
     }
     spaced = cail(accusation=[" 盗窃罪"], relevant_articles=["264 "])
-    assert converted(written(tmp_path / "spaced.jsonl", spaced))[2] == rows
+    assert converted(written(tmp_path / "spaced.jsonl", spaced))[1] == rows
     case = {"id": 1, "fact": "张某盗窃。", "defendants": ["张某"], "outcomes": [outcome]}
-    assert (rows, reported, dict(result.notes)) == ([case], [], {})
+    assert (rows, reported) == ([case], [])
 
 
 @pytest.mark.parametrize(
     ("changes", "penalty", "notes"),
     [
-        ({"months": 6}, {"imprisonment": 6}, {}),
-        ({"months": 300}, {"imprisonment": 300}, {}),
-        ({"months": 5}, {"detention": 5}, {SHORT_TERM: 1}),
-        ({"months": 1}, {"detention": 1}, {SHORT_TERM: 1}),
-        ({"months": 0}, {}, {NO_TERM: 1}),
-        ({"months": 0, "life_imprisonment": True}, {"life_imprisonment": True}, {}),
-        ({"months": 0, "death_penalty": True}, {"death_penalty": True}, {}),
-        ({"months": 9, "death_penalty": True}, {"death_penalty": True}, {CONTRADICTION: 1}),
+        ({"months": 6}, {"imprisonment": 6}, []),
+        ({"months": 300}, {"imprisonment": 300}, []),
+        ({"months": 5}, {"detention": 5}, [SHORT_TERM]),
+        ({"months": 1}, {"detention": 1}, [SHORT_TERM]),
+        ({"months": 0}, {}, [NO_TERM]),
+        ({"months": 0, "life_imprisonment": True}, {"life_imprisonment": True}, []),
+        ({"months": 0, "death_penalty": True}, {"death_penalty": True}, []),
+        ({"months": 9, "death_penalty": True}, {"death_penalty": True}, [CONTRADICTION]),
     ],
 )
 def test_terms_of_cail2018(
-    changes: dict[str, Any], penalty: dict[str, Any], notes: dict[str, int], tmp_path: Path
+    changes: dict[str, Any], penalty: dict[str, Any], notes: list[str], tmp_path: Path
 ) -> None:
-    result, _, [row] = converted(written(tmp_path / "cail.jsonl", cail(**changes)))
+    reported, [row] = converted(written(tmp_path / "cail.jsonl", cail(**changes)))
     assert row["outcomes"][0]["penalty"] == sentence(**penalty, fine=1000)
-    assert result.notes == notes
+    assert reported == [f"1 rows: {note}" for note in notes]
 
 
 @pytest.mark.parametrize(
@@ -143,10 +126,9 @@ def test_a_row_that_cannot_be_converted_is_listed_with_place_and_reason(
     row: object, reason: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "mixed.jsonl", row, cail(), row)
-    result, reported, rows = converted(path)
+    reported, rows = converted(path)
     assert reported == [f"{path}:{n}: not converted: {reason}" for n in (1, 3)]
     assert [row["id"] for row in rows] == [2]
-    assert (result.rows, result.converted) == (3, 1)
 
 
 def test_a_file_without_rows_to_convert_is_one_line_and_writes_nothing(tmp_path: Path) -> None:

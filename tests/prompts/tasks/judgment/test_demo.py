@@ -26,26 +26,18 @@ def cases(demo: Path) -> dict[str, list[Example]]:
     return {name: list(read(demo / f"{name}.jsonl")) for name in SIZES}
 
 
-def test_every_case_is_read_and_has_its_number(cases: dict[str, list[Example]]) -> None:
-    for name, size in SIZES.items():
-        assert [case.id for case in cases[name]] == list(range(size))
-        assert all(case.answer for case in cases[name])
-
-
-def test_the_same_seed_writes_the_same_bytes(demo: Path, tmp_path: Path) -> None:
-    write_demo(tmp_path / "again", SIZES)
-    write_demo(tmp_path / "other", SIZES, seed=1)
+def test_the_same_sizes_give_the_same_bytes(demo: Path, tmp_path: Path) -> None:
+    write_demo(tmp_path, SIZES)
     for name in SIZES:
-        first = (demo / f"{name}.jsonl").read_bytes()
-        assert (tmp_path / "again" / f"{name}.jsonl").read_bytes() == first
-        assert (tmp_path / "other" / f"{name}.jsonl").read_bytes() != first
+        path = tmp_path / f"{name}.jsonl"
+        assert path.read_bytes() == (demo / path.name).read_bytes()
 
 
 def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example]]) -> None:
     labels = load_task("judgment").ask.labels(cases["train"])
     assert len(labels.counts["charges"]) >= 12
     assert len(labels.counts["penalty"]) >= 5
-    article = {crime.charge: crime.article for crime in CRIMES}
+    article = {crime["charge"]: crime["article"] for crime in CRIMES}
     for case in cases["train"]:
         assert case.answer is not None
         for judgment in case.answer["judgments"]:

@@ -28,23 +28,18 @@ GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[10]
 @st.composite
 def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Example:
     """Draw a case with its answer; the labels are those of the fixture."""
-    charges = st.lists(
-        st.sampled_from(["盗窃罪", "诈骗罪", "故意伤害罪"]), min_size=1, max_size=2, unique=True
-    )
-    articles = st.lists(
-        st.sampled_from(["264", "266", "303-2", "287.2"]), min_size=1, max_size=3, unique=True
-    )
-    judgments = [
+    charge = st.sampled_from(["盗窃罪", "诈骗罪", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"])
+    article = st.sampled_from(["264", "266", "303-2", "287.2"])
+    values = st.fixed_dictionaries(
         {
-            "name": name,
-            "charges": draw(charges),
-            "articles": draw(articles),
-            "penalty": draw(st.sampled_from(PENALTIES)),
+            "charges": st.lists(charge, min_size=1, max_size=2, unique=True),
+            "articles": st.lists(article, min_size=1, max_size=3, unique=True),
+            "penalty": st.sampled_from(PENALTIES),
         }
-        for name in draw(names)
-    ]
-    found = tuple(str(judgment["name"]) for judgment in judgments)
-    return Example(id=1, text="事实", names=found, answer={"judgments": judgments})
+    )
+    found = draw(names)
+    judgments = [{"name": name, **draw(values)} for name in found]
+    return Example(id=1, text="事实", names=tuple(found), answer={"judgments": judgments})
 
 
 def sound(decoded: Decoded, case: Example, labels: Labels) -> None:

@@ -14,6 +14,7 @@ from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.prompts.tasks.judgment.task import decode, schema, target
+from tests.prompts.tasks.judgment.test_repair import answered
 
 # No control characters: no name has them, and DEL llguidance takes only in its escaped form.
 NAME = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12).filter(
@@ -47,31 +48,9 @@ def accepts(rules: dict[str, Any], reply: str) -> bool:
     return Draft202012Validator(rules).is_valid(json.loads(reply))
 
 
-def answered(names: list[str], draw: st.DataObject, labels: Labels) -> Example:
-    """Return a case of `names` with a drawn answer."""
-    sets = {
-        field: st.lists(
-            st.sampled_from(labels.names(field)),
-            min_size=1,
-            max_size=labels.most[field],
-            unique=True,
-        )
-        for field in ("charges", "articles")
-    }
-    judgment = st.fixed_dictionaries({**sets, "penalty": st.sampled_from(PENALTIES)})
-    fields = ("charges", "articles", "penalty")
-    drawn = [draw.draw(judgment) for _ in names]
-    judgments = [
-        {"name": name, **{field: found[field] for field in fields}}
-        for name, found in zip(names, drawn, strict=True)
-    ]
-    return Example(id=1, text="事实", names=tuple(names), answer={"judgments": judgments})
-
-
 @settings(max_examples=60)
-@given(NAMES, st.data())
-def test_every_gold_reply_is_taken(labels: Labels, names: list[str], draw: st.DataObject) -> None:
-    example = answered(names, draw, labels)
+@given(answered(NAMES))
+def test_every_gold_reply_is_taken(labels: Labels, example: Example) -> None:
     rules = schema(example, labels)
     Draft202012Validator.check_schema(rules)
     assert accepts(rules, target(example))
