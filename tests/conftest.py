@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
 from subprocess import PIPE, CompletedProcess, Popen
@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
 from panjue.prompts.cli import main as command_line
 
@@ -86,32 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
 
 
-RAY_FILES = {
-    "tests/serve/test_ray.py",
-    "tests/torture/test_commands.py",  # its `ray stop` ends every cluster of the machine
-    "tests/torture/test_replicas.py",
-}
-
-
-@pytest.hookimpl(optionalhook=True)  # `-p no:xdist` has no such hook
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file in one process, and one Ray cluster on the machine at a time.
-
-    `ray=auto` finds any cluster of the machine, and two of them starve each other on two cores.
-    With pytest 9.2, `--dist loadgroup` ignores its marks without a word (pytest-xdist#1386).
-    """
-    config.option.loadscopereorder = False  # it would start the slowest files, of few tests, last
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = work_unit
-    return scheduler
-
-
-def work_unit(nodeid: str) -> str:
-    """Return the name that tests of the same process share."""
-    file = nodeid.partition("::")[0]
-    return "ray" if file in RAY_FILES else file
-
-
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with invented cases, a tiny base and the config files of this session."""
@@ -162,42 +135,34 @@ def llm(merged: Path, small: dict[str, Any]) -> Iterator[Any]:
         yield started
 
 
-Answering = Callable[[], AbstractContextManager[list[Path]]]
-
-
-@pytest.fixture(scope="session")
-def answering(llm: Any) -> Answering:
-    """Return what has `generate` answer with the engine that runs already, within a block.
+@contextmanager
+def answering(llm: Any) -> Iterator[list[Path]]:
+    """Have `generate` answer with an engine that runs already, within the block.
 
     The tiny trained model answers, whatever model a run asks for; the block gets a list of these.
     """
+    wanted: list[Path] = []
 
     @contextmanager
-    def block() -> Iterator[list[Path]]:
-        wanted: list[Path] = []
+    def running(served: Any, *_: object) -> Iterator[Any]:
+        wanted.append(served.model)
+        yield llm
 
-        @contextmanager
-        def running(served: Any, *_: object) -> Iterator[Any]:
-            wanted.append(served.model)
-            yield llm
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("panjue.serve.generate.engine", running)
-            yield wanted
-
-    return block
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("panjue.serve.generate.engine", running)
+        yield wanted
 
 
 @pytest.fixture
-def running_engine(answering: Answering) -> Iterator[list[Path]]:
+def running_engine(llm: Any) -> Iterator[list[Path]]:
     """Spare the `generate` of a test the start of an engine of its own."""
-    with answering() as wanted:
+    with answering(llm) as wanted:
         yield wanted
 
 
 @pytest.fixture(scope="session")
 def answered(
-    trained: Path, workshop: Path, answering: Answering, tmp_path_factory: pytest.TempPathFactory
+    trained: Path, workshop: Path, llm: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Return the folder of a finished run, which nobody may change."""
     from panjue.eval.decoding import decode_answers
@@ -208,7 +173,7 @@ def answered(
     folder = tmp_path_factory.mktemp("answered") / "run"
     shutil.copytree(trained, folder)
     run, test = Run(folder), workshop / "demo/test.jsonl"
-    with answering():
+    with answering(llm):
         generate_and_decode(run, test, generate_settings(run, test), decode_answers)
     return folder
 

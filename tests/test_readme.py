@@ -32,13 +32,13 @@ def text(page: str) -> str:
     return (ROOT / page).read_text("utf-8")
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
+def blocks(shown: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)
 
 
-def commands(page: str) -> list[str]:
-    """Return the commands of all `sh` blocks, without remarks, continued lines joined."""
-    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+def commands(shown: str) -> list[str]:
+    """Return the commands of all `sh` blocks of a text, without remarks, continued lines joined."""
+    lines = "".join(blocks(shown, "sh")).replace("\\\n", " ").splitlines()
     return [re.sub(r"\s+# .*", "", line).strip() for line in lines]
 
 
@@ -51,7 +51,7 @@ def spans(page: str) -> list[str]:
 def called(tool: str) -> Iterator[str]:
     """Yield the words that the pages give to `make` or `panjue`."""
     for page in PAGES[:-1]:  # the changelog names commands that are gone
-        for command in [*commands(page), *spans(page)]:
+        for command in [*commands(text(page)), *spans(page)]:
             for one in re.split(r"&&|;", command):
                 words = re.match(rf"\W*(?:\w+=\S+ )*(?:\.venv/bin/)?{tool} (?!…)(.+)", one.strip())
                 if words:
@@ -87,7 +87,7 @@ def test_make_takes_every_command(given: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_both_languages_have_the_same_commands(folder: str) -> None:
     english, chinese = f"{folder}/README.md", f"{folder}/README.zh.md"
-    assert commands(english) == commands(chinese)
+    assert commands(text(english)) == commands(text(chinese))
     assert set(spans(english)) == set(spans(chinese))
 
 
@@ -129,7 +129,7 @@ def sentences_of(page: str) -> list[list[list[str]]]:
 
 
 def test_the_systemd_unit() -> None:
-    [unit] = blocks("serve/DEPLOY.md", "ini")
+    [unit] = blocks(text("serve/DEPLOY.md"), "ini")
     parser = configparser.ConfigParser(strict=True, interpolation=None)
     parser.read_string(unit)
     assert parser.sections() == ["Unit", "Service", "Install"]
@@ -142,7 +142,7 @@ def test_the_systemd_unit() -> None:
 
 
 def test_the_compose_file_and_the_kuberay_job() -> None:
-    services, job = map(yaml.safe_load, blocks("serve/DEPLOY.md", "yaml"))
+    services, job = map(yaml.safe_load, blocks(text("serve/DEPLOY.md"), "yaml"))
     [service] = services["services"].values()
     assert "panjue serve runs/mine" in " ".join(service["command"])
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
@@ -155,7 +155,7 @@ def test_the_compose_file_and_the_kuberay_job() -> None:
 
 
 def test_the_slurm_scripts() -> None:
-    training, generation = blocks("serve/DEPLOY.md", "bash")
+    training, generation = blocks(text("serve/DEPLOY.md"), "bash")
     for script in (training, generation):
         subprocess.run(["bash", "-n", "-c", script], check=True)
         assert '=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' in script

@@ -1,18 +1,16 @@
 """A million cases on one machine: minutes and memory of every stage that needs no model.
 
-    python tests/bench/million.py ANSWERS FOLDER [--cases 1000000]
+    python -m tests.bench.million ANSWERS FOLDER [--cases 1000000]
 
 ANSWERS is the folder of a run's answers to a file of several-defendant cases. Its cases, with a
 number after the facts, and its replies are repeated into FOLDER (a million take some 3 GB and 2 GB)
-and read, decoded without a decision rule, and scored, each by its own command. Prints the minutes
-of each and the memory of its largest process.
+and checked, decoded without a decision rule, and scored, each by its own command. Prints the
+minutes of each and the memory of its largest process.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
-import sys
 import time
 from itertools import cycle, islice
 from pathlib import Path
@@ -24,39 +22,24 @@ from panjue.eval.answers import open_answers
 from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import dump, read_lines, sha256
 from panjue.prompts.plumbing.run import Answers
-
-PANJUE = str(Path(sys.executable).with_name("panjue"))
-READ = """
-import sys
-from pathlib import Path
-from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
-print(sum(1 for _ in Reader(load_task("judgment")).read(Path(sys.argv[1]))))
-"""
+from tests.bench.common import PANJUE, parser
 
 
 def main() -> None:
     """Write the files, run the stages and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("answers", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--cases", type=int, default=1_000_000)
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True)
-    cases, answers = write_files(options.answers, options.folder, options.cases)
-    alone = options.folder / "submission.jsonl"  # beside no run: no column of the classifier
-    alone.symlink_to((answers / "submission.jsonl").resolve())
+    options = parser(__doc__)
+    options.add_argument("answers", type=Path)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--cases", type=int, default=1_000_000)
+    given = options.parse_args()
+    given.folder.mkdir(parents=True)
+    cases, answers = write_files(given.answers, given.folder, given.cases)
+    print(f"{given.cases} cases, {cases.stat().st_size / 1e9:.1f} GB, {os.cpu_count()} cores")
     table = Table("stage", "minutes", "GiB of the largest process")
-    for stage, words in {
-        "read": [sys.executable, "-c", READ, cases],
-        "decode": [PANJUE, "decode", answers],
-        "score": [PANJUE, "score", cases, alone],
-        "score, with the classifier's column": [PANJUE, "score", cases, answers],
-    }.items():
-        seconds, memory = measured([str(word) for word in words])
+    for stage, *words in (("check", cases), ("decode", answers), ("score", cases, answers)):
+        seconds, memory = measured([PANJUE, stage, *map(str, words)])
         table.add_row(stage, f"{seconds / 60:.1f}", f"{memory:.2f}")
         print(f"{stage}: {seconds:.0f} s, {memory:.2f} GiB", flush=True)
-    print(f"{options.cases} cases, {cases.stat().st_size / 1e9:.1f} GB, {os.cpu_count()} cores")
     Console().print(table)
 
 
@@ -73,8 +56,14 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     rows = [row for _, row in read_lines(run.folder / "completions.jsonl")]
     by_id = {row["id"]: row for row in rows}
     known = [row for _, row in read_lines(run.test) if row["id"] in by_id]
-    write_rows(cases, known, count, numbered="fact")
-    write_rows(result / "completions.jsonl", [by_id[row["id"]] for row in known], count)
+    with (
+        cases.open("w", encoding="utf-8") as facts,
+        (result / "completions.jsonl").open("w", encoding="utf-8") as replies,
+    ):
+        for number, row in enumerate(islice(cycle(known), count)):
+            # What is held out and what the classifier is fitted on depend on a hash of the facts.
+            facts.write(dump({**row, "id": number, "fact": f"{row['fact']}{number}"}) + "\n")
+            replies.write(dump({**by_id[row["id"]], "id": number}) + "\n")
     changed = {
         "test": str(cases.resolve()),
         "test_sha256": sha256(cases),
@@ -82,20 +71,6 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     }
     Answers(run.folder).record.model_copy(update=changed).write(result)
     return cases, result
-
-
-def write_rows(
-    path: Path, rows: list[dict[str, object]], count: int, numbered: str | None = None
-) -> None:
-    """Write the rows, again and again up to `count`, with ids from 0.
-
-    The id is added to the text of `numbered` too: what is held out and what the classifier is
-    fitted on depend on the hash of the facts.
-    """
-    with path.open("w", encoding="utf-8") as file:
-        for number, row in enumerate(islice(cycle(rows), count)):
-            further = {numbered: f"{row[numbered]}{number}"} if numbered else {}
-            file.write(dump({**row, "id": number, **further}) + "\n")
 
 
 def measured(words: list[str]) -> tuple[float, float]:

@@ -1,104 +1,93 @@
 """What serving by panjue costs: many clients against vLLM alone and against ours, in one run.
 
-    python tests/bench/serve.py RUN CASES.jsonl [--clients 64] [--seconds 60]
+    python -m tests.bench.serve RUN CASES.jsonl [--clients 64] [--seconds 60]
 
-RUN is a run folder. Both servers have an engine of their own, with the
-same settings, and are asked in turn, ROUNDS times each, for the same: chat completions, whole and
-streamed; then judgments, which vLLM is asked for plainly, by their token ids and schemas. Each
-judgment is about a defendant of its own, so that a lost, doubled or crossed answer shows. Prints
-requests a second, the ratio of ours to vLLM's, the processor's time per request and the latency.
+RUN is a run folder. Both servers have an engine of their own, with the same settings, and are asked
+in turns for the same: chat completions, whole and streamed; then judgments, which vLLM is asked for
+plainly, by their token ids and schemas. Prints requests a second and the ratio of ours to vLLM's.
 """
 
 import argparse
 import asyncio
-import itertools
 import json
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
-import psutil
+import httpx
 import torch
 
 from panjue.prompts.plumbing.run import Run
-from panjue.prompts.reader import Reader
-from panjue.prompts.render import prompt_ids
-from panjue.prompts.task import Messages, load_task
 from panjue.serve.ask import ALTERNATIVES, Asker
 from panjue.serve.judge import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
+from tests.bench.common import PANJUE, askable, in_turns, parser, print_rates
 
-ROUNDS = 3
 TOKENS = 64
 ENGINE: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
 if torch.cuda.is_available():  # two engines share the card
     ENGINE = {"gpu_memory_utilization": 0.4}
 PORTS = {"vLLM alone": 8917, "panjue": 8918}
 
-TASK = load_task("judgment")
-
-Ask = Callable[[aiohttp.ClientSession, int], Awaitable[int]]
-"""Send the request of a number, return its status."""
-
-
-@dataclass
-class Load:
-    """What stretches of load came to."""
-
-    seconds: float = 0.0
-    cpu: float = 0.0
-    statuses: Counter[int] = field(default_factory=Counter)
-    latencies: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Return good answers a second."""
-        return self.statuses[200] / self.seconds
-
-    def __str__(self) -> str:
-        """Return a line."""
-        cpu = 1000 * self.cpu / self.statuses.total()
-        return (
-            f"{self.rate:8.2f}/s  {cpu:7.1f} ms of processor a request  "
-            f"median {1000 * median(self.latencies):6.0f} ms  {dict(self.statuses)}"
-        )
+Asked = tuple[str, list[dict[str, Any]]]
+"""A path, and the bodies that are sent there in turn."""
 
 
 def main() -> None:
     """Start both servers, load them, print."""
-    options = arguments()
-    served = ServedRun(Run(options.run), ServeConfig.model_validate({}))
+    options = parser(__doc__)
+    options.add_argument("run", type=Path)
+    options.add_argument("cases", type=Path)
+    options.add_argument("--clients", type=int, default=64)
+    options.add_argument("--seconds", type=float, default=60)
+    given = options.parse_args()
+    served = ServedRun(Run(given.run), ServeConfig.model_validate({}))
     asker, model = served.asker, served.folders.model
+    kinds = kinds_of(asker, given.cases)
     with ExitStack() as running:
-        servers = {}
         # One after the other: vLLM takes what others allocate meanwhile for its own memory.
-        for way, words in commands(options.run, model, asker).items():
-            server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-            servers[way] = running.enter_context(server)
+        for way, words in commands(given.run, model, asker).items():
+            server = running.enter_context(subprocess.Popen(words, stdout=subprocess.DEVNULL))
             running.callback(server.terminate)
-            asyncio.run(until_up(way, server))
-        asyncio.run(compare(servers, asker, options))
+            wait_for(way, server)
+        for kind, asked in kinds.items():
+            print(f"{kind}: {given.seconds:g} s each time, {given.clients} clients")
+            ways = {way: partial(rate, way, asked[way], given) for way in PORTS}
+            print_rates(in_turns(ways), "requests/s", "vLLM alone")
 
 
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("run", type=Path)
-    parser.add_argument("cases", type=Path)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60)
-    return parser.parse_args()
+def kinds_of(asker: Asker, cases: Path) -> dict[str, dict[str, Asked]]:
+    """Return what each server is asked for, kind by kind."""
+    pairs = askable(asker, cases, 64)
+    fixed = {"max_tokens": TOKENS, "temperature": 0}
+    chats = [{**fixed, "messages": question.messages} for _, question in pairs]
+    streams = [{**chat, "stream": True} for chat in chats]
+    judgments = [{"fact": example.text, "defendants": list(example.names)} for example, _ in pairs]
+    plain = [
+        {
+            "prompt": question.prompt,
+            "max_tokens": question.room,
+            "temperature": 0,
+            "logprobs": ALTERNATIVES,
+            "structured_outputs": {"json": question.schema},
+        }
+        for _, question in pairs
+    ]
+    return {
+        "chat completions": dict.fromkeys(PORTS, ("/v1/chat/completions", chats)),
+        "chat completions, streamed": dict.fromkeys(PORTS, ("/v1/chat/completions", streams)),
+        "judgments": {
+            "vLLM alone": ("/v1/completions", plain),
+            "panjue": ("/v1/judgments", judgments),
+        },
+    }
 
 
 def commands(run: Path, model: Path, asker: Asker) -> dict[str, list[str]]:
@@ -112,139 +101,49 @@ def commands(run: Path, model: Path, asker: Asker) -> dict[str, list[str]]:
         told = json.dumps(value) if isinstance(value, dict) else str(value)
         plain += [f"--{name.replace('_', '-')}", *([] if value is True else [told])]
     engine = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
-    panjue = str(Path(sys.executable).with_name("panjue"))
-    ours = [panjue, "serve", str(run), f"port={PORTS['panjue']}", *engine]
+    ours = [PANJUE, "serve", str(run), f"port={PORTS['panjue']}", *engine]
     return {"vLLM alone": plain, "panjue": ours}
 
 
-async def compare(
-    servers: dict[str, "subprocess.Popen[bytes]"], asker: Asker, options: argparse.Namespace
-) -> None:
-    """Load both in turn with each kind of request, and print what came of it."""
-    every = map(TASK.ask.prompt, Reader(TASK).read(options.cases))
-    messages = list(islice((m for m in every if fits(asker, m)), 64))
-    kinds: dict[str, dict[str, Ask]] = {
-        "chat completions": dict.fromkeys(servers, chat(messages, stream=False)),
-        "chat completions, streamed": dict.fromkeys(servers, chat(messages, stream=True)),
-        "judgments": {"vLLM alone": plain_judgment(asker), "panjue": judgment},
-    }
-    for kind, asks in kinds.items():
-        loads = {way: Load() for way in servers}
-        for turn in range(ROUNDS):
-            order = list(servers) if turn % 2 else list(servers)[::-1]  # neither is always first
-            for way in order:
-                async with session(way) as http:
-                    await load(http, asks[way], options.clients, 3, Load())  # warms up
-                    before = cpu_of(servers[way].pid)
-                    await load(http, asks[way], options.clients, options.seconds, loads[way])
-                    loads[way].cpu += cpu_of(servers[way].pid) - before
-        print(f"{kind}: {ROUNDS} times {options.seconds:g} s each, {options.clients} clients")
-        for way, done in loads.items():
-            print(f"  {way:12s} {done}")
-        ratio = loads["panjue"].rate / loads["vLLM alone"].rate
-        print(f"  panjue answers {ratio:.1%} of what vLLM alone does", flush=True)
-
-
-def fits(asker: Asker, messages: Messages) -> bool:
-    """Say whether a prompt leaves room for the reply: nothing is shortened for chat completions."""
-    return len(prompt_ids(asker.tokenizer, messages)) + TOKENS <= asker.max_tokens
-
-
-def session(way: str) -> aiohttp.ClientSession:
-    """Open connections to one of the two for any number of clients."""
-    base = f"http://127.0.0.1:{PORTS[way]}"
-    return aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0))
-
-
-async def until_up(way: str, server: "subprocess.Popen[bytes]") -> None:
+def wait_for(way: str, server: "subprocess.Popen[bytes]") -> None:
     """Wait until a server answers."""
-    async with session(way) as http:
-        while server.poll() is None:
-            with suppress(aiohttp.ClientError):
-                async with http.get("/health") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(1)
+    while server.poll() is None:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"http://127.0.0.1:{PORTS[way]}/health").is_success:
+                return
+        time.sleep(1)
     sys.exit(f"{way}: ended while it started")
 
 
-def cpu_of(pid: int) -> float:
-    """Return the seconds of processor that a process and all below it have had."""
-    root = psutil.Process(pid)
-    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+def rate(way: str, asked: Asked, given: argparse.Namespace) -> float:
+    """Return the good answers a second of one round."""
+
+    async def both() -> float:
+        # Connections for any number of clients.
+        base, connector = f"http://127.0.0.1:{PORTS[way]}", aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(base, connector=connector) as http:
+            await load(http, asked, given.clients, 3)  # warms up
+            return await load(http, asked, given.clients, given.seconds)
+
+    return asyncio.run(both())
 
 
-async def load(
-    http: aiohttp.ClientSession, ask: Ask, clients: int, seconds: float, done: Load
-) -> None:
+async def load(http: aiohttp.ClientSession, asked: Asked, clients: int, seconds: float) -> float:
     """Let `clients` ask one after the other for `seconds`; those under way are waited for."""
-    numbers = itertools.count()
+    path, bodies = asked
+    every, statuses = cycle(bodies), Counter[int]()
     began = time.perf_counter()
 
     async def client() -> None:
         while time.perf_counter() - began < seconds:
-            started = time.perf_counter()
-            done.statuses[await ask(http, next(numbers))] += 1
-            done.latencies.append(time.perf_counter() - started)
+            async with http.post(path, json=next(every)) as answer:
+                await answer.read()
+            statuses[answer.status] += 1
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    done.seconds += time.perf_counter() - began
-
-
-def chat(messages: list[Any], *, stream: bool) -> Ask:
-    """Return how to ask for a chat completion; every answer must be whole."""
-    fixed = {"max_tokens": TOKENS, "temperature": 0, "stream": stream}
-
-    async def ask(http: aiohttp.ClientSession, number: int) -> int:
-        body = {**fixed, "messages": messages[number % len(messages)]}
-        async with http.post("/v1/chat/completions", json=body) as answer:
-            text = await answer.text()
-            if answer.status == 200:
-                assert text.count("data: [DONE]") == 1 if stream else json.loads(text)["choices"]
-            return answer.status
-
-    return ask
-
-
-def case(number: int) -> dict[str, Any]:
-    """Return a case about a defendant that nobody else asks about."""
-    return {"fact": "被告人盗窃手机一部，价值人民币3000元。", "defendants": [f"甲{number}"]}
-
-
-async def judgment(http: aiohttp.ClientSession, number: int) -> int:
-    """Ask for a judgment."""
-    async with http.post("/v1/judgments", json=case(number)) as answer:
-        told = await answer.json()
-        if answer.status == 200:
-            assert [j["name"] for j in told["judgments"]] == [f"甲{number}"]
-        return answer.status
-
-
-def plain_judgment(asker: Asker) -> Ask:
-    """Return how to ask for the reply alone: the same token ids, schema and probabilities."""
-    by_hand = TASK.data.by_hand
-    assert by_hand is not None
-    questions = [
-        asker.question(by_hand(one["fact"], one["defendants"])) for one in map(case, range(4000))
-    ]
-
-    async def ask(http: aiohttp.ClientSession, number: int) -> int:
-        question = questions[number % len(questions)]
-        body = {
-            "prompt": question.prompt,
-            "max_tokens": question.room,
-            "temperature": 0,
-            "logprobs": ALTERNATIVES,
-            "structured_outputs": {"json": question.schema},
-        }
-        async with http.post("/v1/completions", json=body) as answer:
-            told = await answer.json()
-            if answer.status == 200:
-                assert f"甲{number % len(questions)}" in told["choices"][0]["text"]
-            return answer.status
-
-    return ask
+    if statuses.keys() != {200}:
+        print(f"{path}: {dict(statuses)}")
+    return statuses[200] / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

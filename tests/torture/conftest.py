@@ -2,15 +2,15 @@
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
+from tempfile import gettempdir
 
 import pytest
+from filelock import FileLock
 
 from panjue.prompts.cli import app
 from panjue.prompts.plumbing.files import read_lines
@@ -20,6 +20,9 @@ ENGINE = ("engine.dtype=float32", "engine.max_num_seqs=16", "engine.enforce_eage
 """Exact and small: settings of every generation that is disturbed, and of the one that is not."""
 
 LONGEST_S = 900
+
+RAY = FileLock(Path(gettempdir()) / "panjue-tests-ray.lock")
+"""Held by the tests of Ray: `ray=auto` finds any cluster of the machine, `ray stop` ends all."""
 
 
 class Job:
@@ -38,7 +41,7 @@ class Job:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     @property
-    def finish(self) -> set[str]:
+    def reasons(self) -> set[str]:
         """Return why the replies that are there ended."""
         return {why for _, row in read_lines(self.completions) for why in row["finish"]}
 
@@ -68,6 +71,11 @@ class Job:
         """Wait for the end, which is no error."""
         assert self.process.wait(LONGEST_S) == 0, self.said
 
+    def finish(self, *words: str) -> None:
+        """Start, and wait for the end."""
+        self.start(*words)
+        self.end()
+
 
 @pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
@@ -76,63 +84,40 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def run(
-    workshop: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
-) -> Path:
-    """Return a run folder; for all tries it has learnt something, so that near ties are few."""
+def run(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run folder whose model has learnt something, so that near ties are few."""
     place = tmp_path_factory.mktemp("tortured") / "run"
-    if not request.config.getoption("--torture"):
-        return Path(shutil.copytree(trained, place))
     steps = [f"trainer.{name}=150" for name in ("max_steps", "eval_steps", "save_steps")]
     panjue("sft", workshop / "sft.yaml", f"run={place}", *steps)
     return place
 
 
 @pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
-    """Return a folder of invented cases: test.jsonl, and train.jsonl, which takes much longer."""
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of invented cases."""
     folder = tmp_path_factory.mktemp("cases")
-    few = 400 if request.config.getoption("--torture") else 40
-    write_demo(folder, {"train": 4000, "test": few, "base": 1})
-    return folder
+    write_demo(folder, {"test": 400})
+    return folder / "test.jsonl"
 
 
 @pytest.fixture(scope="session")
-def once(run: Path, cases: Path, request: pytest.FixtureRequest) -> Path:
+def once(run: Path, cases: Path) -> Path:
     """Return the folder of answers that nobody disturbed."""
-    words = ("generate", run, cases / "test.jsonl", "answers=once", *ENGINE)
-    if request.config.getoption("--torture"):
-        panjue(*words)
-    else:
-        with request.getfixturevalue("answering")():
-            panjue(*words)
+    panjue("generate", run, cases, "answers=once", *ENGINE)
     return run / "answers/once"
 
 
 @pytest.fixture
-def job(run: Path, cases: Path) -> Iterator[Callable[[str], Job]]:
-    """Return what prepares a generation into answers of this name."""
-    jobs: list[Job] = []
-
-    def prepare(name: str) -> Job:
-        jobs.append(Job(run, cases / "test.jsonl", name))
-        return jobs[-1]
-
-    yield prepare
-    for each in jobs:
-        if hasattr(each, "process"):
-            each.process.kill()
+def job(run: Path, cases: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Return a generation that is killed, if it still runs, when the test ends."""
+    prepared = Job(run, cases, request.node.name)
+    yield prepared
+    prepared.process.kill()
 
 
 def panjue(*words: object) -> None:
     """Run a command in this process."""
     app([str(word) for word in words], standalone_mode=False)
-
-
-@pytest.fixture(scope="session")
-def same() -> Callable[[Path, Path], int]:
-    """Return what compares answers that were disturbed with those that were not."""
-    return check_same
 
 
 def check_same(again: Path, once: Path) -> int:

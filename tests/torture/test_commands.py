@@ -9,22 +9,22 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.test_readme import FOLDERS, ROOT, commands, text
+from tests.torture.conftest import RAY
 from tests.torture.test_proxies import is_ready
 
-ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "prompts/tasks"
-SAMPLE = "serve/page/sample.txt"
-FACT = (ROOT / SAMPLE).read_text("utf-8")
+FACT = (ROOT / "serve/page/sample.txt").read_text("utf-8")
 LONGEST_S = 600
 DEMO = "See it work"
 AFTER_DEMO = {
@@ -82,19 +82,13 @@ MEANING = {
 """Pattern -> what it stands for, in this order."""
 
 
-def sections() -> Iterator[tuple[str, list[str]]]:
-    """Yield heading and commands of every section that has some, continued lines joined."""
-    for folder in (".", "finetune", "serve", "eval", "prompts"):
-        page = (ROOT / folder / "README.md").read_text("utf-8")
-        for part in page.split("\n## ")[1:]:
-            blocks = re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
-            lines = "".join(blocks).replace("\\\n", " ").splitlines()
-            if lines:
-                heading = part.partition("\n")[0]
-                yield heading, [re.sub(r"\s+# .*", "", line).strip() for line in lines]
-
-
-BLOCKS = dict(sections())
+BLOCKS = {
+    part.partition("\n")[0]: commands(part)
+    for folder in FOLDERS
+    for part in text(f"{folder}/README.md").split("\n## ")[1:]
+    if commands(part)
+}
+"""Heading -> the commands of its section."""
 
 
 def meant(heading: str) -> Iterator[str]:
@@ -112,87 +106,77 @@ def test_every_section_is_known_here() -> None:
     assert set(BLOCKS) == set(WORDS)
 
 
-class House:
-    """A copy of the project in which commands run."""
+def copy_project(place: Path, workshop: Path) -> Path:
+    """Make a copy of the project in which commands run: small configs, cases and models."""
+    if not (Path(sys.prefix) / "installed").exists():
+        pytest.skip("not installed by `make install`")
+    ignored = shutil.ignore_patterns(".*", "build", "data", "runs")
+    shutil.copytree(ROOT, place, ignore=ignored, dirs_exist_ok=True)
+    shutil.copytree(ROOT / ".ci", place / ".ci")
+    for made in (*place.iterdir(), *(place / ".ci").iterdir()):
+        os.utime(made, (0, 0))  # older than what is installed: nothing to do
+    (place / ".venv").symlink_to(sys.prefix)
+    add_configs(place / "finetune/configs", workshop)
+    (place / "Qwen").mkdir()
+    for name in ("tiny", "Qwen/Qwen3-8B"):
+        (place / name).symlink_to(workshop / "base/model")
+    for name, source in (("train", "train"), ("test", "test"), ("test_a", "base")):
+        lines = (workshop / f"demo/{source}.jsonl").read_text("utf-8").splitlines(True)
+        (place / f"{name}.jsonl").write_text("".join(lines[:40]), "utf-8")
+    return place
 
-    def __init__(self, place: Path, workshop: Path) -> None:
-        if not (Path(sys.prefix) / "installed").exists():
-            pytest.skip("not installed by `make install`")
-        self.place = place
-        shutil.copytree(ROOT / ".ci", place / ".ci")
-        for name in ("Makefile", "pyproject.toml"):
-            shutil.copy(ROOT / name, place)
-        for made in (*place.iterdir(), *(place / ".ci").iterdir()):
-            os.utime(made, (0, 0))  # older than what is installed: nothing to do
-        (place / ".venv").symlink_to(sys.prefix)
-        self._add_configs(workshop)
-        (place / "Qwen").mkdir()
-        for name in ("tiny", "Qwen/Qwen3-8B"):
-            (place / name).symlink_to(workshop / "base/model")
-        for name, source in (("train", "train"), ("test", "test"), ("test_a", "base")):
-            lines = (workshop / f"demo/{source}.jsonl").read_text("utf-8").splitlines(True)
-            (place / f"{name}.jsonl").write_text("".join(lines[:40]), "utf-8")
-        (place / SAMPLE).parent.mkdir(parents=True)
-        (place / SAMPLE).write_text(FACT, "utf-8")
 
-    def _add_configs(self, workshop: Path) -> None:
-        configs = self.place / "finetune/configs"
-        shutil.copytree(ROOT / "finetune/configs", configs)
-        small = configs / "qwen2.5-0.5b-cpu.yaml"
-        # Compiling takes longer than few replies.
-        eager = small.read_text("utf-8").replace("&engine\n", "&engine\n    enforce_eager: true\n")
-        small.write_text(eager, "utf-8")
-        for name, source in (("base", "base"), ("demo", "sft")):
-            text = (workshop / f"{source}.yaml").read_text("utf-8")
-            for there, here in (("demo", "data/demo"), ("base", "runs/base"), ("run", "runs/demo")):
-                text = text.replace(f"{workshop}/{there}", here)
-            (configs / f"{name}.yaml").write_text(text, "utf-8")
+def add_configs(configs: Path, workshop: Path) -> None:
+    small = configs / "qwen2.5-0.5b-cpu.yaml"
+    # Compiling takes longer than few replies.
+    eager = small.read_text("utf-8").replace("&engine\n", "&engine\n    enforce_eager: true\n")
+    small.write_text(eager, "utf-8")
+    for name, source in (("base", "base"), ("demo", "sft")):
+        config = (workshop / f"{source}.yaml").read_text("utf-8")
+        for there, here in (("demo", "data/demo"), ("base", "runs/base"), ("run", "runs/demo")):
+            config = config.replace(f"{workshop}/{there}", here)
+        (configs / f"{name}.yaml").write_text(config, "utf-8")
 
-    def run(self, command: str) -> str:
-        """Run one command as a user's shell does."""
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.place,
-            env=environment(),
-            input=FACT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LONGEST_S,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        return done.stdout
 
-    def follow(self, commands: Sequence[str]) -> None:
-        """Run commands in order; what serves is served until the end, or the next that does."""
-        with ExitStack() as served:
-            for command in commands:
-                if re.search(r"\b(?:make|panjue) serve\b", command):
-                    served.close()
-                    port = re.search(r"port=(\d+)", command)
-                    served.enter_context(self.serving(command, int(port[1]) if port else 8000))
-                else:
-                    self.run(command)
-
-    @contextmanager
-    def serving(self, command: str, port: int) -> Iterator[None]:
-        """Run a command that serves until the block ends; enter when it can answer."""
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                pytest.fail(f"something else answers at port {port}: end it first")
-        log = self.place / "server.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                ["bash", "-c", command],
-                cwd=self.place,
-                env=environment(),
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
+def follow(commands: Iterable[str], place: Path) -> None:
+    """Run commands in order; what serves is served until the end, or the next that does."""
+    with ExitStack() as served:
+        for command in commands:
+            if re.search(r"\b(?:make|panjue) serve\b", command):
+                served.close()
+                served.enter_context(serving(command, place))
+                continue
+            done: subprocess.CompletedProcess[str] = subprocess.run(
+                **shell(command, place),
+                input=FACT,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LONGEST_S,
             )
+            assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+def shell(command: str, place: Path) -> dict[str, Any]:
+    """Return what subprocess needs to run a command as a user's shell does."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # A GPU is not for these tests, whatever machine they run on.
+    env = {**os.environ, "PATH": path, "MAKEFLAGS": "GPU=", "CUDA_VISIBLE_DEVICES": ""}
+    return {"args": ["bash", "-c", command], "cwd": place, "env": env}
+
+
+@contextmanager
+def serving(command: str, place: Path) -> Iterator[None]:
+    """Run a command that serves until the block ends; enter when it can answer."""
+    port = re.search(r"port=(\d+)", command)
+    log = place / "server.log"
+    with log.open("wb") as out:
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            **shell(command, place), stdout=out, stderr=out, start_new_session=True
+        )
         try:
             latest = time.monotonic() + LONGEST_S
-            while not is_ready(f"http://127.0.0.1:{port}"):
+            while not is_ready(f"http://127.0.0.1:{port[1] if port else 8000}"):
                 is_running = process.poll() is None and time.monotonic() < latest
                 assert is_running, log.read_text("utf-8")[-3000:]
                 time.sleep(1)
@@ -201,12 +185,6 @@ class House:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
-
-
-def environment() -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    # A GPU is not for these tests, whatever machine they run on.
-    return {**os.environ, "PATH": path, "MAKEFLAGS": "GPU=", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def furnish(place: Path, heading: str) -> None:
@@ -225,14 +203,14 @@ def furnish(place: Path, heading: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> House:
-    """Return the house in which the first section's commands have run: it has a finished run."""
-    house = House(tmp_path_factory.mktemp("house"), workshop)
-    house.follow(list(meant(DEMO)))
-    shutil.copy(house.place / "data/demo/test.jsonl", house.place)
+def demo(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the copy in which the first section's commands have run: it has a finished run."""
+    place = copy_project(tmp_path_factory.mktemp("project"), workshop)
+    follow(meant(DEMO), place)
+    shutil.copy(place / "data/demo/test.jsonl", place)
     for name in ("mine", "second"):
-        shutil.copytree(house.place / "runs/demo", house.place / "runs" / name)
-    return house
+        shutil.copytree(place / "runs/demo", place / "runs" / name)
+    return place
 
 
 @pytest.mark.endurance
@@ -242,8 +220,10 @@ def test_every_command_of_a_section_runs(
 ) -> None:
     if heading == "Ask it" and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    needs_demo = heading in {DEMO, *AFTER_DEMO}
-    house = request.getfixturevalue("demo") if needs_demo else House(tmp_path, workshop)
-    furnish(house.place, heading)
-    commands = [] if heading == DEMO else list(meant(heading))
-    house.follow(commands)
+    if heading in {DEMO, *AFTER_DEMO}:
+        place = request.getfixturevalue("demo")
+    else:
+        place = copy_project(tmp_path, workshop)
+    furnish(place, heading)
+    with RAY if heading == "Many cases" else nullcontext():
+        follow(meant(heading) if heading != DEMO else (), place)  # those of the demo have run

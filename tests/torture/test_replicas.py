@@ -3,12 +3,14 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.torture.conftest import RAY, Job, check_same
 
 pytestmark = pytest.mark.endurance
 
@@ -41,67 +43,46 @@ def nodes() -> Iterator[Nodes]:
     """Start the cluster."""
     words = [sys.executable, str(Path(__file__).with_name("nodes.py"))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL, **pipes) as process:
+    with RAY, subprocess.Popen(words, stderr=subprocess.DEVNULL, **pipes) as process:
         yield Nodes(process)
         assert process.stdin
         process.stdin.close()
         process.wait(timeout=60)
 
 
-@pytest.fixture
-def start(nodes: Nodes) -> Callable[..., None]:
-    """Return what starts a job in the cluster."""
-    return lambda job, *words: job.start("ray=auto", *words, RAY_ADDRESS=nodes.address)
-
-
-def wait_for(job: Any, text: str, after: str = "") -> None:
+def wait_for(job: Job, text: str, after: str = "") -> None:
     """Wait until the job has printed a text, after the last of another."""
     job.wait(lambda: text in (job.said.rpartition(after)[2] if after else job.said))
 
 
-def test_undisturbed_replicas_answer_as_one_process_does(
-    job: Any, start: Any, once: Path, same: Any
-) -> None:
-    undisturbed = job("undisturbed")
-    start(undisturbed, "replicas=2")
-    undisturbed.end()
-    assert "given out again" not in undisturbed.said
-    same(undisturbed.answers, once)
-
-
-def test_killed_replicas_and_machines_lose_nothing(
-    nodes: Nodes, job: Any, start: Any, once: Path, same: Any
-) -> None:
-    one, two, killed = "1 of 2 replicas", "2 of 2 replicas", job("cluster")
-    start(killed, "replicas=2", "in_flight=1")  # every replica is back before the end
-    wait_for(killed, two)
-    killed.wait(lambda: killed.rows >= 6)
+def test_killed_replicas_and_machines_lose_nothing(nodes: Nodes, job: Job, once: Path) -> None:
+    one, two = "1 of 2 replicas", "2 of 2 replicas"
+    words = ("ray=auto", "replicas=2", "in_flight=1")  # every replica is back before the end
+    job.start(*words, RAY_ADDRESS=nodes.address)
+    wait_for(job, two)
+    job.wait(lambda: job.rows >= 6)
     nodes.workers()[0].kill()
-    wait_for(killed, one)
-    wait_for(killed, two, after=one)
+    wait_for(job, one)
+    wait_for(job, two, after=one)
     nodes.say("kill")
-    wait_for(killed, one, after=two)
+    wait_for(job, one, after=two)
     nodes.say("add")
-    wait_for(killed, two, after=one)
-    killed.end()
-    assert "given out again" in killed.said
-    same(killed.answers, once)
+    wait_for(job, two, after=one)
+    job.end()
+    assert "given out again" in job.said
+    check_same(job.answers, once)
 
 
-def test_a_killed_driver_ends_its_replicas_and_resumes(
-    nodes: Nodes, job: Any, start: Any, once: Path, same: Any
-) -> None:
-    driven = job("driver")
+def test_a_killed_driver_ends_its_replicas_and_resumes(nodes: Nodes, job: Job, once: Path) -> None:
     for number in (signal.SIGKILL, signal.SIGINT):
-        wanted = driven.rows + 20
-        start(driven, "replicas=2", "in_flight=2")
-        driven.wait(lambda: driven.rows >= wanted)  # noqa: B023
-        driven.process.send_signal(number)
-        driven.process.wait(timeout=60)
-        said = "run the same command to resume" in driven.said
-        assert said == (number == signal.SIGINT), driven.said
+        wanted = job.rows + 20
+        job.start("ray=auto", "replicas=2", "in_flight=2", RAY_ADDRESS=nodes.address)
+        job.wait(lambda: job.rows >= wanted)  # noqa: B023
+        job.process.send_signal(number)
+        job.process.wait(timeout=60)
+        said = "run the same command to resume" in job.said
+        assert said == (number == signal.SIGINT), job.said
         _gone, alive = psutil.wait_procs(nodes.workers(), timeout=60)
         assert not alive, f"replicas outlive their driver: {alive}"
-    driven.start()  # without Ray
-    driven.end()
-    same(driven.answers, once)
+    job.finish()  # without Ray
+    check_same(job.answers, once)

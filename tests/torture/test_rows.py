@@ -13,16 +13,15 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.read import sentence
 
 TASK = load_task("judgment")
-PENALTY = {
-    "surveillance": 0,
-    "detention": 0,
-    "imprisonment": 12,
-    "death_penalty": False,
-    "life_imprisonment": False,
+OUTCOME = {
+    "name": "甲",
+    "penalty": sentence(imprisonment=12),
+    "charges": ["盗窃罪"],
+    "articles": ["264"],
 }
-OUTCOME = {"name": "甲", "penalty": PENALTY, "charges": ["盗窃罪"], "articles": ["264"]}
 ROW: dict[str, Any] = {"id": 1, "fact": "甲盗窃。", "defendants": ["甲"], "outcomes": [OUTCOME]}
 
 
