@@ -41,23 +41,20 @@ def generate_and_decode(
     first, in the same way.
     """
     held_out = held_out_file(run, config)
-    if held_out is None:
-        generate(run, test, config, decode)
-        return
-    if sha256(held_out) == sha256(test):  # the training's own dev file
+    is_test = held_out is not None and sha256(held_out) == sha256(test)
+    if held_out and not is_test:
+        name = f"{HELD_OUT}-{config.samples}" if config.samples else HELD_OUT
+        print(f"the held-out cases first: on these is fitted how answers are decided ({name})")
+        tenth = {"held_out": run.record.dev is None, "answers": name}
+        generate(run, held_out, config.model_copy(update=tenth), fit_rules)
+        print(f"now the cases of {test}")
 
-        def fit_and_decode(folder: Path) -> None:
+    def fit_and_decode(folder: Path) -> None:
+        if is_test:  # it is the training's own dev file
             fit_rules(folder)
-            decode(folder)
+        decode(folder)
 
-        generate(run, test, config, fit_and_decode)
-        return
-    name = f"{HELD_OUT}-{config.samples}" if config.samples else HELD_OUT
-    print(f"the held-out cases first: on these is fitted how answers are decided ({name})")
-    tenth = {"held_out": run.record.dev is None, "answers": name}
-    generate(run, held_out, config.model_copy(update=tenth), fit_rules)
-    print(f"now the cases of {test}")
-    generate(run, test, config, decode)
+    generate(run, test, config, fit_and_decode)
 
 
 def held_out_file(run: Run, config: GenerateConfig) -> Path | None:
@@ -82,10 +79,8 @@ def held_out_file(run: Run, config: GenerateConfig) -> Path | None:
     return file if next(reader.read(file), None) else None
 
 
-def generate(
-    run: Run, test: Path, config: GenerateConfig, then: Callable[[Path], object] = Path
-) -> Path:
-    """Write one row per example of `test` to `completions.jsonl`; return its folder.
+def generate(run: Run, test: Path, config: GenerateConfig, then: Callable[[Path], object]) -> None:
+    """Write one row per example of `test` to `completions.jsonl`.
 
     No other process writes there until `then`, which gets the folder, has returned.
 
@@ -117,7 +112,6 @@ def generate(
         answer_rest(job, reader, test, examples, console)
         console.print("3/3 decoding")
         then(job.folder)
-    return job.folder
 
 
 def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Console) -> None:

@@ -22,7 +22,7 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import ALTERNATIVES, Asker, Question, Refusal, ignore_text, requests, row
+from panjue.serve.ask import ALTERNATIVES, Asker, Question, Refusal, requests, row
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.merge import served_model
 from panjue.serve.names import MAX_DEFENDANTS, find_defendants
@@ -120,7 +120,7 @@ class ServedRun:
 
         if on_event:
             on_event("start", {"defendants": list(example.names)})
-        first_output = engine.ask(first, on_text if on_event else ignore_text)
+        first_output = engine.ask(first, on_text if on_event else None)
         outputs = await asyncio.gather(first_output, *map(engine.ask, further))
         pairs = list(zip((first, *further), outputs, strict=True))
         # In threads: the alternatives of many replies take seconds.

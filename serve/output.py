@@ -98,7 +98,7 @@ class Output:
     def __init__(self, file: IO[str], progress: Meter) -> None:
         """Take the open file and the progress display."""
         self._file, self._progress = file, progress
-        self._calls = self._solved = self._tokens = 0
+        self._calls = self._tokens = 0
         self._has_several = False
         self.note: Callable[[], str] = str
 
@@ -114,7 +114,6 @@ class Output:
 
     def solved(self) -> None:
         """Count an example that has its answer."""
-        self._solved += 1
         self._show(self._progress.done + 1)
 
     def summary(self) -> str:
