@@ -1,13 +1,12 @@
 """Example -> question -> request, and the replies to it -> a row of `completions.jsonl`."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import llguidance.hf
 from llguidance import LLMatcher
@@ -31,10 +30,6 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer decodes an incomple
 
 NEAR_TIE = 1e-4
 """Two tokens whose log-probabilities differ by less count as equally likely (float32)."""
-
-
-def ignore_text(_: str) -> None:
-    """Ignore a piece of a reply."""
 
 
 class Refusal(Exception):
@@ -71,35 +66,34 @@ def requests(key: int | str, question: Question, passes: Sequence[Sampling]) -> 
     return [Request(key, question, sampling, number) for number, sampling in enumerate(passes)]
 
 
-class Source(Protocol):
-    """What answers requests: an engine or an endpoint."""
-
-    runner: asyncio.Runner | None
-    """The runner of its event loop; None if that loop is running already."""
-
-    async def ask(self, request: Request, on_text: OnText = ignore_text) -> Any:
-        """Return a RequestOutput of vLLM, or an object with its fields; when cancelled, abort it.
-
-        An engine calls `on_text` with each new piece of the first reply.
-        """
-        ...
-
-
 class Asker:
     """Turns examples into questions: shortens and renders prompts, builds and checks schemas."""
 
     def __init__(
-        self, task: Task, labels: Labels, model: Path, max_tokens: int, *, constrained: bool = True
+        self,
+        task: Task,
+        labels: Labels,
+        model: Path | None = None,
+        max_tokens: int = 0,
+        *,
+        constrained: bool = True,
     ) -> None:
-        """Load the tokenizer from the folder `model`, the model that will answer."""
+        """Load the tokenizer from the folder `model`, the model that will answer.
+
+        Without it, for an endpoint with another tokenizer, prompts are not shortened, and the
+        endpoint limits the replies.
+        """
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
         self.longest = max_tokens  # what the engine takes: for cases that `max_tokens` cannot hold
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer: Any = load_tokenizer(model) if model else None
+        self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
         self._constrained = constrained
-        self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
 
     def question(self, example: Example) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked."""
+        schema = self.task.ask.schema(example, self.labels) if self._constrained else None
+        if self.tokenizer is None:
+            return Question([], schema, 0, 0, self.task.ask.prompt(example))
         limit, asked = self.max_tokens, self._shortened(example, self.max_tokens)
         for longer in (min(limit + asked.room, self.longest), self.longest):
             if longer > limit and not asked.shortened.fits:  # as little as the case needs
@@ -110,7 +104,6 @@ class Asker:
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
                 f"{self.longest}; shorten the text, or give the engine more memory"
             )
-        schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
         return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages)
@@ -128,21 +121,6 @@ class Asker:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
         problem = LLMatcher(self._grammar_tokenizer, grammar, log_level=0).get_error()
         return problem.splitlines()[0] if problem else ""
-
-
-class PlainAsker:
-    """Makes questions for an endpoint with another tokenizer; prompts are not shortened."""
-
-    tokenizer, longest = None, 0
-
-    def __init__(self, task: Task, labels: Labels, *, constrained: bool) -> None:
-        """Take the task and its labels; the endpoint limits the replies."""
-        self.task, self.labels, self._constrained = task, labels, constrained
-
-    def question(self, example: Example) -> Question:
-        """Return the question for one example."""
-        schema = self.task.ask.schema(example, self.labels) if self._constrained else None
-        return Question([], schema, 0, 0, messages=self.task.ask.prompt(example))
 
 
 def row(
@@ -168,17 +146,15 @@ def row(
         "alternatives": [alternatives(reply, tokenizer) for reply in replies]
         if with_alternatives
         else [],
-        "prompt_tokens": sum(_prompt_tokens(*pair) for pair in passes),
+        # An endpoint counts them; the engine gets our own prompt.
+        "prompt_tokens": sum(
+            getattr(output, "prompt_tokens", len(asked.question.prompt)) for asked, output in passes
+        ),
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in passes),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
         "dropped_sentences": request.question.dropped,
         "near_ties": near_ties(first.outputs[0]) if request.is_greedy else [],
     }
-
-
-def _prompt_tokens(request: Request, output: Any) -> int:
-    """Return the count that an endpoint reports, or that of our own prompt."""
-    return getattr(output, "prompt_tokens", len(request.question.prompt))
 
 
 def near_ties(reply: Any) -> list[int]:

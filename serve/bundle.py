@@ -13,7 +13,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from importlib import metadata
-from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 
@@ -117,9 +116,7 @@ def _pack_code(folder: Path) -> None:
     """Copy the installed code, without samples, and without settings that may be the user's own."""
     ignore = shutil.ignore_patterns("__pycache__", "configs", "sample*")
     for name in FOLDERS:
-        spec = find_spec(f"panjue.{name}")
-        assert spec
-        shutil.copytree(Path(str(spec.origin)).parent, folder / name, ignore=ignore)
+        shutil.copytree(HERE.parents[1] / name, folder / name, ignore=ignore)
 
 
 def requirements() -> list[str]:
@@ -175,7 +172,7 @@ def _unpack(packed: Path, folder: Path) -> None:
             if SUMS not in archive.namelist():
                 raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
             archive.extractall(folder)
-    except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{packed}: {error}; pack it again") from None
 
 

@@ -9,7 +9,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 from panjue.prompts.plumbing.endpoint import key_of, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
-from panjue.serve.ask import OnText, Request, ignore_text
+from panjue.serve.ask import Request
 from panjue.serve.settings import ENDPOINT_SAMPLING
 
 KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
@@ -68,7 +68,7 @@ class Endpoint:
             self.runner.run(self._client.close())
             self.runner.close()
 
-    async def ask(self, request: Request, _: OnText = ignore_text) -> EndpointOutput:
+    async def ask(self, request: Request) -> EndpointOutput:
         """Return the outcome of one request; when cancelled, its connection is closed.
 
         Some servers return fewer choices than `n`, or some without a text: then it asks again.

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from inspect import signature
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import TokenizersBackend
 
-from panjue.prompts.plumbing.config import check_managed
+from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
-from panjue.serve.ask import UNFINISHED, OnText, Request, ignore_text
+from panjue.serve.ask import UNFINISHED, OnText, Request
 from panjue.serve.merge import Served
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SAMPLING, MANAGED_SETTINGS
 
@@ -71,7 +71,7 @@ class EngineEnded(UserError):
 
 
 class Engine:
-    """A running vLLM engine as a `Source`."""
+    """A running vLLM engine; `runner` runs its event loop, unless that is running already."""
 
     def __init__(
         self, llm: AsyncLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
@@ -86,8 +86,11 @@ class Engine:
         """Return the largest number of tokens that a prompt and its reply can have."""
         return int(self.llm.model_config.max_model_len)
 
-    async def ask(self, request: Request, on_text: OnText = ignore_text) -> RequestOutput:
-        """Return the finished output of one request; when cancelled, the engine aborts it."""
+    async def ask(self, request: Request, on_text: OnText | None = None) -> RequestOutput:
+        """Return the finished output of one request; when cancelled, the engine aborts it.
+
+        `on_text` receives each new piece of the first reply.
+        """
         question, kind = request.question, RequestOutputKind
         schema = question.schema or None
         decodes_here = self._is_fast and not TEXT_SETTINGS & request.sampling.keys()
@@ -95,7 +98,7 @@ class Engine:
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
             **({"detokenize": False} if decodes_here else {}),
             structured_outputs=schema and StructuredOutputsParams(json=schema),
-            output_kind=kind.FINAL_ONLY if on_text is ignore_text else kind.CUMULATIVE,
+            output_kind=kind.CUMULATIVE if on_text else kind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
         key = f"{request.sampling_pass} {request.id}"
@@ -106,9 +109,10 @@ class Engine:
                     reply.text = text_of(reply, self.llm.tokenizer)
                     if len(output.outputs) > 1:
                         await asyncio.sleep(0)  # 32 long replies take tens of milliseconds
-                text = output.outputs[0].text
-                on_text(text[shown:])
-                shown = len(text)
+                if on_text:
+                    text = output.outputs[0].text
+                    on_text(text[shown:])
+                    shown = len(text)
         except (EngineDeadError, EngineGenerateError):
             await self._check_alive()
             raise
@@ -273,13 +277,15 @@ def startup_errors() -> Iterator[None]:
         raise UserError(f"engine: {reason.rstrip('.')}{hint}") from None
 
 
-def check_engine(settings: Mapping[str, Any]) -> None:
+def check_engine(
+    settings: Mapping[str, Any],
+    managed: Mapping[str, str] = MANAGED_SETTINGS,
+    further: Sequence[str] = (),
+) -> None:
     """Refuse engine settings that panjue sets itself or that vLLM does not have."""
-    check_managed("engine", settings, MANAGED_SETTINGS)
-    try:
-        signature(AsyncEngineArgs).bind(**settings)
-    except TypeError as error:
-        raise UserError(f"engine: {error}") from None
+    check_managed("engine", settings, managed)
+    known = (field.name for field in fields(AsyncEngineArgs))
+    check_known("engine", settings, [*known, *further])
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:

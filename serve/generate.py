@@ -25,7 +25,7 @@ from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import Engine, check_length, engine
 from panjue.serve.job import Job, make_job
 from panjue.serve.loop import Answerer, answer_all
-from panjue.serve.output import Rest, StopSignals, answered_ids, load_rows, output, starting
+from panjue.serve.output import Rest, StopSignals, load_rows, output, starting
 from panjue.serve.settings import RESOURCES, GenerateConfig
 
 # Made from completions, besides the submission.
@@ -41,23 +41,20 @@ def generate_and_decode(
     first, in the same way.
     """
     held_out = held_out_file(run, config)
-    if held_out is None:
-        generate(run, test, config, decode)
-        return
-    if sha256(held_out) == sha256(test):  # the training's own dev file
+    is_test = held_out is not None and sha256(held_out) == sha256(test)
+    if held_out and not is_test:
+        name = f"{HELD_OUT}-{config.samples}" if config.samples else HELD_OUT
+        print(f"the held-out cases first: on these is fitted how answers are decided ({name})")
+        tenth = {"held_out": run.record.dev is None, "answers": name}
+        generate(run, held_out, config.model_copy(update=tenth), fit_rules)
+        print(f"now the cases of {test}")
 
-        def fit_and_decode(folder: Path) -> None:
+    def fit_and_decode(folder: Path) -> None:
+        if is_test:  # it is the training's own dev file
             fit_rules(folder)
-            decode(folder)
+        decode(folder)
 
-        generate(run, test, config, fit_and_decode)
-        return
-    name = f"{HELD_OUT}-{config.samples}" if config.samples else HELD_OUT
-    print(f"the held-out cases first: on these is fitted how answers are decided ({name})")
-    tenth = {"held_out": run.record.dev is None, "answers": name}
-    generate(run, held_out, config.model_copy(update=tenth), fit_rules)
-    print(f"now the cases of {test}")
-    generate(run, test, config, decode)
+    generate(run, test, config, fit_and_decode)
 
 
 def held_out_file(run: Run, config: GenerateConfig) -> Path | None:
@@ -82,10 +79,8 @@ def held_out_file(run: Run, config: GenerateConfig) -> Path | None:
     return file if next(reader.read(file), None) else None
 
 
-def generate(
-    run: Run, test: Path, config: GenerateConfig, then: Callable[[Path], object] = Path
-) -> Path:
-    """Write one row per example of `test` to `completions.jsonl`; return its folder.
+def generate(run: Run, test: Path, config: GenerateConfig, then: Callable[[Path], object]) -> None:
+    """Write one row per example of `test` to `completions.jsonl`.
 
     No other process writes there until `then`, which gets the folder, has returned.
 
@@ -117,19 +112,22 @@ def generate(
         answer_rest(job, reader, test, examples, console)
         console.print("3/3 decoding")
         then(job.folder)
-    return job.folder
 
 
 def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Console) -> None:
-    """Answer the examples that have no rows yet; `total` is the number of all examples."""
+    """Answer the examples that have no rows yet; `total` is the number of all examples.
+
+    Examples of several calls are solved again, but only calls without a row are asked.
+    """
     path = job.folder / "completions.jsonl"
-    old_rows = load_rows(path)
-    done = answered_ids(reader, test, job.labels, old_rows) if old_rows else set()
+    old_rows, has_several = load_rows(path), job.task.answer.several_calls
+    done = old_rows.ids() if old_rows and not has_several else set()
     if len(done) >= total:
         console.print(f"{path}: all {total} are answered already")
         return
     if old_rows:
-        console.print(f"continuing: {len(done)} of {total} are answered already")
+        kept = f"{len(old_rows)} calls" if has_several else f"{len(done)} of {total}"
+        console.print(f"continuing: {kept} are answered already")
     console.print(f"2/3 answering {total - len(done)} cases")
     todo = (example for example in reader.read(test) if str(example.id) not in done)
     rest = Rest(todo, old_rows, len(done), total)

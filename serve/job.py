@@ -9,7 +9,7 @@ from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import ANSWERS, Run
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.ask import ALTERNATIVES, Asker, PlainAsker, Sampling
+from panjue.serve.ask import ALTERNATIVES, Asker, Sampling
 from panjue.serve.engine import check_engine, check_sampling
 from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig, task_name
@@ -56,13 +56,10 @@ class Job:
         adapter = "none" if self.config.endpoint else self.config.adapter
         return replace(self, served=served_model(self.trained, adapter, self.config.base))
 
-    def asker(self) -> Asker | PlainAsker:
+    def asker(self) -> Asker:
         """Return what makes the questions: with the tokenizer of the model, if there is one."""
-        constrained, served = self.config.constrained, self.served
-        if served is None:
-            return PlainAsker(self.task, self.labels, constrained=constrained)
-        limit = self.max_tokens
-        return Asker(self.task, self.labels, served.model, limit, constrained=constrained)
+        model, constrained = self.served and self.served.model, self.config.constrained
+        return Asker(self.task, self.labels, model, self.max_tokens, constrained=constrained)
 
 
 def make_job(run: Run, test: Path, config: GenerateConfig) -> Job:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.eval.decide import Decider, decider_of
@@ -22,7 +22,7 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import ALTERNATIVES, Asker, Question, Refusal, ignore_text, requests, row
+from panjue.serve.ask import ALTERNATIVES, Asker, Question, Refusal, requests, row
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.merge import served_model
 from panjue.serve.names import MAX_DEFENDANTS, find_defendants
@@ -120,7 +120,7 @@ class ServedRun:
 
         if on_event:
             on_event("start", {"defendants": list(example.names)})
-        first_output = engine.ask(first, on_text if on_event else ignore_text)
+        first_output = engine.ask(first, on_text if on_event else None)
         outputs = await asyncio.gather(first_output, *map(engine.ask, further))
         pairs = list(zip((first, *further), outputs, strict=True))
         # In threads: the alternatives of many replies take seconds.
@@ -161,11 +161,12 @@ def decide(
 class Judge:
     """Judges cases with a running engine; `load` makes it."""
 
-    def __init__(self, run: ServedRun, engine: Engine, in_flight: int) -> None:
-        """Take an engine of the running event loop; the judge is called in other threads."""
-        self._run, self._in_flight = run, in_flight
+    def __init__(
+        self, run: ServedRun, engine: Engine, in_flight: int, portal: BlockingPortal
+    ) -> None:
+        """Take an engine of the portal's event loop."""
+        self._run, self._in_flight, self._portal = run, in_flight, portal
         self._engine: Engine | None = engine
-        self._loop = asyncio.get_running_loop()
 
     def __call__(
         self, fact: str, defendants: Sequence[str] | None = None, samples: int = 0
@@ -198,8 +199,8 @@ class Judge:
     def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         if self._engine is None:
             raise UserError("the engine has stopped; call judge within the `with` block")
-        answer = self._run.answer(self._engine, case_request(fields))
-        return asyncio.run_coroutine_threadsafe(answer, self._loop)
+        case = case_request(fields)
+        return self._portal.start_task_soon(self._run.answer, self._engine, case)
 
 
 @contextmanager
@@ -211,31 +212,14 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     words = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     config, runs = serve_settings(Path(run), words)
     check_engine(config.engine)
-    started: Future[Judge] = Future()
-    end: Future[None] = Future()
-    work = run_engine(ServedRun(runs[NAME], config), config, started, end)
+    served = ServedRun(runs[NAME], config)
+    running = running_engine(served.folders, config.engine, served.asker.max_tokens, config.seed)
     # In a thread of its own: in a notebook, this one runs an event loop already.
-    thread = Thread(target=asyncio.run, args=[work], name="panjue engine")
-    thread.start()
-    try:
-        yield started.result()
-    finally:
-        end.set_result(None)
-        thread.join()
-
-
-async def run_engine(
-    run: ServedRun, config: ServeConfig, started: "Future[Judge]", end: "Future[None]"
-) -> None:
-    """Run an engine until `end` is done; `started` receives its judge, or why there is none."""
-    try:
-        arguments = (run.folders, config.engine, run.asker.max_tokens, config.seed)
-        async with running_engine(*arguments) as engine:
-            judge = Judge(run, engine, config.slots)
-            started.set_result(judge)
-            await asyncio.wrap_future(end)
-            judge.close()
-    except BaseException as error:
-        if started.done():
-            raise
-        started.set_exception(error)
+    with start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(running) as engine:
+            judge = Judge(served, engine, config.slots, portal)
+            try:
+                yield judge
+            finally:
+                judge.close()
+        portal.call(portal.stop, True)  # nobody waits for what is asked still

@@ -6,17 +6,9 @@ from typing import Any, TypeVar, cast
 
 from panjue.prompts.example import Decoded, Example, First, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.ask import (
-    ALTERNATIVES,
-    Asker,
-    PlainAsker,
-    Refusal,
-    Row,
-    Sampling,
-    Source,
-    requests,
-    row,
-)
+from panjue.serve.ask import ALTERNATIVES, Asker, Refusal, Row, Sampling, requests, row
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import Engine
 
 T = TypeVar("T")
 
@@ -34,8 +26,8 @@ class Answerer:
 
     def __init__(
         self,
-        source: Source,
-        asker: Asker | PlainAsker,
+        source: Engine | Endpoint,
+        asker: Asker,
         slots: asyncio.Semaphore,
         passes: Sequence[Sampling] = ({"logprobs": 2},),
     ) -> None:

@@ -108,10 +108,7 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:
-    """Write `base` merged with `adapter` to the folder `out`, without the tokenizer.
-
-    The outputs for `tokens` are compared.
-    """
+    """Write `base` merged with `adapter` to `out`, and compare the outputs for `tokens`."""
     if getattr(AutoConfig.from_pretrained(base), "quantization_config", None):
         raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
     from peft import PeftModel  # takes seconds
@@ -128,7 +125,10 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
         # It is broken, of a kind that peft cannot merge, or the disk is full.
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model  # their memory is needed for the merged model
-    check_same(before, logits(load(out), ids), dtype, adapter)
+    difference = float((before - logits(load(out), ids)).norm() / before.norm().clamp(min=1e-12))
+    if not difference <= MAX_DIFFERENCE[dtype]:  # NaN is refused too
+        changes = f"merging it changes the outputs (by {difference:.1%})"
+        raise UserError(f"{adapter}: {changes}; use adapter=lora")
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -144,13 +144,3 @@ def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         result: torch.Tensor = model.eval()(ids).logits.float()
     return result
-
-
-def check_same(
-    before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype, adapter: Path
-) -> None:
-    """Check that a merge has not changed the outputs."""
-    difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
-    if not difference <= MAX_DIFFERENCE[dtype]:  # NaN is refused too
-        changes = f"merging it changes the outputs (by {difference:.1%})"
-        raise UserError(f"{adapter}: {changes}; use adapter=lora")

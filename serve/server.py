@@ -1,18 +1,16 @@
 """`panjue serve`: vLLM's own server, with panjue's middleware around its app."""
 
 import asyncio
-import errno
 import os
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 
 import uvloop
 
 # Imported before vLLM: serve.engine sets environment variables that vLLM reads on import.
-from panjue.serve.engine import AsyncEngineArgs, engine_settings, startup_errors
+from panjue.serve.engine import check_engine, engine_settings, startup_errors
 
 # isort: split
 from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -20,7 +18,6 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.prompts.plumbing.run import Run
@@ -42,9 +39,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     key = server_key(config.host)
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
-    check_managed("engine", config.engine, SERVER_MANAGED_SETTINGS)
-    known = [*(field.name for field in fields(AsyncEngineArgs)), *SERVER_ARGUMENTS]
-    check_known("engine", config.engine, known)
+    check_engine(config.engine, SERVER_MANAGED_SETTINGS, SERVER_ARGUMENTS)
     port = free_port(config.host, config.port)
     print("preparing the model", flush=True)
     served = {name: ServedRun(run, config) for name, run in runs.items()}
@@ -88,9 +83,8 @@ def free_port(host: str, port: int) -> int:
         with socket.create_server((host, port), family=family) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port}: is in use by another program; set port=…") from None
-        raise UserError(f"{host}:{port}: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise UserError(f"{host}:{port}: {reason}; set another host=… or port=…") from None
 
 
 def arguments(setup: Setup) -> Namespace:

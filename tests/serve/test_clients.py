@@ -40,21 +40,10 @@ def client(server: Any) -> openai.OpenAI:
 def test_openais_client(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["panjue"]
     asked: Any = {"model": "panjue", "messages": SAY, "temperature": 0}
-    two = client.chat.completions.create(**{**asked, "temperature": 1}, n=2, max_tokens=8)
-    assert len(two.choices) == 2
-    whole = client.chat.completions.create(
-        **asked, max_completion_tokens=8, logprobs=True, top_logprobs=2, user="somebody"
-    )
-    assert whole.usage is not None
-    assert whole.choices[0].logprobs is not None
-    pieces = list(
-        client.chat.completions.create(
-            **asked, max_tokens=8, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
+    whole = client.chat.completions.create(**asked, max_completion_tokens=8)
+    pieces = client.chat.completions.create(**asked, max_tokens=8, stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
     assert text == whole.choices[0].message.content
-    assert pieces[-1].usage is not None
     formatted: Any = FORMAT
     judged = client.chat.completions.create(**asked, response_format=formatted)
     assert json.loads(judged.choices[0].message.content or "").keys() == {"guilty"}
@@ -126,9 +115,3 @@ def test_the_readmes_curl(server: Any, readme: str) -> None:
     whole = subprocess.run(asked, shell=True, capture_output=True, check=True).stdout
     names = find_defendants(SAMPLE.read_text("utf-8"))
     assert [judged["name"] for judged in json.loads(whole)["judgments"]] == names
-    streamed = asked.replace("-d '{", '-N -d \'{"stream": true, ')
-    lines = subprocess.run(streamed, shell=True, capture_output=True, check=True).stdout
-    events = [line for line in lines.decode().splitlines() if line.startswith("event: ")]
-    assert events[0] == "event: start"
-    assert set(events[1:-1]) == {"event: delta"}
-    assert events[-1] == "event: result"

@@ -3,10 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from subprocess import CompletedProcess
-from threading import Thread
 
 import pytest
 
@@ -44,8 +44,8 @@ def partial(run: Path) -> Path:
     return run
 
 
-def answer(run: Path, test: Path, *words: str) -> Path:
-    return generate(Run(run), test, generate_settings(Run(run), test, words))
+def answer(run: Path, test: Path, *words: str) -> None:
+    generate(Run(run), test, generate_settings(Run(run), test, words), decode_answers)
 
 
 def submission(run: Path) -> bytes:
@@ -98,20 +98,13 @@ def test_a_rule_is_fitted_first_on_the_held_out_cases_once_for_each_kind_of_repl
     assert not rule.exists()
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4", "in_flight=3")]
-)
 def test_an_interrupted_run_resumes_and_ends_in_the_same_file(
-    answered: Path,
-    partial: Path,
-    cases: Path,
-    panjue: Panjue,
-    running_engine: list[Path],
-    words: tuple[str, ...],
+    answered: Path, partial: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
 ) -> None:
     """Settings of memory and speed may differ: after running out of memory they must."""
     completions = partial / "answers/test/completions.jsonl"
     before = completions.read_bytes()
+    words = ("engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4", "in_flight=3")
     done = panjue("generate", partial, cases, *words)
     assert done.returncode == 0, done.stderr
     assert running_engine == [partial / "merged"]
@@ -198,24 +191,14 @@ def test_one_adapter_answers_several_test_files_each_in_a_folder(
 
 
 def test_nobody_else_writes_the_answers_until_they_are_decoded(run: Path, cases: Path) -> None:
-    refused: list[str] = []
-
-    def another(folder: Path) -> None:
-        with pytest.raises(UserError) as error:
-            decode_answers(folder)
-        refused.append(str(error.value))
-
     def while_held(folder: Path) -> None:
-        thread = Thread(target=another, args=[folder])
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as another:
+            another.submit(decode_answers, folder).result()
 
-    before = sha256(run / "answers/test/submission.jsonl")
-    generate(Run(run), cases, generate_settings(Run(run), cases), while_held)
-    assert len(refused) == 1
-    assert "answers/test: another process is at work there" in refused[0]
+    settings = generate_settings(Run(run), cases)
+    with pytest.raises(UserError, match="answers/test: another process is at work there"):
+        generate(Run(run), cases, settings, while_held)
     decode_answers(run / "answers/test")
-    assert sha256(run / "answers/test/submission.jsonl") == before
 
 
 def test_a_case_that_training_has_no_room_for_is_asked(
@@ -250,16 +233,13 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
     with pytest.raises(UserError, match="say base=FOLDER"):
         served_model(adapter, "lora")
     assert served_model(adapter, "lora", str(base)).model == base
-    (base / "config.json").write_text("{}", "utf-8")
-    with pytest.raises(UserError, match="was trained on another base than"):
-        served_model(adapter, "lora", str(base))
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["sampling.temprature=1"], "sampling: Unexpected keyword argument 'temprature'"),
-        (["engine.dtyp=float32"], "engine: got an unexpected keyword argument 'dtyp'"),
+        (["engine.dtyp=float32"], "engine: no setting 'dtyp'; did you mean 'dtype'"),
         (["contrained=false"], "did you mean 'constrained'"),
         (["sampling.seed=1"], "set the top-level seed"),
         (["sampling.temperature=-1"], "temperature"),

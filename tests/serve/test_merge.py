@@ -31,8 +31,6 @@ TIED, UNTIED = ({**SHAPE, "tie_word_embeddings": tied} for tied in (True, False)
 LAYERS = ["q_proj", "v_proj", "down_proj"]
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "plain": (Qwen3Config(**TIED), {"target_modules": "all-linear"}),
-    "dora": (Qwen3Config(**TIED), {"target_modules": LAYERS, "use_dora": True}),
     "embedding": (Qwen3Config(**UNTIED), {"target_modules": [*LAYERS, "embed_tokens"]}),
     "whole head": (
         Qwen3Config(**UNTIED),

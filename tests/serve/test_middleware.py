@@ -228,24 +228,16 @@ def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
     assert tokens("<|im_", "end|>").count(end) == count(end)
 
 
-MARKED: list[dict[str, Any]] = [
-    {"messages": [{"role": "user", "content": "<|im_end|>"}]},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}]},
-    {"input": "<|im_end|>"},
-    {"input": "甲", "instructions": "<|im_end|>"},
-    {"chat_template_kwargs": {"documents": [{"text": "<|im_end|>"}]}},
-    {"documents": [{"<|im_end|>": "x"}]},
-    {"tool_choice": {"type": "function", "function": {"name": "<|im_end|>"}}},
-    {"response_format": {"json_schema": {"schema": {"enum": ["<|im_end|>"]}}}},
-    {"previous_input_messages": [{"content": "<|im_end|>"}]},
-]
+TEMPLATED = """messages input instructions previous_input_messages documents tools tool_choice
+response_format text chat_template_kwargs"""
 
 
-@pytest.mark.parametrize("body", MARKED)
-def test_nothing_that_a_template_may_see_has_markup(asker: Any, body: Any) -> None:
-    passed = inside(around(asker, echo), "POST", "/v1/chat/completions", json=body)
-    assert "<|im_end|>" not in json.dumps(passed.json())
-    assert "＜|im_end|>" in json.dumps(passed.json(), ensure_ascii=False)
+@pytest.mark.parametrize("field", TEMPLATED.split())
+def test_nothing_that_a_template_may_see_has_markup(asker: Any, field: str) -> None:
+    for value in ("<|im_end|>", [{"content": ["<|im_end|>"]}], {"<|im_end|>": "x"}):
+        passed = inside(around(asker, echo), "POST", GENERATE[0], json={field: value})
+        assert "<|im_end|>" not in json.dumps(passed.json())
+        assert "＜|im_end|>" in json.dumps(passed.json(), ensure_ascii=False)
 
 
 @pytest.mark.parametrize("more", ["", r',"y":"\ud800"', ',"y":NaN', r',"x":"\u003c|im_end|>"'])

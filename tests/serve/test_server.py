@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,9 +19,8 @@ from safetensors.torch import load_file, save_file
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.merge import Served
-from panjue.serve.middleware import Setup
-from panjue.serve.server import arguments, free_port, serve
-from panjue.serve.settings import ServeConfig, serve_settings
+from panjue.serve.server import free_port, serve
+from panjue.serve.settings import serve_settings
 from tests.conftest import SERVE_WORDS, PanjueServe
 from tests.serve.conftest import until
 
@@ -39,7 +37,9 @@ def start(run: Path, *words: str) -> None:
 def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port}: is in use by another program"):
+        with pytest.raises(
+            UserError, match=f":{port}: Address already in use.*; set another host=… or port=…"
+        ):
             start(trained, f"port={port}")
     with pytest.raises(UserError, match=r"203\.0\.113\.7:80"):
         free_port("203.0.113.7", 80)
@@ -71,11 +71,6 @@ def test_wrong_settings_end_in_one_line(
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         error.value.__traceback__ = None
         gc.collect()
-
-
-def test_where_nothing_is_trained_nothing_is_served(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing trained is there"):
-        start(tmp_path)
 
 
 def copied(trained: Path, folder: Path, **changed: str) -> Path:
@@ -179,20 +174,6 @@ def test_nothing_outlives_a_server_that_is_killed(panjue_serve: Start) -> None:
     server = panjue_serve()
     until(lambda: len(server.tree.children()) > 1 and server.engine.memory_info().rss > 1e8)
     assert server.left_after_kill(timeout=60) == []
-
-
-@pytest.mark.parametrize(("rank", "served"), [(1, 8), (8, 8), (12, 16), (512, 512)])
-def test_an_adapter_is_served_under_a_rank_that_vllm_has(
-    tmp_path: Path, rank: int, served: int
-) -> None:
-    adapter = {"r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]}
-    write_json(tmp_path / "adapter_config.json", adapter)
-    save_file({}, tmp_path / "adapter_model.safetensors")
-    folders = Served(Path("base"), tmp_path)
-    run: Any = SimpleNamespace(folders=folders, asker=SimpleNamespace(max_tokens=1024))
-    args = arguments(Setup(ServeConfig.model_validate({}), {"panjue": run}, None, 8000))
-    assert (args.max_lora_rank, args.served_model_name) == (served, ["base"])
-    assert [(one.name, one.path) for one in args.lora_modules] == [("panjue", str(tmp_path))]
 
 
 def test_a_rank_beyond_vllms_is_refused(tmp_path: Path) -> None:

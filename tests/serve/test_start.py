@@ -5,12 +5,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-import vllm.config.model as vllm_model
 from transformers import Qwen3Config
 from vllm.config import ModelConfig
 
@@ -40,37 +37,6 @@ def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> N
     words = [sys.executable, "-c", ENVIRONMENT]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", str(Path(sys.executable).parent)]
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(70, torch.float16), (75, torch.float16), (80, torch.bfloat16), (90, torch.bfloat16)],
-)
-def test_without_bf16_hardware_the_engine_computes_in_float16(
-    capability: int, dtype: torch.dtype, merged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A V100 or T4: vllm/platforms/cuda.py:255 and vllm/config/model.py:2405 choose."""
-    # What is compiled for a GPU is not in the build for the CPU.
-    monkeypatch.setitem(sys.modules, "vllm._C_stable_libtorch", ModuleType("compiled"))
-    from vllm.platforms.cuda import CudaPlatformBase
-
-    class Card(CudaPlatformBase):  # type: ignore[misc]
-        @classmethod
-        def has_device_capability(cls, asked: Any, device_id: int = 0) -> bool:
-            return bool(capability >= asked)
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> None:
-            return None
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
-            return "a card"
-
-    monkeypatch.setattr(vllm_model, "current_platform", Card())
-    chosen = vllm_model._resolve_auto_dtype("qwen3", torch.bfloat16, is_pooling_model=False)
-    assert chosen == dtype
-    assert "dtype" not in engine_settings(Served(merged), 0, 64), "panjue leaves the choice to it"
 
 
 def test_an_engine_that_cannot_start_says_its_own_first_error(
