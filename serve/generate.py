@@ -25,7 +25,7 @@ from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import Engine, check_length, engine
 from panjue.serve.job import Job, make_job
 from panjue.serve.loop import Answerer, answer_all
-from panjue.serve.output import Rest, StopSignals, load_rows, output, starting
+from panjue.serve.output import Rest, StopSignals, answered_ids, load_rows, output, starting
 from panjue.serve.settings import RESOURCES, GenerateConfig
 
 # Made from completions, besides the submission.
@@ -115,19 +115,15 @@ def generate(run: Run, test: Path, config: GenerateConfig, then: Callable[[Path]
 
 
 def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Console) -> None:
-    """Answer the examples that have no rows yet; `total` is the number of all examples.
-
-    Examples of several calls are solved again, but only calls without a row are asked.
-    """
+    """Answer the examples that have no rows yet; `total` is the number of all examples."""
     path = job.folder / "completions.jsonl"
-    old_rows, has_several = load_rows(path), job.task.answer.several_calls
-    done = old_rows.ids() if old_rows and not has_several else set()
+    old_rows = load_rows(path)
+    done = answered_ids(reader, test, job.labels, old_rows) if old_rows else set()
     if len(done) >= total:
         console.print(f"{path}: all {total} are answered already")
         return
     if old_rows:
-        kept = f"{len(old_rows)} calls" if has_several else f"{len(done)} of {total}"
-        console.print(f"continuing: {kept} are answered already")
+        console.print(f"continuing: {len(done)} of {total} are answered already")
     console.print(f"2/3 answering {total - len(done)} cases")
     todo = (example for example in reader.read(test) if str(example.id) not in done)
     rest = Rest(todo, old_rows, len(done), total)

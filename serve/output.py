@@ -7,17 +7,21 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Self
 
 from rich.console import Console
 
-from panjue.prompts.example import Example, call_key
+from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_steps
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import Stopped
 from panjue.prompts.plumbing.files import dump, stream
 from panjue.prompts.plumbing.progress import Meter, meter, waiting
 from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import Task
 from panjue.serve.ask import Row
 
 LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
@@ -36,13 +40,19 @@ class Rest:
         """Return the row of a call from an earlier run, if there is one."""
         return self.rows.get(key) if self.rows else None
 
-    def rows_by_id(self) -> dict[str, dict[str, Row]]:
-        """Return id of an example -> its rows from an earlier run, by the key of their call."""
-        found: dict[str, dict[str, Row]] = defaultdict(dict)
+    def rows_of(self, example: Example) -> dict[str, Row]:
+        """Return all rows of an example from an earlier run, by the key of their call."""
+        keys = self._keys.get(str(example.id), ())
+        return {key: row for key in keys if (row := self.find_row(key))}
+
+    @cached_property
+    def _keys(self) -> dict[str, list[str]]:
+        """Id -> keys, for tasks of several calls."""
+        keys: dict[str, list[str]] = defaultdict(list)
         for key in self.rows.ids() if self.rows else ():
-            if row := self.find_row(key):
-                found[str(row["id"])][key] = row
-        return found
+            if " " in key:
+                keys[key.rpartition(" ")[0]].append(key)
+        return keys
 
 
 def load_rows(path: Path) -> Rows | None:
@@ -52,6 +62,34 @@ def load_rows(path: Path) -> Rows | None:
     with stream(path):
         pass  # opening it drops an incomplete last line
     return Rows(path, key=call_key)
+
+
+def answered_ids(reader: Reader, test: Path, labels: Labels, rows: Rows) -> set[str]:
+    """Return the ids of the examples whose calls all have rows."""
+    task = reader.task
+    if not task.answer.several_calls:
+        return rows.ids()
+    return {str(e.id) for e in reader.read(test) if is_answered(task, e, labels, rows)}
+
+
+class MissingRow(Exception):
+    """A call has no row yet."""
+
+
+def is_answered(task: Task, example: Example, labels: Labels, rows: Rows) -> bool:
+    """Say whether the rows are enough to compute an example's answer."""
+
+    def reply(call: int, question: Example) -> Decoded:
+        row = rows.get(call_key({"id": example.id, "call": call}))
+        if row is None:
+            raise MissingRow
+        return task.ask.decode(first_reply(row), question, labels)
+
+    try:
+        run_steps(task.answer.solving(example), reply)
+    except MissingRow:
+        return False
+    return True
 
 
 class Output:

@@ -66,10 +66,9 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
             await fleet.wait_for_first()
         with output(job.folder, rest.done, rest.total, console) as out:
             out.note = fleet.__str__
-            old_rows = rest.rows_by_id() if job.task.answer.several_calls else {}
 
             async def answer(example: Example) -> None:
-                await fleet.answer(example, out.write, old_rows.get(str(example.id), {}))
+                await fleet.answer(example, out.write, rest.rows_of(example))
                 out.solved()
 
             await answer_all(rest.examples, answer, fleet.slots)

@@ -273,7 +273,7 @@ def test_a_run_that_is_killed_resumes_within_a_dialogue(
     shutil.rmtree(tmp_path / "killed" / answers)
     again = panjue(*words)
     assert again.returncode == 0, again.stderr
-    assert "continuing: 3 calls are answered already" in again.stdout
+    assert "continuing: 0 of 2 are answered already" in again.stdout
     assert completions.read_bytes().startswith(kept)
     keys = [call_key(row) for _, row in read_lines(completions)]
     assert len(keys) == len(set(keys)) == 16

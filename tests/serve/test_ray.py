@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.example import call_key
+from panjue.prompts.example import Example, call_key
 from panjue.prompts.plumbing.rows import Rows
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
@@ -19,11 +19,10 @@ from panjue.serve.settings import GenerateConfig
 def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
     path = tmp_path / "completions.jsonl"
     path.write_text('{"id": "a b", "call": 0}\n{"id": "a b", "call": 2}\n{"id": 7, "call": 0}\n')
-    found = Rest(iter(()), Rows(path, key=call_key), 0, 2).rows_by_id()
-    assert {key: set(rows) for key, rows in found.items()} == {
-        "a b": {"a b 0", "a b 2"},
-        "7": {"7 0"},
-    }
+    rest = Rest(iter(()), Rows(path, key=call_key), 0, 2)
+    assert set(rest.rows_of(Example("a b", ""))) == {"a b 0", "a b 2"}
+    assert set(rest.rows_of(Example(7, ""))) == {"7 0"}
+    assert rest.rows_of(Example("a", "")) == {}
 
 
 @pytest.fixture(scope="module")
