@@ -172,7 +172,7 @@ def _unpack(packed: Path, folder: Path) -> None:
             if SUMS not in archive.namelist():
                 raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
             archive.extractall(folder)
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{packed}: {error}; pack it again") from None
 
 

@@ -113,6 +113,13 @@ def test_what_is_no_bundle_of_the_cases_is_refused(
     (tmp_path / "none.zip").write_bytes(b"no archive")
     with pytest.raises(UserError, match="not a zip file"):
         verify(tmp_path / "none.zip", cases)
+    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as archive:
+        archive.writestr("SHA256SUMS", "")
+    raw = bytearray((tmp_path / "locked.zip").read_bytes())
+    raw[6] = raw[raw.index(b"PK\1\2") + 8] = 1  # says that it is encrypted
+    (tmp_path / "locked.zip").write_bytes(raw)
+    with pytest.raises(UserError, match=r"locked.zip: .*password required.*pack it again"):
+        verify(tmp_path / "locked.zip", cases)
     with pytest.raises(UserError, match=r"other.zip: is no bundle"):
         verify(tampered(packed, tmp_path / "other.zip", "SHA256SUMS", None), cases)
 
