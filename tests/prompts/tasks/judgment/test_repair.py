@@ -30,15 +30,18 @@ def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Ex
     """Draw a case with its answer; the labels are those of the fixture."""
     charge = st.sampled_from(["盗窃罪", "诈骗罪", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"])
     article = st.sampled_from(["264", "266", "303-2", "287.2"])
-    values = st.fixed_dictionaries(
-        {
-            "charges": st.lists(charge, min_size=1, max_size=2, unique=True),
-            "articles": st.lists(article, min_size=1, max_size=3, unique=True),
-            "penalty": st.sampled_from(PENALTIES),
-        }
-    )
+    charges = st.lists(charge, min_size=1, max_size=2, unique=True)
+    articles = st.lists(article, min_size=1, max_size=3, unique=True)
     found = draw(names)
-    judgments = [{"name": name, **draw(values)} for name in found]
+    judgments = [
+        {
+            "name": name,
+            "charges": draw(charges),
+            "articles": draw(articles),
+            "penalty": draw(st.sampled_from(PENALTIES)),
+        }
+        for name in found
+    ]
     return Example(id=1, text="事实", names=tuple(found), answer={"judgments": judgments})
 
 
