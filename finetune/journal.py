@@ -1,6 +1,7 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
@@ -16,6 +17,7 @@ from trl import SFTTrainer
 from panjue.finetune.data import IGNORED, Rows, lengths
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import LESS_MEMORY, card_memory
+from panjue.finetune.robust import GroupTrainer
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
@@ -25,6 +27,9 @@ HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_num_tokens", "_precision", "_rec
 
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
+
+MIN_GROUP = 10
+"""Training examples below which the plan warns of a group."""
 
 MAX_SHOWN_EXAMPLES = 5
 """Refused examples, and notes, printed to the console; the report file has all."""
@@ -104,6 +109,11 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._stack.close()
 
 
+FEW_STEPS = 100
+"""Steps that a training should have. After an epoch of 305 cases in 55 steps of 2 packs the
+held-out loss was 0.136, in 7 steps of 16 packs 0.242."""
+
+
 def print_plan(console: Console, trainer: ReplyTrainer, rows: Rows, examples: Examples) -> None:
     """Print the examples, token percentiles, trained weights, steps and memory."""
     for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
@@ -149,7 +159,9 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
     if args.world_size < (cards := torch.cuda.device_count()):
         yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
-    yield "steps", f"{steps(trainer)}, each of {step_size(args)} examples or packs"
+    yield "steps", steps_plan(trainer)
+    if isinstance(trainer, GroupTrainer):
+        yield from (("groups", warning) for warning in group_warnings(trainer))
     yield "evaluations", evaluation_plan(trainer)
     if args.load_best_model_at_end:
         yield "kept", f"the checkpoint with the best {args.metric_for_best_model}"
@@ -158,6 +170,28 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     yield "memory", memory_plan(trainer, memory)
     if (card := card_memory()) and 2 * total > 0.9 * card:  # vLLM loads the merged model
         yield "answering", f"needs {2 * total / 2**30:.2f} GiB for the weights: a larger GPU"
+
+
+def steps_plan(trainer: SFTTrainer) -> str:
+    """Return the number of steps and their size; if they are few, a batch that makes more."""
+    count, size, processes = steps(trainer), step_size(trainer.args), trainer.args.world_size
+    text = f"{count}, each of {size} examples or packs"
+    less = processes * max(1, size * count // FEW_STEPS // processes)
+    if trainer.args.max_steps > 0 or count >= FEW_STEPS or less >= size:
+        return text
+    return f"{text}; these are few: batch={less} learns more from the same cases"
+
+
+def group_warnings(trainer: GroupTrainer) -> Iterator[str]:
+    """Yield why an objective over groups may gain nothing."""
+    objective, counts = trainer.objective, Counter(trainer.train_dataset["group"])
+    for place, count in counts.items() if objective.is_balanced else ():
+        if count < MIN_GROUP:
+            times = counts.total() / len(counts) / count
+            drawn = f"{count} examples, each drawn {times:.0f} times an epoch"
+            yield f"{objective.groups[place]!r} has {drawn}; better join it with another group"
+    if objective.settings.method == "irm" and steps(trainer) <= objective.settings.warmup:
+        yield f"no penalty: robust.warmup={objective.settings.warmup} is as long as the training"
 
 
 def memory_plan(trainer: ReplyTrainer, needed: float) -> str:

@@ -101,6 +101,20 @@ def test_the_plan_compares_its_memory_with_the_cards(
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
+@pytest.mark.parametrize(
+    ("packs", "processes", "steps", "batch"),
+    [(64, 1, 24, 1), (316, 1, 120, None), (64, 8, 24, None), (200, 2, 75, 6)],
+)
+def test_few_steps_are_said_with_the_batch_that_makes_more(
+    packs: int, processes: int, steps: int, batch: int | None
+) -> None:
+    sizes = {"train_batch_size": 1, "gradient_accumulation_steps": 8 // processes}
+    args = SimpleNamespace(max_steps=-1, num_train_epochs=3, world_size=processes, **sizes)
+    said = journal.steps_plan(SimpleNamespace(args=args, train_dataset=range(packs)))
+    hint = f"; these are few: batch={batch} learns more from the same cases"
+    assert said == f"{steps}, each of 8 examples or packs{hint if batch else ''}"
+
+
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
     model = load_base(workshop / "base/model", torch.float32, device=torch.device("meta"))
     assert {weight.device.type for weight in model.parameters()} == {"meta"}

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from functools import cached_property
-from importlib.metadata import version
 from io import StringIO
 from itertools import cycle, islice
 from pathlib import Path
@@ -41,14 +40,14 @@ from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker, Question, Request
-from panjue.serve.engine import VLLM_VERSION, RequestOutput, engine
+from panjue.serve.engine import RequestOutput, engine
 from panjue.serve.merge import Served, served_model
+from tests.gpu.card import IS_GPU, machine, share
 
 ROOT = Path(__file__).parents[2]
 PANJUE = Path(sys.executable).with_name("panjue")
 LIMIT_S = 600
-IS_GPU = torch.cuda.is_available()
-FULL = {"steps": 12, "saved": 6, "replies": 64, "schemas": 1000, "cases": 200, "seconds": 15}
+FULL = {"steps": 12, "saved": 6, "replies": 64, "schemas": 1000, "cases": 2000, "seconds": 15}
 QUICK = {"steps": 4, "saved": 2, "replies": 3, "schemas": 5, "cases": 6, "seconds": 1}
 """How much each stage does: to be measured, or only tried."""
 
@@ -120,7 +119,7 @@ def demo(_: Ground) -> Iterator[str]:
 
 
 def training(ground: Ground) -> Iterator[str]:
-    """LoRA, packs, QLoRA: real tokens a second, memory planned and used."""
+    """LoRA, packs, QLoRA: real tokens a second, use of the card, memory planned and used."""
     ways = {"lora": ["trainer.packing=false", "trainer.per_device_train_batch_size=4"]}
     ways |= {"lora-packs": [], "qlora-packs": []}
     if is_flash_attn_2_available():
@@ -136,9 +135,12 @@ def training(ground: Ground) -> Iterator[str]:
         assert all(math.isfinite(row["loss"]) for row in log)
         first, last = log[len(log) // 4], log[-1]  # the first steps compile and measure
         rate = (last["num_tokens"] - first["num_tokens"]) / (last["seconds"] - first["seconds"])
+        [total] = re.findall(r"trained of ([\d,]+)", printed)
         [planned] = re.findall(r"memory +([\d.]+) GiB", printed)
+        # The base is frozen: 2 operations a weight forwards, 2 backwards, none for its gradient.
+        use = share(4 * int(total.replace(",", "")) * rate, "compute")
         peak = torch.cuda.max_memory_allocated() if IS_GPU else 1024 * getrusage(0).ru_maxrss
-        yield f"{name}: {rate:,.0f} tokens/s; GiB planned {planned}, used {peak / 2**30:.1f}"
+        yield f"{name}: {rate:,.0f} tokens/s{use}; GiB planned {planned}, used {peak / 2**30:.1f}"
 
 
 def parity(ground: Ground) -> Iterator[str]:
@@ -153,8 +155,9 @@ def parity(ground: Ground) -> Iterator[str]:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = runner
         for adapter in ("merge", "lora"):
             served = served_model(run.trained, adapter)
-            way = f"runner V{int(runner) + 1}, {adapter}"
-            ways[way] = asked(served, questions, settings, run.record.max_tokens)
+            sampling = {"logprobs": 1, "max_tokens": 128}
+            asking = asked(served, questions, sampling, settings, run.record.max_tokens)
+            ways[f"runner V{int(runner) + 1}, {adapter}"] = asking[0]
     adapted = PeftModel.from_pretrained(base.to("cuda" if IS_GPU else "cpu"), str(run.trained))
     by_first = [list(output.outputs[0].token_ids) for output in next(iter(ways.values()))]
     for way, outputs in ways.items():
@@ -187,8 +190,22 @@ def schema(ground: Ground) -> Iterator[str]:
     [run, _], began = ground.train("lora-packs"), time.perf_counter()
     count = len(ground.questions(run, ground.size["schemas"]))
     yield f"{count} schemas, {1000 * (time.perf_counter() - began) / count:.1f} ms each with prompt"
-    limit = ("--limit", ground.size["cases"])
+    limit = ("--limit", ground.size["replies"])
     yield from bench("generate", run.trained, ground.cases / "test.jsonl", *limit)
+
+
+def generation(ground: Ground) -> Iterator[str]:
+    """Tokens a second of many cases at once, against what card and weights allow."""
+    run, many = ground.train("lora-packs")[0], ground.size["cases"]
+    questions, served = ground.questions(run, many), served_model(run.trained, "merge")
+    settings = {"enable_prefix_caching": False}  # the cases repeat
+    outputs, seconds = asked(served, questions, {"max_tokens": 128}, settings, None)
+    written = sum(len(output.outputs[0].token_ids) for output in outputs)
+    read = sum(len(question.prompt) for question in questions)
+    weights = sum(file.stat().st_size for file in served.model.glob("*.safetensors"))
+    # Every step of decoding reads all weights once, for as many replies as run together.
+    least = share(weights * max(128, written / 1024) / seconds, "bandwidth")
+    yield f"{written / seconds:,.0f} tokens/s written, {read / seconds:,.0f} read{least}"
 
 
 def serving(ground: Ground) -> Iterator[str]:
@@ -227,21 +244,22 @@ def killed_when(words: list[object], ready: Callable[[], bool]) -> None:
 
 
 def asked(
-    served: Served, questions: list[Question], settings: Words, limit: int
-) -> list[RequestOutput]:
-    """Return vLLM's greedy outputs for all questions at once."""
-    sampling = {"logprobs": 1, "max_tokens": 128}
+    served: Served, questions: list[Question], sampling: Words, settings: Words, limit: int | None
+) -> tuple[list[RequestOutput], float]:
+    """Return vLLM's outputs for all questions at once, and how many seconds they took."""
     requests = [Request(i, question, sampling) for i, question in enumerate(questions)]
     with engine(served, settings, limit, seed=0) as llm:
 
-        async def answer() -> list[RequestOutput]:
-            return await asyncio.gather(*map(llm.ask, requests))
+        async def answer(some: list[Request]) -> list[RequestOutput]:
+            return await asyncio.gather(*map(llm.ask, some))
 
         assert llm.runner
-        return llm.runner.run(answer())
+        llm.runner.run(answer(requests[:2]))  # warms up
+        began = time.perf_counter()
+        return llm.runner.run(answer(requests)), time.perf_counter() - began
 
 
-STAGES = {f.__name__: f for f in (demo, training, parity, schema, serving, kills)}
+STAGES = {f.__name__: f for f in (demo, training, parity, schema, generation, serving, kills)}
 
 
 def main() -> None:
@@ -291,17 +309,6 @@ def table(results: dict[str, Any], options: argparse.Namespace) -> str:
         lines.append(f"| {name} | {'yes' if stage['passed'] else '**no**'} | {stage['seconds']} | ")
         lines[-1] += f"{cell} |"
     return "\n".join([*lines, ""])
-
-
-def machine() -> str:
-    """Return the card, the driver and the versions."""
-    fields = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    card = "no GPU"
-    if IS_GPU:
-        card = subprocess.check_output(["nvidia-smi", *fields], text=True).strip()
-    names = ("torch", "transformers", "trl", "peft", "bitsandbytes")
-    known = [f"{name} {version(name)}" for name in names] + [f"vllm {VLLM_VERSION}"]
-    return ", ".join([card.replace("\n", "; "), f"Python {sys.version.split()[0]}", *known])
 
 
 def bench(script: str, *words: object) -> list[str]:
