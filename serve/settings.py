@@ -74,7 +74,7 @@ of memory they must change."""
 
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 """Each case has its own schema. llguidance compiles one in milliseconds, xgrammar takes some twenty
-times as long (tests/bench/schema.py); `auto` would use both."""
+times as long; `auto` would use both."""
 
 SERVER_MANAGED_SETTINGS = {
     **MANAGED_SETTINGS,
