@@ -32,8 +32,8 @@ dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they in
 lock: ; PYTHON=$(PYTHON) .ci/lock  # the newest versions of all packages for `make install`; then check, test and torture
 check: dev  # ruff and mypy, a minute
 	mkdir -p build/typing/panjue && ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/ && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-test: dev; .venv/bin/pytest -n 2  # the test suite, with two processes
-torture: dev; .venv/bin/pytest -n 2 tests/torture tests/gpu --torture  # kills, full disks, hostile text, every command of the READMEs: an hour
+test: dev; .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder  # the test suite, with two processes
+torture: dev; .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/torture tests/gpu --torture  # kills, full disks, hostile text, every command of the READMEs: an hour
 gpu: dev data/demo/train.jsonl runs/base/model/manifest.json; PYTHONPATH=. .venv/bin/python tests/gpu/hour.py $(if $(STAGE),--stage '$(STAGE)') $(if $(MODEL),--model '$(MODEL)')  # an hour on a GPU: parity, speed, kills; STAGE= for one
 demo: data/demo/train.jsonl  # write invented cases
 base: runs/base/model/manifest.json  # train the demo's tiny base model from nothing

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from panjue.eval.beliefs import as_key
 from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -78,6 +79,8 @@ class Certainty:
         if confidence_row is None or row is None:
             return
         predicted = self._decides.items_of(row)
+        if len(confidence_row["confidence"]) != len(predicted):
+            raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
         golds = {item.get("name"): item for item in self._decides.items_of(gold)}
         # By name as in the metric: persons whom gold does not have, or a second time, are ignored.
         for confidence, item in zip(confidence_row["confidence"], predicted, strict=True):

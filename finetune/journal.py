@@ -211,10 +211,12 @@ def memory_plan(trainer: ReplyTrainer, needed: float) -> str:
 
 def evaluation_plan(trainer: ReplyTrainer) -> str:
     """Return how many evaluations there are at most, and what each does."""
-    args, last, step, every = trainer.args, steps(trainer), steps_per_epoch(trainer), "epoch"
+    args, last = trainer.args, steps(trainer)
     if args.eval_strategy == "no":
         return "none"
-    if args.eval_strategy == "steps":
+    if args.eval_strategy == "epoch":
+        step, every = steps_per_epoch(trainer), "epoch"
+    else:
         step = args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps)
         every = f"{step:.0f} steps"
     count = int(np.ceil(last / step))  # the last step is evaluated too
@@ -242,4 +244,4 @@ def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None
     pairs = zip(row["labels"], row["input_ids"], strict=True)
     for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
         text = tokenizer.decode([token for _, token in run])
-        console.print("[loss]" if has_loss else "[no loss]", text, markup=False)
+        console.print("[loss]" if has_loss else "[no loss]", text, markup=False, emoji=False)

@@ -13,6 +13,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import is_torch_bf16_gpu_available
 
 from panjue.prompts.plumbing.errors import UserError, first_line
 
@@ -91,13 +92,15 @@ def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
 
 
 def has_bf16() -> bool:
-    """Return whether the GPU computes in bfloat16; without one, whether the CPU does.
+    """Return whether the accelerator computes in bfloat16; without one, whether the CPU does.
 
     A CPU does so with AVX-512 BF16 or AMX. A GPU before Ampere only emulates it, slowly, which
     torch counts as support unless it is asked (torch/cuda/__init__.py, `is_bf16_supported`).
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if torch.accelerator.is_available():
+        return bool(is_torch_bf16_gpu_available())
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 

@@ -72,11 +72,13 @@ def train(config: SftConfig) -> None:
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
     base = model_folder(config.model)
     record = run_record(config, base, task)
+    if not config.dry_run and is_finished(Run(config.run), record):
+        console.print(f"{trained_folder(config)}: already trained with these settings")
+        return
     writes = processes.is_main_process and not config.dry_run
     with exclusive_lock(config.run) if writes else nullcontext():
-        if not config.dry_run and is_finished(Run(config.run), record):
-            console.print(f"{trained_folder(config)}: already trained with these settings")
-            return
+        if writes:
+            is_finished(Run(config.run), record)  # another process may have finished another one
         try:
             run_training(config, reader, base, record, console)
         except torch.OutOfMemoryError as error:

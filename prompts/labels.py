@@ -56,7 +56,9 @@ def load_labels(path: Path) -> Labels:
     try:
         return LABELS.validate_python(read_json(path))
     except ValidationError as error:
-        problem = error.errors()[0]["msg"]
+        [first, *_] = error.errors()
+        key = ".".join(map(str, first["loc"]))
+        problem = f"{key}: {first['msg']}" if key else first["msg"]
         raise UserError(f"{path}: not a labels file of panjue: {problem}") from None
 
 

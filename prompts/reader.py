@@ -1,4 +1,4 @@
-"""Read a file of examples: choose the rows, add the groups, handle bad rows."""
+"""Read a file of examples: choose the rows, add the groups, handle bad rows, spare the inputs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

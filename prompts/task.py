@@ -83,7 +83,8 @@ class Ask:
 
     def __post_init__(self) -> None:
         """Make `decode` drop the think block, so that no task has to."""
-        object.__setattr__(self, "decode", partial(_without_thinking, self.decode))
+        if getattr(self.decode, "func", None) is not _without_thinking:
+            object.__setattr__(self, "decode", partial(_without_thinking, self.decode))
 
 
 def _without_thinking(

@@ -222,4 +222,4 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
                 yield judge
             finally:
                 judge.close()
-        portal.call(portal.stop, True)  # nobody waits for what is asked still
+        portal.call(portal.stop, True)  # else it would wait for requests that nobody awaits

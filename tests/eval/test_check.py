@@ -132,6 +132,14 @@ def test_an_empty_file(faults: Faults) -> None:
             ["judgments[0].penalty must be a number from 0 to 14, found 15"],
         ),
         (
+            [("甲", ["盗窃罪"], ["264"], -1), ALSO],
+            ["judgments[0].penalty must be a number from 0 to 14, found -1"],
+        ),
+        (
+            [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
+            ["judgments[0].articles must list texts, one or more, each once"],
+        ),
+        (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
             ["judgments[0].penalty must be a number from 0 to 14, found '8'"],
         ),

@@ -4,20 +4,24 @@ import json
 import resource
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from panjue.eval.classifier import load_classifier
 from panjue.finetune.checkpoints import full_disk_named, newest_complete
+from panjue.finetune.journal import print_example
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
 from panjue.finetune.sft import main
 from panjue.prompts.labels import load_labels
+from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
@@ -291,3 +295,11 @@ def test_every_shipped_config_loads(path: Path) -> None:
     check_library_settings(config)
     args = trainer_config(config, load_task(config.task), evaluates=True)
     assert args.train_batch_size * args.gradient_accumulation_steps == config.batch
+
+
+def test_an_example_is_printed_as_the_model_sees_it(merged: Path) -> None:
+    tokenizer, printed = load_tokenizer(merged), StringIO()
+    ids = tokenizer("时间:100: [b]他:car:")["input_ids"]
+    row = {"input_ids": ids, "labels": ids}
+    print_example(Console(file=printed, soft_wrap=True), row, tokenizer)
+    assert printed.getvalue() == "[loss] 时间:100: [b]他:car:\n"

@@ -31,6 +31,7 @@ FILES = {
     "a long first line": (b'{"id":0,"x":"' + b"a" * 140_000 + b'"}\n', ""),
     "numbers": (b"1\n2\n", ""),
     "nothing": (b"", ""),
+    "no id": (b'{"x": 1}\n', ""),
 }
 
 

@@ -1,5 +1,6 @@
 """`panjue generate` as a user runs it, on the engine that runs already."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -11,12 +12,14 @@ from subprocess import CompletedProcess
 import pytest
 
 from panjue.eval.decoding import decode_answers
+from panjue.prompts.example import Example
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.run import Answers, Run
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import generate
+from panjue.serve.loop import answer_all
 from panjue.serve.merge import served_model
 from panjue.serve.settings import RESOURCES, GenerateConfig, generate_settings
 
@@ -295,3 +298,27 @@ def test_an_adapter_of_another_base_or_prompt_or_other_labels_is_refused(
 def test_the_generate_section_of_every_shipped_config_is_valid(path: Path) -> None:
     if "generate:" in path.read_text("utf-8"):
         assert load_section(GenerateConfig, path, "generate").adapter == "merge"
+
+
+def test_a_loop_that_is_cancelled_leaves_nothing_running() -> None:
+    running: set[int | str] = set()
+    ended: set[int | str] = set()
+
+    async def answer(example: Example) -> None:
+        running.add(example.id)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.add(example.id)
+
+    async def cancel() -> None:
+        asking = asyncio.create_task(
+            answer_all((Example(i, "甲") for i in range(3)), answer, asyncio.Semaphore(8))
+        )
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asking, 5)
+
+    asyncio.run(cancel())
+    assert running == ended == {0, 1, 2}

@@ -17,7 +17,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.serve import judge
-from panjue.serve.ask import Asker, row
+from panjue.serve.ask import Asker
 from panjue.serve.engine import Engine
 from panjue.serve.judge import ServedRun, case_request, load
 from panjue.serve.settings import ServeConfig
@@ -91,12 +91,20 @@ def test_the_alternatives_of_many_replies_are_read_beside_the_event_loop(
 ) -> None:
     run = ServedRun(Run(trained), ServeConfig.model_validate({"max_tokens": 3072}))
 
-    def in_a_thread(*words: Any, **more: Any) -> Any:
-        assert threading.current_thread() is not threading.main_thread()
-        return row(*words, **more)
+    threads: list[threading.Thread] = []
 
-    monkeypatch.setattr(judge, "row", in_a_thread)
+    def noting(function: Any) -> Any:
+        def noted(*words: Any, **more: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*words, **more)
+
+        return noted
+
+    for name in ("row", "decide"):
+        monkeypatch.setattr(judge, name, noting(getattr(judge, name)))
     llm.runner.run(run.answer(llm, case_request({"fact": FACT, "samples": 2})))
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("samples", [0, 2])

@@ -14,6 +14,7 @@ from panjue.serve import ray as driver
 from panjue.serve.job import Job
 from panjue.serve.output import Rest
 from panjue.serve.settings import GenerateConfig
+from tests.torture.conftest import RAY
 
 
 def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
@@ -29,7 +30,8 @@ def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
 def outcomes() -> dict[str, Any]:
     """Return what came of all scenarios of `fleet.py`."""
     words = [sys.executable, str(Path(__file__).with_name("fleet.py"))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    with RAY:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

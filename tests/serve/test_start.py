@@ -93,3 +93,8 @@ def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_trainin
     assert check_length(small, 500) is small
     with pytest.raises(UserError, match="its memory is enough for 500 tokens, the training has"):
         check_length(small, 501)
+
+
+def test_the_engine_chooses_its_type_by_the_card(merged: Path) -> None:
+    """A T4 has no bfloat16; vLLM takes float16 there, unless a type is set."""
+    assert "dtype" not in engine_settings(Served(merged), 0, 64)

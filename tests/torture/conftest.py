@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
 from tempfile import gettempdir
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -120,12 +121,14 @@ def panjue(*words: object) -> None:
     app([str(word) for word in words], standalone_mode=False)
 
 
+def rows_of(answers: Path) -> dict[Any, dict[str, Any]]:
+    """Return the rows of a folder of answers by id."""
+    return {row["id"]: row for _, row in read_lines(answers / "completions.jsonl")}
+
+
 def check_same(again: Path, once: Path) -> int:
     """Compare answers with those that nobody disturbed; return how many rows passed a near tie."""
-    one, other = (
-        {row["id"]: row for _, row in read_lines(answers / "completions.jsonl")}
-        for answers in (once, again)
-    )
+    one, other = rows_of(once), rows_of(again)
     lines = (again / "completions.jsonl").read_bytes().count(b"\n")
     assert len(one) == len(other) == lines, "none twice, none lost"
     differ = {key for key in one if one[key]["texts"] != other[key]["texts"]}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,22 @@ def test_no_mutated_reply_gives_a_value_of_another(full: bool) -> None:
         torn = draw.choice(["", draw.choice('",{}[]:\\ \n'), reply[place : place + 1] * 2])
         reply = reply[:place] + torn + reply[place + 1 :] if draw.random() < 0.5 else reply[:place]
         assert not strangers(decoded(reply, names)), reply
+
+
+def test_time_grows_with_the_length_and_not_with_its_square(cases: Any, full: bool) -> None:
+    """A reply four times as long takes about four times the processor, sixteen times if squared."""
+    examples, labels = cases
+    example, draw = examples[0], random.Random(0)
+    short = long = 0.0
+    for piece in PIECES if full else PIECES[:6]:
+        start = TASK.ask.target(example)[: draw.randrange(200)]
+        short += processor_s(start + piece * (250_000 // len(piece)), example, labels)
+        long += processor_s(start + piece * (1_000_000 // len(piece)), example, labels)
+    assert long < 8 * short
+
+
+def processor_s(reply: str, example: Example, labels: Labels) -> float:
+    """Return the processor's time for a reply: what else the machine does counts for nothing."""
+    began = time.process_time()
+    check(reply, example, labels)
+    return time.process_time() - began

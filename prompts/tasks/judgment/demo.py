@@ -107,7 +107,7 @@ def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES) -> None:
     seen: set[str] = set()
     for name, size in sizes.items():
         fewest, most = (1, 2) if name == "base" else (2, 5)
-        stream = cases(random.Random(f"0/{name}"), fewest, most)
+        stream = cases(random.Random(f"0/{name}"), fewest, most)  # always the same
         with atomic_write(folder / f"{name}.jsonl") as out:
             for number, case in enumerate(islice(_unseen(stream, seen), size)):
                 out.write(dump({"id": number, **case}) + "\n")
