@@ -36,7 +36,7 @@ AFTER_DEMO = {
 TRAINED = "runs/qwen2.5-0.5b-cpu"
 WORDS: dict[str, dict[str, str]] = {
     DEMO: {},
-    "Your own cases, a real model": {"runs/qwen3-8b-lora": TRAINED},
+    "Your own cases, a real model": {"other.jsonl": "test_a.jsonl"},
     "Settings": {},
     "Groups": {"make sft": "make sft CONFIG=demo"},
     "Several GPUs": {
