@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -135,11 +135,12 @@ class BaseConfig(SftConfig):
     """Passed unchanged to transformers' Qwen3Config; `vocab_size` includes the 256 bytes."""
 
 
+C = TypeVar("C", bound=SftConfig)
+
+
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Read the section `sft` of the config at `path` and check it before torch is imported."""
-    load_values(path)  # raises if the file is missing
-    config = load_section(SftConfig, path, "sft", overrides)
-    check_data(config)
+    config = _settings(SftConfig, path, overrides)
     if not is_hub_name(config.model):
         model_folder(config.model)
     return config
@@ -147,8 +148,12 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
     """Read the settings of the tiny base, whose model need not exist yet."""
-    load_values(path)
-    config = load_section(BaseConfig, path, "sft", overrides)
+    return _settings(BaseConfig, path, overrides)
+
+
+def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
+    load_values(path)  # raises if the file is missing
+    config = load_section(cls, path, "sft", overrides)
     check_data(config)
     return config
 
