@@ -1,23 +1,19 @@
 """The answers to one test file, opened together with their task, cases and label sets."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from panjue.eval.opinions import Advisor, load_advisor
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import ANSWERS, Answers, AnswersRecord, find_answers
-from panjue.prompts.reader import Reader, text_hash
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
-
-SEEN = "seen.bin"
-"""File in a run folder with a 64-bit hash of each case that its training saw."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,11 @@ class AnsweredFile:
         folder = self.folder.resolve()
         is_in_run = folder.parent.name == ANSWERS
         return f"{folder.parent.parent.name}/{folder.name}" if is_in_run else folder.name
+
+    def advisor(self) -> Advisor | None:
+        """Return the text classifier of the training; None if it fitted none."""
+        trained = self.answers.trained
+        return load_advisor(trained, self.task, self.labels) if trained else None
 
     def examples(self) -> Iterator[Example]:
         """Yield the examples that were asked."""
@@ -126,20 +127,3 @@ def _check_gold(answered: AnsweredFile) -> None:
             f"{len(examples - rows)} examples have no row there, "
             f"{len(rows - examples)} rows no example"
         )
-
-
-def write_seen(run: Path, examples: Iterable[Example]) -> None:
-    """Write the hashes of the training cases."""
-    keys = np.fromiter(map(_key, examples), np.uint64)
-    (run / SEEN).write_bytes(keys.tobytes())
-
-
-def seen_by(trained: Path | None) -> Callable[[Example], bool]:
-    """Return a function that says whether the training of an adapter or model saw a case."""
-    path = trained.parent / SEEN if trained else None
-    keys = set(np.fromfile(path, np.uint64).tolist()) if path and path.is_file() else set()
-    return lambda example: _key(example) in keys
-
-
-def _key(example: Example) -> int:
-    return int(text_hash(example)[:16], 16)

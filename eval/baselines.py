@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.decide import Decider, decider_of
+from panjue.eval.opinions import Advisor, load_advisor
 from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
@@ -54,8 +54,7 @@ class Baselines:
             answer = task.ask.decode("", example, self._labels).answer
             yield task.score.fallback, gold, task.data.write(example, answer)
         if self._classifying:
-            answer = self._classifying.decide(example, {"refused": ""}).answer
-            yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
+            yield CLASSIFIER_NAME, gold, task.data.write(example, self._classifying.alone(example))
         yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float] | None]:
@@ -65,8 +64,8 @@ class Baselines:
         return {**unknown, **means}
 
 
-def classifier_alone(task: Task, run: Path, gold: Path) -> Decider | None:
-    """Return what decides by the text classifier of a run's training alone, if there is one.
+def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
+    """Return the text classifier of a run's training, if there is one.
 
     None too if the classifier was fitted on the cases of `gold`.
     """
@@ -78,4 +77,4 @@ def classifier_alone(task: Task, run: Path, gold: Path) -> Decider | None:
     is_seen = digest in (training.train_sha256, training.mix_sha256)
     if is_seen and not answers.record.held_out:
         return None
-    return decider_of(task, load_labels(run / "labels.json"), trained)
+    return load_advisor(trained, task, load_labels(run / "labels.json"))

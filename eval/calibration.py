@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.beliefs import as_key
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
@@ -63,6 +62,13 @@ def mean_confidence(row: Mapping[str, Any]) -> float:
     return float(sum(values) / len(values))
 
 
+def is_same(gold: Any, value: Any) -> bool:
+    """Say whether two values of a field are equal; the order of a label set does not matter."""
+    if isinstance(gold, list) and isinstance(value, list):
+        return set(gold) == set(value)
+    return bool(gold == value)
+
+
 class Certainty:
     """Collects confidences, and whether the judgments are correct, example by example."""
 
@@ -87,7 +93,7 @@ class Certainty:
             if gold_item := golds.pop(item.get("name"), None):
                 for name, (confidences, correct) in self._judgments.items():
                     confidences.append(confidence[name])
-                    correct.append(as_key(gold_item[name]) == as_key(item[name]))
+                    correct.append(is_same(gold_item[name], item[name]))
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""

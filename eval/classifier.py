@@ -29,7 +29,7 @@ CLASSIFIER_NAME = "text classifier"
 FILE_VERSION = 2
 """Of the file and of its n-grams."""
 
-Opinion = dict[str, float]
+Probabilities = dict[str, float]
 """Label -> probability. Of a class they sum to 1; of a label set each stands alone."""
 
 Hashes = NDArray[np.uint32]
@@ -198,8 +198,8 @@ class Classifier:
     fields: Mapping[str, FieldWeights]
     second: SecondStage | None = None
 
-    def opinions(self, example: Example) -> list[dict[str, Opinion]]:
-        """Return, for every item of the answer, field -> the probabilities of its labels."""
+    def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
+        """Return, for every item of the answer, field -> label -> probability."""
         count = len(example.names) if self.decides.items else 1
         rows = self.rows(views(example, count))
         scores = {name: field.scores(rows) for name, field in self.fields.items()}
@@ -208,13 +208,16 @@ class Classifier:
             found = self.second.probabilities(Items(np.array([count]), scores, about))
         else:
             found = {n: f.probabilities(scores[n].sum(0)) for n, f in self.fields.items()}
-        return [
-            {
-                name: dict(zip(field.labels, map(float, found[name][i]), strict=True))
-                for name, field in self.fields.items()
-            }
-            for i in range(count)
-        ]
+        return [self.item_probabilities(found, i) for i in range(count)]
+
+    def item_probabilities(
+        self, found: Mapping[str, NDArray[Any]], item: int
+    ) -> dict[str, Probabilities]:
+        """Return field -> label -> probability of one row of `found`: field -> [items, labels]."""
+        return {
+            name: dict(zip(field.labels, map(float, found[name][item]), strict=True))
+            for name, field in self.fields.items()
+        }
 
     def rows(self, texts: Sequence[tuple[Hashes, Hashes]]) -> tuple[csr_array, csr_array]:
         """Return the features of items by each view, [items, columns of the view]."""
@@ -243,6 +246,11 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
     if not path.exists() or sha256(path) != digest:
         problem = "is not what the training wrote" if path.exists() else "is missing"
         raise UserError(f"{path}: {problem}; restore it, or train again")
+    return read_classifier(path, task)
+
+
+def read_classifier(path: Path, task: Task) -> Classifier:
+    """Return the classifier of a file."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return _read(dict(arrays), task.answer)

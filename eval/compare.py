@@ -87,7 +87,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     changes = headlines[1] - headlines[0]
     return Comparison(
         metric=task.score.names[-1],
-        differences=_differences(*values),
+        differences=paired_differences(*values),
         examples=len(changes),
         won=int((changes > TIE).sum()),
         lost=int((changes < -TIE).sum()),
@@ -95,7 +95,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     )
 
 
-def _differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
+def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
     """Return metric -> difference, by a paired bootstrap (seed 0).
 
     Both are resampled with the same examples, so that common variation cancels out.

@@ -1,9 +1,8 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 from panjue.eval.answers import AnsweredFile, open_answers
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.decide import Decider, decider_of
-from panjue.eval.rule import Rule, decision_sha256, other_lengths, rule_for
+from panjue.eval.opinions import Advisor
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -26,6 +24,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.task import Task
 
 MAX_SHOWN_REFUSALS = 5
@@ -64,14 +63,15 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    near_ties: int = 0
     skipped_rows: int = 0
-    replies: int = 0
-    decided: int = 0
+    left_out: int = 0
+    """Items that readable replies leave out."""
+    missing_fields: int = 0
+    """Single fields that readable replies leave out."""
+    voted: int = 0
+    votes: int = 0
     filled: int = 0
-    rule: Rule | None = None
-    warning: str = ""
-    decision_sha256: str | None = None
+    answered_by: str = ""
     fallback: str = "commonest labels"
     submission: Path = Path("submission.jsonl")
     repairs: Counter[str] = field(default_factory=Counter)
@@ -79,165 +79,185 @@ class Tally:
 
     def lines(self) -> Iterator[str]:
         """Yield the summary that is printed."""
-        calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
-        yield (
-            f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
-            f"{self.repaired} repaired, "
-            f"{self.unreadable} unreadable (their answer: {self.fallback})"
-        )
-        instead = f" (their answer: {self.fallback})" if self.refused else ""
-        yield (
-            f"{self.cut} cut by length, {self.refused} could not be asked{instead}, "
-            f"{self.shortened} shortened to fit"
-        )
+        if self.calls:
+            yield from self._lines_on_replies()
+        else:
+            yield f"{self.examples} examples"
         if self.skipped_rows:
             yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
         if self.refusals:
             yield never_asked(self.refusals)
+        yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
+        yield self.answered_by
+
+    def _lines_on_replies(self) -> Iterator[str]:
+        calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
+        yield (
+            f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
+            f"{self.repaired} repaired, {self.unreadable} unreadable"
+        )
+        yield (
+            f"{self.cut} cut by length, {self.refused} could not be asked, "
+            f"{self.shortened} shortened to fit"
+        )
+        if self.left_out or self.missing_fields:
+            yield f"left out by replies: {self.left_out} persons, {self.missing_fields} fields"
+        if self.unreadable or self.refused or self.left_out or self.missing_fields:
+            yield f"what no reply has is answered by: {self.fallback}"
         share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0
         yield (
             f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
             f"{self.completion_tokens:,} output tokens"
         )
-        if self.decided:
-            sources = f", by {self.rule}" if self.rule else ""
-            yield f"{self.decided} answers decided from {self.replies} replies{sources}"
-        if self.warning:
-            yield self.warning
-        if self.near_ties:
-            yield f"{self.near_ties} greedy replies pass a near tie: another run may differ there"
+        if self.voted:
+            yield f"{self.voted} answers ranked by the votes of {self.votes} replies"
         if self.filled:
             yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
-        yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
 
 
-def decode_answers(path: Path, *, greedy: bool = False) -> Tally:
+def decode_answers(path: Path) -> Tally:
     """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
 
-    Every example of the test file is answered once, in order. If it was refused or its reply is
-    unreadable, the answer is the task's fallback, which is counted. If a row has several replies,
-    or a rule was fitted (`eval.rule`), the answer is decided, and its confidence goes to
-    `confidence.jsonl`. With `greedy` only the first reply counts. Ranked lists are voted on and
-    filled up (`ranked`).
+    Every example of the test file is answered once, in order, by its reply. What the reply does not
+    have is answered by the text classifier if the training fitted one, else by the task's fallback;
+    both are counted. With a classifier, `confidence.jsonl` has its probability of each answer. If
+    the record says so, the classifier answers everything, and there need not be any replies. Ranked
+    lists are voted on and filled up (`ranked`).
     """
     answered = open_answers(path)
     with exclusive_lock(answered.folder):
-        return _decode(answered, greedy=greedy)
+        return _decode(answered)
 
 
-def _decode(answered: AnsweredFile, *, greedy: bool) -> Tally:
-    folder = answered.folder
-    task, submission = answered.task, folder / answered.task.data.submission.name
-    tally = Tally(fallback=task.score.fallback, submission=submission)
-    fitted = answered.trained if answered.record.is_of_adapter else None
-    decider = decider_of(task, answered.labels, fitted)
-    if decider and fitted and not greedy:
-        decider = decider.with_rule(rule_for(answered, fitted))
-    if decider and decider.classifier:
-        tally.fallback = CLASSIFIER_NAME
-    lengths = array("l")
+def _decode(answered: AnsweredFile) -> Tally:
+    folder, task = answered.folder, answered.task
+    submission = folder / task.data.submission.name
+    advisor = answered.advisor()
+    tally = Tally(
+        fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
+        submission=submission,
+        answered_by=who_answered(answered.record),
+    )
+    by_classifier = answered.record.answered_by == "classifier"
+    rows = None if by_classifier else answered.rows()
+    total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
+    decoding = _Decoding(answered, rows, advisor, tally)
     with (
         task.data.submission.writing(submission) as write,
         atomic_write(folder / "confidence.jsonl") as confidences,
     ):
-        rows = answered.rows()
-        replies = _Replies(answered, rows, decider, tally, most=1 if greedy else None)
-        for example in counted(answered.examples(), len(rows)):
-            lengths.append(len(example.text))
-            answer, confidence = replies.answer(example)
+        for example in counted(answered.examples(), total):
+            answer, confidence = decoding.answer(example)
             write(task.data.write(example, answer))
-            if confidence is not None:
+            if confidence:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
             tally.examples += 1
-    if decider and fitted and not greedy:
-        tally.warning = other_lengths(lengths, fitted)
-    if decider and tally.decided and not greedy:
-        tally.rule, tally.decision_sha256 = decider.rule, decision_sha256(fitted)
-    else:
+    if advisor is None:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(answered.reader.skipped.rows)
-    report = {
-        **vars(tally),
-        "rule": asdict(tally.rule) if tally.rule else None,
-        "repairs": dict(tally.repairs.most_common()),
-        "submission": submission.name,
-    }
+    report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
+    report["submission"] = submission.name
     report["submission_sha256"] = sha256(submission)
     write_json(folder / "decode.json", report)
     return tally
 
 
+def who_answered(record: AnswersRecord) -> str:
+    """Return a line on who answered, and why."""
+    name = "the text classifier" if record.answered_by == "classifier" else "the model"
+    return f"answered by {name}{record.because and f': {record.because}'}"
+
+
 @dataclass(frozen=True)
-class _Replies:
-    """The replies to a test file, and what makes answers of them; `tally` counts what happened.
+class _Decoding:
+    """What makes answers of the replies to a test file; `tally` counts what happened.
 
     Attributes:
-        most: So many replies to an example count; None means all.
+        rows: The replies; None if the classifier answers.
     """
 
     answered: AnsweredFile
-    rows: Rows
-    decider: Decider | None
+    rows: Rows | None
+    advisor: Advisor | None
     tally: Tally
-    most: int | None
 
-    def answer(self, example: Example) -> tuple[Answer, list[dict[str, float]] | None]:
-        """Return the answer to an example, and its confidence if it was decided."""
-        task, decider, tally = self.answered.task, self.decider, self.tally
-        if task.answer.several_calls:
-            return run_steps(task.answer.solving(example), partial(self._call, example)), None
-        row = self.answered.row(self.rows, {"id": example.id})
-        decoded = self._decoded(example, row)
-        replies = row.get("texts", ())[: self.most]
-        if task.answer.ranked:
-            answer, filled = ranked(task, example, replies, self.answered.labels)
-            tally.decided += len(replies) > 1
-            tally.replies += len(replies) if len(replies) > 1 else 0
-            tally.filled += filled
-            return answer, None
-        if decider is None:
-            return decoded.answer, None
-        if decider.rule.uses_classifier or len(replies) > 1:
-            tally.decided += 1
-            tally.replies += len(replies)
-            decision = decider.decide(example, row)
-            return decision.answer, decision.confidence
-        if decider.classifier and not decoded.readable:
-            return decider.decide(example, {"refused": ""}).answer, None
-        return decoded.answer, None
+    def answer(self, example: Example) -> tuple[Answer, list[dict[str, float]]]:
+        """Return the answer to an example, and its confidence if there is a classifier."""
+        advisor, answer_mode = self.advisor, self.answered.task.answer
+        if answer_mode.several_calls:
+            return run_steps(answer_mode.solving(example), partial(self._call, example)), []
+        if answer_mode.ranked:
+            return self._ranked(example), []
+        if advisor is None:
+            return self._decoded(example).answer, []
+        opinions = advisor.opinions(example)
+        has_reply = self.rows is not None
+        decoded = self._decoded(example) if has_reply else advisor.no_reply(example)
+        answer = advisor.complete(decoded, opinions)
+        return answer, advisor.confidence(answer, opinions)
+
+    def _ranked(self, example: Example) -> Answer:
+        """Return the answer whose list is ranked by the votes of all replies."""
+        self._decoded(example)
+        replies = self._row({"id": example.id}).get("texts", ())
+        answer, filled = ranked(self.answered.task, example, replies, self.answered.labels)
+        if len(replies) > 1:
+            self.tally.voted += 1
+            self.tally.votes += len(replies)
+        self.tally.filled += filled
+        return answer
+
+    def _row(self, call: dict[str, Any]) -> dict[str, Any]:
+        assert self.rows is not None, "only the classifier answers without replies"
+        return self.answered.row(self.rows, call)
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
         """Return the stored reply to one of an example's calls."""
-        row = self.answered.row(self.rows, {"id": example.id, "call": call})
+        row = self._row({"id": example.id, "call": call})
         if row["question"] != str(question.id):
+            assert self.rows is not None
             raise UserError(
                 f"{self.rows.path}: call {call} of id {example.id} asked {row['question']!r}, but "
-                f"now asks {question.id!r}; generate again into another run=FOLDER"
+                f"now asks {question.id!r}; generate again into another answers=NAME"
             )
-        return self._decoded(question, row)
+        return self._read(question, row)
 
-    def _decoded(self, example: Example, completion: dict[str, Any]) -> Decoded:
+    def _decoded(self, example: Example) -> Decoded:
+        """Return the stored reply to an example of one call."""
+        return self._read(example, self._row({"id": example.id}))
+
+    def _read(self, example: Example, completion: dict[str, Any]) -> Decoded:
         """Decode the first reply of one completion and count what happened."""
         task, tally = self.answered.task, self.tally
-        refused = completion.get("refused") is not None
         decoded = task.ask.decode(first_reply(completion), example, self.answered.labels)
         tally.calls += 1
-        tally.refused += refused
-        if refused:
+        if completion.get("refused") is not None:
+            tally.refused += 1
             tally.refusals.append(f"{example.id}: {completion['refused']}")
-        else:
-            tally.cut += completion["finish"][0] == "length"
-            tally.shortened += completion["dropped_sentences"] > 0
-            tally.prompt_tokens += completion["prompt_tokens"]
-            tally.cached_tokens += completion["cached_tokens"]
-            tally.completion_tokens += completion["completion_tokens"]
-            tally.near_ties += bool(completion["near_ties"])
-            tally.unreadable += not decoded.readable
-            tally.valid += not decoded.repairs
-            tally.repaired += bool(decoded.repairs) and decoded.readable
-            # The part before the colon is the defendant's name, the part after the kind of repair.
-            tally.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
+            return decoded
+        tally.cut += completion["finish"][0] == "length"
+        tally.shortened += completion["dropped_sentences"] > 0
+        tally.prompt_tokens += completion["prompt_tokens"]
+        tally.cached_tokens += completion["cached_tokens"]
+        tally.completion_tokens += completion["completion_tokens"]
+        tally.unreadable += not decoded.readable
+        tally.valid += not decoded.repairs
+        tally.repaired += bool(decoded.repairs) and decoded.readable
+        # The part before the colon is the defendant's name, the part after the kind of repair.
+        tally.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
+        self._count_guesses(decoded)
         return decoded
+
+    def _count_guesses(self, decoded: Decoded) -> None:
+        """Count what a readable reply leaves out: whole items, and single fields of others."""
+        fields = len(self.answered.task.answer.fields)
+        for count in Counter(item for item, _ in decoded.guesses).values():
+            if not decoded.readable:
+                continue
+            if count == fields:
+                self.tally.left_out += 1
+            else:
+                self.tally.missing_fields += count
 
 
 def ranked(

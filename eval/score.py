@@ -10,15 +10,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from panjue.eval import calibration
-from panjue.eval.answers import seen_by
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decoding import decoding_of, never_asked
-from panjue.eval.rule import decision_sha256, is_fitted_on
 from panjue.eval.values import MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
@@ -45,7 +42,7 @@ class ScoreResult:
         never_asked: `id: reason` of the examples that the model was never asked about.
         in_sample: How the answers come from these very cases, if they do.
         unknown_baselines: Baseline without a score -> why it has none.
-        by_classifier: The text classifier's answers are the answers, by the fitted rule.
+        answered_by: A line on who answered, the model or the text classifier, and why.
     """
 
     total: Summary
@@ -63,7 +60,7 @@ class ScoreResult:
     never_asked: Sequence[str] = ()
     in_sample: str | None = None
     unknown_baselines: Mapping[str, str] = field(default_factory=dict)
-    by_classifier: bool = False
+    answered_by: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -111,14 +108,12 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     has_confidences = decoding and task.answer.fields and confidences.exists()
     certainty = Certainty(task, confidences) if has_confidences else None
     missing, faulty, unknown, notes = 0, 0, 0, list[str]()
-    answers, seen = find_answers(run) if decoding else None, 0
-    is_seen = seen_by(answers.trained if answers and answers.record.is_of_adapter else None)
+    answers = find_answers(run) if decoding else None
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
         missing += row is None
-        seen += is_seen(example)
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += (f"{example.id}: {note}" for note in example.notes)
         unknown += _unknown_labels(task, example, labels)
@@ -136,9 +131,9 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         compared_by=task.score.compared_by,
         notes=notes,
         never_asked=decoding.get("refusals", ()) if decoding else (),
-        in_sample=in_sample(answers, seen, decoding) if answers and decoding else None,
+        in_sample=in_sample(answers) if answers else None,
         unknown_baselines=baselines.unknown,
-        by_classifier=bool(((decoding or {}).get("rule") or {}).get("classifier_alone")),
+        answered_by=decoding["answered_by"] if decoding else "",
     )
 
 
@@ -165,19 +160,15 @@ def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
     )
 
 
-def in_sample(answers: Answers, seen: int, decoding: Mapping[str, Any]) -> str | None:
-    """Say how the model or the decision rule of these answers was fitted to their own cases.
-
-    `seen` is the number of cases that were trained on.
-    """
-    record, trained = answers.record, answers.trained
-    if not record.is_of_adapter:
+def in_sample(answers: Answers) -> str | None:
+    """Say how the model or the choice of who answers was fitted to the answered cases."""
+    record, training = answers.record, answers.training
+    if not record.is_of_adapter or training is None:
         return None
-    if seen:
-        return f"{seen} of these cases were trained on"
-    fit = decoding.get("decision_sha256")
-    if trained and fit and fit == decision_sha256(trained) and is_fitted_on(trained, record):
-        return f"the decision rule was fitted on these cases: {trained / DECISION}"
+    if record.test_sha256 == training.dev_sha256 or record.held_out:
+        return "training and the choice between model and text classifier looked at these cases"
+    if record.test_sha256 in (training.train_sha256, training.mix_sha256):
+        return "these cases were trained on"
     return None
 
 
@@ -253,11 +244,6 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
     rate, unknown = scores.unreadable_rate, "unknown, there is no decode.json of this submission"
     yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
-    if scores.by_classifier:
-        yield (
-            "the text classifier answered, as it was best on held-out cases; "
-            "`greedy=true answers=NAME` at generate has the model's own replies"
-        )
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
     headline, value = list(scores.total.mean.items())[-1]
@@ -268,3 +254,5 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
     if scores.unknown_labels is not None:
         yield f"gold labels that training never saw: {scores.unknown_labels}, scored as missed"
+    if scores.answered_by:
+        yield scores.answered_by

@@ -1,11 +1,13 @@
 """Fit the text classifier that lies beside an adapter: one logistic regression per label."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nsmallest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,17 +21,25 @@ from panjue.eval.classifier import (
     Classifier,
     FieldWeights,
     Hashes,
+    Probabilities,
     View,
     facts_of,
+    read_classifier,
     size_chances,
     views,
 )
+from panjue.eval.opinions import Advisor, case_key, opinion_text
 from panjue.eval.second_stage import Items
 from panjue.finetune.second_stage import FOLDS, fit_second_stage, platt
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import CLASSIFIER
+from panjue.prompts.plumbing.files import dump, read_lines, replace_folder
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
+
+OPINIONS = "opinions.jsonl"
+"""File beside a classifier, with its opinions on the cases that it was fitted on."""
 
 MAX_EXAMPLES = 12_000
 """Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
@@ -59,9 +69,33 @@ MIN_CASES = 300
 """Cases that the second stage needs."""
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A classifier, and what it thinks of the cases that it was fitted on.
+
+    Attributes:
+        cases: Those cases.
+        sizes: Items of each, [cases].
+        crossed: Field -> probabilities by parts that had not seen the case, [items, labels].
+    """
+
+    classifier: Classifier
+    cases: Sequence[Example]
+    sizes: NDArray[np.int64]
+    crossed: Mapping[str, NDArray[Any]]
+
+    def probabilities(self) -> Iterator[tuple[Example, list[dict[str, Probabilities]]]]:
+        """Yield every case with the cross-fitted probabilities of its items."""
+        start = 0
+        for example, size in zip(self.cases, self.sizes, strict=True):
+            items = range(start, start + size)
+            yield example, [self.classifier.item_probabilities(self.crossed, i) for i in items]
+            start += size
+
+
 def fit(
     task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels, seed: int
-) -> Classifier:
+) -> Fitted:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
     Each case is scored by regressions that have not seen it (cross-fitted). On these scores those
@@ -95,14 +129,37 @@ def fit(
         total, of = scores[name].sum(0), is_own_item & fitting.taken
         scale, shift = calibration(total[of], gold[name][of], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
-    second, believed = None, {n: fields[n].probabilities(scores[n].sum(0)) for n in decides.sets}
+    second = None
+    crossed = {n: fields[n].probabilities(scores[n].sum(0)) for n in decides.fields}
     if decides.evidence and len(cases) >= MIN_CASES:
         facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
         of_cases = Items(sizes, scores, np.array(facts, float))
-        second, believed = fit_second_stage(of_cases, gold, decides.sets, fold)
-    for name, chances in believed.items():
-        fields[name] = replace(fields[name], sizes=size_weights(chances, gold[name]))
-    return Classifier(decides, used, fields, second)
+        second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
+    for name in decides.sets:
+        sizes_of_sets = size_weights(crossed[name], gold[name])
+        fields[name] = replace(fields[name], sizes=sizes_of_sets)
+    classifier = Classifier(decides, used, fields, second)
+    return Fitted(classifier, [example for example, _ in cases], sizes, crossed)
+
+
+def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
+    """Write a classifier and its cross-fitted opinions; `folder` appears when it is complete."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    fitted.classifier.save(temporary / CLASSIFIER)
+    advisor = Advisor(task, labels, fitted.classifier)
+    with (temporary / OPINIONS).open("w", encoding="utf-8") as out:
+        for example, items in fitted.probabilities():
+            text = opinion_text(example, advisor.with_answers(items))
+            out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
+    replace_folder(temporary, folder)
+
+
+def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
+    """Return the advisor of a training: it knows the cross-fitted opinions that `folder` has."""
+    known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS)}
+    return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task), known)
 
 
 def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from accelerate import PartialState
 from omegaconf import OmegaConf
 
 from panjue.finetune.checkpoints import full_disk_named
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
@@ -23,6 +23,7 @@ from panjue.prompts.plumbing.files import (
     write_json,
 )
 from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
+from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
 SAME = (
@@ -43,11 +44,19 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         base_sha256=model_sha256(base),
         mix_ratio=config.mix_ratio if config.mix else None,
         solve=task.answer.provenance().get("solve", {}),
+        opinions=shows_opinions(config, task),
         prompt_sha256=prompt_sha256(config.task),
         processes=PartialState().num_processes,
         trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
         versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     )
+
+
+def shows_opinions(config: SftConfig, task: Task) -> bool:
+    """Say whether the prompts of this training show what the text classifier thinks."""
+    if isinstance(config, BaseConfig) or not task.answer.fields:
+        return False
+    return config.opinions and names_opinions(config.task)
 
 
 def trained_folder(config: SftConfig) -> Path:

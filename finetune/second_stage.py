@@ -1,7 +1,7 @@
 """Fit the second stage of the text classifier on scores of cases that the first had not seen."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,7 +49,7 @@ def weights_of(sizes: Array) -> Array:
 def fit_second_stage(
     items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array
 ) -> tuple[SecondStage, dict[str, Array]]:
-    """Return the second stage, and the cross-fitted probabilities of the label sets.
+    """Return the second stage, and the cross-fitted probabilities of all fields, [items, labels].
 
     Args:
         items: Cases, with scores by first stages that had not seen them (cross-fitted).
@@ -63,7 +63,7 @@ def fit_second_stage(
         if name in sets:
             fields[name], believed[name] = _fit_set(items, name, truth, fold)
         else:
-            fields[name] = _fit_class(items, name, gold, believed, fold)
+            fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
     return SecondStage(fields), believed
 
 
@@ -95,8 +95,7 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
         data.set_categorical_feature([0])
         return lightgbm.train(SET_TREES, data, ROUNDS)
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        *parts, trees = threads.map(train, range(FOLDS + 1))  # the last has all folds
+    *parts, trees = _in_threads(train)
     logits = np.zeros(len(rows))
     for k, part in enumerate(parts):
         logits[aside == k] = corrected(part, rows[aside == k], start)
@@ -109,8 +108,11 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
 
 def _fit_class(
     items: Items, name: str, gold: Mapping[str, Array], believed: Mapping[str, Array], fold: Array
-) -> FieldTrees:
-    """Return the second stage of a class; `believed` has probabilities of the sets before it."""
+) -> tuple[FieldTrees, Array]:
+    """Return the second stage of a class, and its cross-fitted probabilities.
+
+    `believed` has the probabilities of the fields before it.
+    """
     # An item whose class is not known teaches nothing.
     weight = weights_of(items.sizes) * gold[name].any(axis=1)
     classes = gold[name] * weight[:, None]
@@ -123,8 +125,24 @@ def _fit_class(
         }
         return {of: table / table.sum(1, keepdims=True) for of, table in joint.items()}
 
-    parts = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
-    rows = np.stack(parts)[fold, np.arange(len(fold))]  # no item is in its own tables
-    data = lightgbm.Dataset(rows, gold[name].argmax(1), weight=weight)
-    trees = lightgbm.train({**CLASS_TREES, "num_class": classes.shape[1]}, data, 2 * ROUNDS)
-    return FieldTrees(trees, classes=tables(fold >= 0))
+    views = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
+    rows = np.stack(views)[fold, np.arange(len(fold))]  # no item is in its own tables
+    labels = gold[name].argmax(1)
+
+    def train(without: int) -> lightgbm.Booster:
+        used = fold != without
+        data = lightgbm.Dataset(rows[used], labels[used], weight=weight[used])
+        settings = {**CLASS_TREES, "num_class": classes.shape[1]}
+        return lightgbm.train(settings, data, 2 * ROUNDS)
+
+    *parts, trees = _in_threads(train)
+    chances = np.zeros(classes.shape)
+    for k, part in enumerate(parts):
+        chances[fold == k] = part.predict(rows[fold == k], num_threads=1)
+    return FieldTrees(trees, classes=tables(fold >= 0)), chances
+
+
+def _in_threads(train: Callable[[int], lightgbm.Booster]) -> list[lightgbm.Booster]:
+    """Return the trees without each fold in turn, and those of all folds last."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(train, range(FOLDS + 1)))

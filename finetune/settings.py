@@ -86,6 +86,9 @@ class SftConfig(Config):
     score_examples: int = Field(64, ge=0)
     """Held-out examples answered and scored at each evaluation; the best adapter is kept. Tasks
     with several calls per example score none and use the held-out loss."""
+    opinions: bool = True
+    """Show the model what the text classifier thinks of each case, if the task's prompt names
+    `{opinions}`. If false, the model judges from the facts alone."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of a task with several calls per example; training uses the same calls."""
     patience: int = Field(3, ge=1)

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from panjue.eval.answers import write_seen
 from panjue.eval.classifier import FILE_VERSION
 from panjue.finetune.checkpoints import newest_complete
-from panjue.finetune.classifier import MAX_EXAMPLES, fit
+from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
@@ -42,7 +40,7 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import dump, exclusive_lock
+from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
@@ -95,7 +93,8 @@ def run_training(
     labels = reader.task.ask.labels(examples)
     by = config.robust.by if config.robust else None
     maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
-    rows = make_rows(config, record, maker, examples)
+    fitted = fitted_classifier(config, examples, maker, record, console)
+    rows = make_rows(config, record, maker, examples, fitted)
     args = trainer_config(config, reader.task, evaluates=len(rows.held_out) > 0)
     held_out = None
     if args.eval_strategy != "no" and config.score_examples and len(examples.held_out):
@@ -112,9 +111,7 @@ def run_training(
     if trainer.is_world_process_zero():
         claim(config, record)
         reader.skipped.write(config.run / "skipped-train.jsonl")
-        write_seen(config.run, chain(examples.train, examples.mixable))
     trainer.accelerator.wait_for_everyone()
-    classifier = fitted_classifier(config, examples, maker, record, console)
     result = trained_folder(config)
     print_stage(config, console, 3, f"training the {result.name}")
     try:
@@ -123,6 +120,7 @@ def run_training(
         raise UserError(f"trainer: {first_line(error)}") from None
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
+    classifier = fitted / CLASSIFIER if fitted else None
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
     console.print(f"written: {result}{kept_score(trainer)}", markup=False)
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
@@ -134,9 +132,18 @@ def print_stage(config: SftConfig, console: Console, number: int, text: str) -> 
     console.print(f"{number}/{2 if config.dry_run else 4} {text}")
 
 
-def make_rows(config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples) -> Rows:
-    """Return the rows to train on and the held-out rows."""
+def make_rows(
+    config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples, fitted: Path | None
+) -> Rows:
+    """Return the rows to train on and the held-out rows; `fitted` has the text classifier."""
     key = {**record.model_dump(include=ROW_KEYS), "by": maker.attribute}
+    advisor = None
+    if fitted and record.opinions:
+        key["classifier_sha256"] = sha256(fitted / CLASSIFIER)
+        advisor = training_advisor(fitted, maker.task, maker.labels)
+
+    def shown(of: Iterable[Example]) -> Iterable[Example]:
+        return map(advisor.show, of) if advisor else of
 
     def rows(
         part: str, of: Iterable[Example], groups: Sequence[str] = ()
@@ -144,7 +151,7 @@ def make_rows(config: SftConfig, record: RunRecord, maker: RowMaker, examples: E
         return cached(
             config.run / "rows",
             {**key, "part": part, "rules": RULES},
-            lambda report: maker.rows(of, report),
+            lambda report: maker.rows(shown(of), report),
             groups,
             waits=not PartialState().is_main_process,
         )
@@ -221,27 +228,25 @@ def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Ob
 def fitted_classifier(
     config: SftConfig, examples: Examples, maker: RowMaker, record: RunRecord, console: Console
 ) -> Path | None:
-    """Return the file with the text classifier; None if the task's answers are not decided.
+    """Return the folder with the fitted text classifier; None if the task's answers have no labels.
 
     One process fits it, once. A tiny base, which is there to be trained further, needs none.
     """
     if isinstance(config, BaseConfig) or not maker.task.answer.fields:
         return None
-    console.print(
-        "fitting the text classifier on all cases that are not held out "
-        f"(at most {MAX_EXAMPLES:,} of a file)"
-    )
     key = record.model_dump(include={*DATA_KEYS, "seed"})
     text = dump({"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, **key})
-    path = config.run / "rows" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{CLASSIFIER}"
+    folder = config.run / "rows" / f"classifier-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not PartialState().is_main_process:
-        wait_for(path)
-    if not path.exists():
-        unfinished = path.with_name(f".{path.name}")
-        classifier = fit(maker.task, examples.train, examples.mixable, maker.labels, config.seed)
-        classifier.save(unfinished)
-        unfinished.rename(path)
-    return path
+        wait_for(folder)
+    if not folder.exists():
+        console.print(
+            "fitting the text classifier on all cases that are not held out "
+            f"(at most {MAX_EXAMPLES:,} of a file)"
+        )
+        fitted = fit(maker.task, examples.train, examples.mixable, maker.labels, config.seed)
+        save_fitted(fitted, maker.task, maker.labels, folder)
+    return folder
 
 
 def train_or_resume(trainer: ReplyTrainer, config: SftConfig, console: Console) -> None:

@@ -4,7 +4,6 @@ Settings are checked before the stage is imported: importing torch or vLLM takes
 """
 
 import logging
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -117,23 +116,19 @@ def merge(
 def generate(
     run: Path,
     test: Path,
-    overrides: Annotated[list[str] | None, typer.Argument(help="e.g. samples=8")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="e.g. in_flight=64")] = None,
     _: Annotated[bool, _settings("panjue.serve.settings", "GenerateConfig")] = False,
 ) -> None:
-    """Answer every case of TEST with RUN's training, and decide: RUN/answers/NAME."""
+    """Answer every case of TEST with RUN's training, and decode: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
-        decide = partial(decode, greedy=settings.greedy)
-        _load("serve.generate", "generate_and_decode")(Run(run), test, settings, decide)
+        _load("serve.generate", "generate")(Run(run), test, settings, decode)
 
 
 @app.command()
-def decode(
-    path: Path,
-    greedy: Annotated[bool, typer.Option(help="use only the first reply of each case")] = False,
-) -> None:
+def decode(path: Path) -> None:
     """Make the submission of a folder of answers again, without a model."""
-    tally = _load("eval.decoding", "decode_answers")(path, greedy=greedy)
+    tally = _load("eval.decoding", "decode_answers")(path)
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")

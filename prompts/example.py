@@ -48,6 +48,12 @@ class Decoded:
     answer: Answer  # always complete: unreadable parts get the task's fallback
     repairs: tuple[str, ...] = ()  # one short text each; empty if the reply was valid
     readable: bool = True  # False: nothing could be read, so that the answer is a guess
+    guesses: tuple[tuple[int, str], ...] = ()
+    """Item and field of each value that a readable reply does not have: it is the fallback's."""
+
+    def is_guess(self, item: int, field: str) -> bool:
+        """Say whether the reply does not have this field of an item."""
+        return not self.readable or (item, field) in self.guesses
 
 
 Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
@@ -87,9 +93,9 @@ class First:
 
     items: str = ""  # key of the list of items in the answer; "": the answer is the only item
     sets: tuple[str, ...] = ()
-    """Decided fields of an item that are label sets: by expected F1. If there are two,
-    `Labels.pairs` gives the labels that occur together."""
-    classes: tuple[str, ...] = ()  # decided fields of an item with one label: by probability
+    """Fields of an item that are label sets. If there are two, `Labels.pairs` gives the labels
+    that occur together."""
+    classes: tuple[str, ...] = ()  # fields of an item with one label
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Field -> its labels in order. A number in the submission is an index into this list."""
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -105,15 +111,15 @@ class First:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Return the fields of an item that are decided from several replies."""
+        """Return the fields of an item that have known labels."""
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
-        """Return the kind in `Labels` of a decided field."""
+        """Return the kind in `Labels` of a field."""
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Return label -> count of a decided field, from `Labels.counts`."""
+        """Return label -> count of a field, from `Labels.counts`."""
         kind = counts[self.kind(name)]
         return {label: n for label, n in kind.items() if label != self.nothing}
 
@@ -146,9 +152,7 @@ class First:
 
 
 class Decide(First):
-    """The answer is decided from several samples and their probabilities."""
-
-    uses_samples = True
+    """The answer has fields of known labels, on which the text classifier has an opinion."""
 
 
 class Rank(First):

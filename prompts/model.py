@@ -27,9 +27,6 @@ MIB = 2**20
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM loads unmerged."""
 
-DECISION = "decision.json"
-"""The rules by which answers are decided; in the folder of an adapter's labels.json."""
-
 
 def model_folder(name: str) -> Path:
     """Return the folder of a base model: a local folder, or a model of the hub, downloaded once.
@@ -135,10 +132,9 @@ def model_sha256(folder: Path) -> str:
     """Return a fingerprint of a model: one hash over the names and contents of its files.
 
     Of a file above 2 MiB only its size and its first and last MiB count: a training changes all
-    weights, and 16 GB take 19 s to read. The decision rule (`DECISION`) is left out: it is fitted
-    after training.
+    weights, and 16 GB take 19 s to read.
     """
-    files = (path for path in model_files(folder) if path.name != DECISION)
+    files = model_files(folder)
     parts = (f"{path.name} {path.stat().st_size} {_ends_sha256(path)}" for path in files)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

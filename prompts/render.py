@@ -18,6 +18,9 @@ def prompt_files(task: str) -> list[Path]:
     return [folder / "prompt.md", *sorted(folder.glob("prompt-*.md"))]
 
 
+OPINIONS = "{opinions}"
+"""The place in a template for what the text classifier thinks (`eval.opinions`)."""
+
 RULES = "3"
 """Version of the rules that turn a text into a prompt, and an answer into the reply to learn.
 Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
@@ -105,12 +108,29 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
     ]
 
 
+def names_opinions(task: str) -> bool:
+    """Say whether a task's prompt has a place for the opinions of the text classifier."""
+    return any(OPINIONS in path.read_text("utf-8") for path in prompt_files(task))
+
+
+def without_opinions(template: str) -> str:
+    """Return a template without the paragraph that names `{opinions}`."""
+    paragraphs = template.removesuffix("\n").split("\n\n")
+    kept = [part for part in paragraphs if OPINIONS not in part]
+    return "\n\n".join(kept) + "\n" * template.endswith("\n")
+
+
 def render(task: str, example: Example, call: str = "") -> Messages:
-    """Fill `tasks/<task>/prompt.md`, or `prompt-<call>.md`, and return one user message."""
+    """Fill `tasks/<task>/prompt.md`, or `prompt-<call>.md`, and return one user message.
+
+    Where an example has no opinions, the paragraph that names `{opinions}` is left out.
+    """
     name = f"{task}/prompt{call and f'-{call}'}.md"
     path = next(path for root in tasks.__path__ if (path := Path(root) / name).exists())
     template = path.read_text("utf-8")
     fields = {"text": example.text, **example.inputs}
+    if OPINIONS in template and "opinions" not in fields:
+        template = without_opinions(template)
     try:
         content = template.format_map({key: neutralize(value) for key, value in fields.items()})
     except (KeyError, IndexError) as error:

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llguidance.hf
 from llguidance import LLMatcher
 
+from panjue.eval.opinions import Advisor, Opinion
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
@@ -24,12 +23,7 @@ OnText = Callable[[str], None]  # callback that receives each new piece of a rep
 
 Row = dict[str, Any]  # a row of `completions.jsonl`
 
-ALTERNATIVES = 10  # most likely tokens that are read at each position of a reply
-CERTAIN = 0.999  # a position whose token is likelier than this has no alternatives
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer decodes an incomplete character to
-
-NEAR_TIE = 1e-4
-"""Two tokens whose log-probabilities differ by less count as equally likely (float32)."""
 
 
 class Refusal(Exception):
@@ -77,20 +71,27 @@ class Asker:
         max_tokens: int = 0,
         *,
         constrained: bool = True,
+        advisor: Advisor | None = None,
     ) -> None:
         """Load the tokenizer from the folder `model`, the model that will answer.
 
         Without it, for an endpoint with another tokenizer, prompts are not shortened, and the
-        endpoint limits the replies.
+        endpoint limits the replies. With an `advisor` prompts show its opinions.
         """
         self.task, self.labels, self.max_tokens = task, labels, max_tokens
         self.longest = max_tokens  # what the engine takes: for cases that `max_tokens` cannot hold
         self.tokenizer: Any = load_tokenizer(model) if model else None
         self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
         self._constrained = constrained
+        self._advisor = advisor
 
-    def question(self, example: Example) -> Question:
-        """Return the question for one example; raise Refusal if it cannot be asked."""
+    def question(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Question:
+        """Return the question for one example; raise Refusal if it cannot be asked.
+
+        `opinions` are the advisor's on this example, if they are known already.
+        """
+        if self._advisor:
+            example = self._advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
             return Question([], schema, 0, 0, self.task.ask.prompt(example))
@@ -123,14 +124,9 @@ class Asker:
         return problem.splitlines()[0] if problem else ""
 
 
-def row(
-    passes: Sequence[tuple[Request, Any]], tokenizer: Any, *, with_alternatives: bool = False
-) -> Row:
-    """Return the row of one call, from the outputs of its requests; the first reply comes first.
-
-    With `with_alternatives` it has the alternatives of each reply too.
-    """
-    request, first = passes[0]
+def row(passes: Sequence[tuple[Request, Any]]) -> Row:
+    """Return the row of one call, from the outputs of its requests; the first reply comes first."""
+    request, _ = passes[0]
     refused = next((o.refused for _, o in passes if getattr(o, "refused", "")), "")
     if refused:
         return {"refused": refused}
@@ -138,14 +134,9 @@ def row(
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed on this request"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
-    # An endpoint returns no log-probabilities.
-    with_alternatives = with_alternatives and replies[0].logprobs is not None
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
-        "alternatives": [alternatives(reply, tokenizer) for reply in replies]
-        if with_alternatives
-        else [],
         # An endpoint counts them; the engine gets our own prompt.
         "prompt_tokens": sum(
             getattr(output, "prompt_tokens", len(asked.question.prompt)) for asked, output in passes
@@ -153,44 +144,4 @@ def row(
         "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in passes),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
         "dropped_sentences": request.question.dropped,
-        "near_ties": near_ties(first.outputs[0]) if request.is_greedy else [],
     }
-
-
-def near_ties(reply: Any) -> list[int]:
-    """Return the positions of a greedy reply where the two best tokens differ by under `NEAR_TIE`.
-
-    Only there may another batch or machine choose another token: sums of floats depend on their
-    order.
-    """
-    best_two = (sorted(t.logprob for t in top.values())[-2:] for top in reply.logprobs or ())
-    return [i for i, two in enumerate(best_two) if len(two) == 2 and two[1] - two[0] < NEAR_TIE]
-
-
-def alternatives(reply: Any, tokenizer: Any) -> list[tuple[int, list[tuple[str, float]]]]:
-    """Return where a reply could likely have continued differently: `eval.beliefs.Alternatives`.
-
-    Its log-probabilities obey the schema: vLLM masks forbidden tokens before it computes them.
-    """
-    positions = []
-    tokens = list(reply.token_ids)
-    for i, (chosen, top) in enumerate(zip(tokens, reply.logprobs or (), strict=False)):
-        probability = exp(top[chosen].logprob)
-        prefix = tokenizer.decode(tokens[:i]) if probability < CERTAIN else UNFINISHED
-        if prefix.endswith(UNFINISHED):  # certain, or inside a character of several tokens
-            continue
-        others = ((exp(top[token].logprob), token) for token in top if token != chosen)
-        rest = sorted(others, reverse=True)
-        likely = [(probability, chosen), *((p, token) for p, token in rest if p > 1 - CERTAIN)]
-        texts = [(_text(tokenizer, token), round(max(p, 1e-4), 4)) for p, token in likely]
-        readable = [option for option in texts[1:] if UNFINISHED not in option[0]]
-        if readable and UNFINISHED not in texts[0][0]:
-            positions.append((len(prefix), [texts[0], *readable]))
-    return positions
-
-
-@lru_cache(maxsize=4096)
-def _text(tokenizer: Any, token: int) -> str:
-    """Return a token's text; cached, since few tokens make up most positions."""
-    text: str = tokenizer.decode([token])
-    return text

@@ -1,164 +1,172 @@
 """Answer every case of a test file: one schema per case, finished rows streamed to disk."""
 
-import asyncio
+import hashlib
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from panjue.eval.answers import seen_by
-from panjue.eval.fit_rule import fit_rules
-from panjue.eval.rule import read_fitted
-from panjue.prompts.example import Example
+from panjue.eval.choice import Choice, choose, read_choice, shape_of
+from panjue.eval.decoding import decode_answers
 from panjue.prompts.model import has_classifier, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import difference, exclusive_lock, sha256
-from panjue.prompts.plumbing.run import HELD_OUT, MANIFEST, AnswersRecord, Run
+from panjue.prompts.plumbing.files import difference, dump, exclusive_lock, sha256
+from panjue.prompts.plumbing.run import ANSWERS, HELD_OUT, MANIFEST, AnsweredBy, AnswersRecord, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
-from panjue.prompts.task import load_task
-from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import Engine, check_length, engine
+from panjue.serve.engines import Answering, answering
 from panjue.serve.job import Job, make_job
-from panjue.serve.loop import Answerer, answer_all
-from panjue.serve.output import Rest, StopSignals, answered_ids, load_rows, output, starting
+from panjue.serve.output import Rest, answered_ids, load_rows
 from panjue.serve.settings import RESOURCES, GenerateConfig
 
 # Made from completions, besides the submission.
 DERIVED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
 
-
-def generate_and_decode(
-    run: Run, test: Path, config: GenerateConfig, decode: Callable[[Path], object]
-) -> None:
-    """Answer `test` and decode the answers by the rule for such replies.
-
-    If there is none yet, it is fitted on the cases that training held out, which are answered
-    first, in the same way.
-    """
-    held_out = held_out_file(run, config)
-    is_test = held_out is not None and sha256(held_out) == sha256(test)
-    if held_out and not is_test:
-        name = f"{HELD_OUT}-{config.samples}" if config.samples else HELD_OUT
-        print(f"the held-out cases first: on these is fitted how answers are decided ({name})")
-        tenth = {"held_out": run.record.dev is None, "answers": name}
-        generate(run, held_out, config.model_copy(update=tenth), fit_rules)
-        print(f"now the cases of {test}")
-
-    def fit_and_decode(folder: Path) -> None:
-        if is_test:  # it is the training's own dev file
-            fit_rules(folder)
-        decode(folder)
-
-    generate(run, test, config, fit_and_decode)
+Decode = Callable[[Path], object]
 
 
-def held_out_file(run: Run, config: GenerateConfig) -> Path | None:
-    """Return the file with the held-out cases on which a rule for such replies is to be fitted.
+@dataclass(frozen=True)
+class Cases:
+    """A file of cases to answer, and the folder of the answers."""
 
-    None if there is a rule, or none is needed or possible.
-    """
-    if config.greedy or config.held_out or config.endpoint or config.adapter == "none":
-        return None
-    record, trained = run.record, run.trained
-    task = load_task(record.task)
-    if not task.answer.fields or not (config.samples or has_classifier(trained)):
-        return None
-    fitted = read_fitted(trained)
-    if fitted and fitted.is_for(config.samples, config.sampling, config.constrained):
-        return None
-    file = Path(record.dev or record.train)
-    if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
-        print(f"{file}: missing, or not the file of the training: no rule is fitted for decoding")
-        return None
-    reader = Reader(task, held_out=record.dev is None, on_bad_row=config.on_bad_row)
-    return file if next(reader.read(file), None) else None
+    file: Path
+    reader: Reader
+    folder: Path
+    count: int
 
 
-def generate(run: Run, test: Path, config: GenerateConfig, then: Callable[[Path], object]) -> None:
-    """Write one row per example of `test` to `completions.jsonl`.
+def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> None:
+    """Answer `test` into RUN/answers/NAME, then `decode` that folder.
 
-    No other process writes there until `then`, which gets the folder, has returned.
-
-    A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why
-    each ended (`finish`), its `alternatives`, token counts and how many sentences were left out;
-    greedy rows list their `near_ties`. An example that cannot be asked has `refused`, the reason,
-    instead. If an example takes several calls, each call has a row. Existing rows are kept.
+    If `answer` is auto, the cases that training held out are asked first, in the same engine:
+    whoever is better there, the model or the text classifier, answers `test`.
     """
     console = Console(soft_wrap=True, highlight=False)
-    job = make_job(run, test, config)
-    reader = Reader(job.task, held_out=config.held_out, on_bad_row=config.on_bad_row)
+    job = make_job(run, config)
     console.print("1/3 reading the cases")
-    is_seen = seen_by(job.trained)
-    flags = [is_seen(example) for example in reader.read(test)]
-    examples, seen = len(flags), sum(flags)
-    if not examples:
-        skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
-        raise UserError(f"{test}: has no cases{skipped}")
-    if seen:
-        console.print(f"{seen} of {examples} cases were trained on; expect lower scores on others")
     if config.held_out:
         check_held_out(run, test)
-    record = record_of(job, test)
-    with exclusive_lock(job.folder):
-        claim(job, record, console)
-        reader.skipped.write(job.folder / "skipped-test.jsonl")
-        if reader.skipped.rows:
-            console.print(str(reader.skipped), markup=False)
-        answer_rest(job, reader, test, examples, console)
+    cases = read_cases(job, test, config.answers or test.stem, held_out=config.held_out)
+    with exclusive_lock(cases.folder):
+        with answering(job, console) as engine:
+            answer_cases(run, job, cases, engine, console)
         console.print("3/3 decoding")
-        then(job.folder)
+        decode(cases.folder)
 
 
-def answer_rest(job: Job, reader: Reader, test: Path, total: int, console: Console) -> None:
-    """Answer the examples that have no rows yet; `total` is the number of all examples."""
-    path = job.folder / "completions.jsonl"
+def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: Console) -> None:
+    """Have the model or the text classifier answer the cases."""
+    if job.config.answer == "classifier":
+        if not (job.trained and has_classifier(job.trained)):
+            raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
+        claim(job, cases, "classifier", "as answer=classifier says", console)
+        return
+    held_out = held_out_cases(run, job, cases)
+    if isinstance(held_out, str):
+        ask(job, cases, engine, held_out, console)
+        return
+    if held_out is cases:  # TEST is the training's own dev file
+        ask(job, cases, engine, "to compare its replies with the text classifier", console)
+        decode_answers(cases.folder)
+        choice = choose(cases.folder)
+    else:
+        choice = choice_on(job, held_out, engine, console)
+    console.print(str(choice), markup=False)
+    if choice.answered_by == "model":
+        ask(job, cases, engine, str(choice), console)
+    else:
+        claim(job, cases, "classifier", str(choice), console)
+
+
+def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) -> Choice:
+    """Return the choice between model and text classifier; ask the held-out cases if need be."""
+    made_of = shape_of(record_of(job, held_out, "model", ""))
+    if choice := read_choice(job.run, made_of):
+        return choice
+    console.print(
+        f"first the {held_out.count} cases that training held out: they say who is better, the "
+        "model or the text classifier"
+    )
+    with exclusive_lock(held_out.folder):
+        ask(job, held_out, engine, "to compare its replies with the text classifier", console)
+        decode_answers(held_out.folder)
+        return choose(held_out.folder)
+
+
+def held_out_cases(run: Run, job: Job, cases: Cases) -> Cases | str:
+    """Return the cases on which model and classifier are compared, or why the model answers."""
+    if job.config.answer == "model":
+        return "as answer=model says"
+    if not chooses(job):
+        return ""
+    record = run.record
+    file = Path(record.dev or record.train)
+    if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
+        return f"no held-out cases to compare it on: {file} is not the file of the training"
+    if record.dev and sha256(cases.file) == record.dev_sha256:
+        return cases
+    try:
+        return read_cases(job, file, held_out_name(job.config), held_out=record.dev is None)
+    except NoCases:
+        return "no case was held out to compare it on"
+
+
+def chooses(job: Job) -> bool:
+    """Say whether there is a text classifier that could answer in place of the fine-tuned model."""
+    config, trained = job.config, job.trained
+    if trained is None or config.endpoint or config.adapter == "none" or config.held_out:
+        return False
+    return bool(job.task.answer.fields) and has_classifier(trained)
+
+
+def held_out_name(config: GenerateConfig) -> str:
+    """Return the name of the answers to the held-out cases; it depends on how replies are made."""
+    if not config.sampling and config.constrained:
+        return HELD_OUT
+    made = dump({**config.sampling, "constrained": config.constrained})
+    return f"{HELD_OUT}-{hashlib.sha256(made.encode()).hexdigest()[:8]}"
+
+
+class NoCases(UserError):
+    """A file has no cases."""
+
+
+def read_cases(job: Job, file: Path, name: str, *, held_out: bool) -> Cases:
+    """Return the cases of a file, which must have some."""
+    reader = Reader(job.task, held_out=held_out, on_bad_row=job.config.on_bad_row)
+    count = sum(1 for _ in reader.read(file))
+    if not count:
+        skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
+        raise NoCases(f"{file}: has no cases{skipped}")
+    return Cases(file, reader, job.run / ANSWERS / name, count)
+
+
+def ask(job: Job, cases: Cases, engine: Answering, because: str, console: Console) -> None:
+    """Write one row per example to `completions.jsonl`; rows that are there are kept.
+
+    A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why
+    each ended (`finish`), token counts and how many sentences were left out. An example that cannot
+    be asked has `refused`, the reason, instead. If an example takes several calls, each call has a
+    row.
+    """
+    claim(job, cases, "model", because, console)
+    path = cases.folder / "completions.jsonl"
     old_rows = load_rows(path)
-    done = answered_ids(reader, test, job.labels, old_rows) if old_rows else set()
-    if len(done) >= total:
-        console.print(f"{path}: all {total} are answered already")
+    done = set[str]()
+    if old_rows:
+        done = answered_ids(cases.reader, cases.file, job.labels, old_rows)
+    if len(done) >= cases.count:
+        console.print(f"{path}: all {cases.count} are answered already")
         return
     if old_rows:
-        console.print(f"continuing: {len(done)} of {total} are answered already")
-    console.print(f"2/3 answering {total - len(done)} cases")
-    todo = (example for example in reader.read(test) if str(example.id) not in done)
-    rest = Rest(todo, old_rows, len(done), total)
-    if job.config.ray:
-        from panjue.serve.ray import answer_in_cluster
-
-        answer_in_cluster(job, rest, console)
-    else:
-        answer_here(job, rest, console)
-
-
-def answer_here(job: Job, rest: Rest, console: Console) -> None:
-    """Answer with one engine in this process, or with an endpoint."""
-    config = job.config
-    with StopSignals(job.folder) as signals, ExitStack() as stack:
-        job = job.with_model()
-        source: Engine | Endpoint
-        if config.endpoint:
-            asker, source = job.asker(), stack.enter_context(closing(Endpoint(config.endpoint)))
-        else:
-            assert job.served, "without an endpoint, `make_job` has found a training"
-            with starting(console, "the engine"):
-                asker, running = job.asker(), engine(job.served, config.engine, None, config.seed)
-                source = stack.enter_context(running)
-            asker.longest = check_length(source, job.max_tokens).longest
-        out = stack.enter_context(output(job.folder, rest.done, rest.total, console))
-        slots = asyncio.Semaphore(config.slots)
-        answerer = Answerer(source, asker, slots, job.passes)
-
-        async def answer(example: Example) -> None:
-            await answerer.answer(example, out.write, rest.find_row)
-            out.solved()
-
-        assert source.runner
-        source.runner.run(signals.until_stopped(answer_all(rest.examples, answer, slots)))
+        console.print(f"continuing: {len(done)} of {cases.count} are answered already")
+    console.print(f"2/3 answering {cases.count - len(done)} cases")
+    todo = (example for example in cases.reader.read(cases.file) if str(example.id) not in done)
+    engine.answer(cases.folder, Rest(todo, old_rows, len(done), cases.count))
 
 
 def check_held_out(run: Run, test: Path) -> None:
@@ -170,16 +178,16 @@ def check_held_out(run: Run, test: Path) -> None:
         raise UserError(f"held_out: name the training file of {run.folder}: {record.train}")
 
 
-def record_of(job: Job, test: Path) -> AnswersRecord:
-    """Return what the completions depend on; a run resumes only with an equal record."""
+def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> AnswersRecord:
+    """Return what the answers depend on; a run resumes only with an equal record."""
     config, trained = job.config, job.trained
     optional: dict[str, Any] = {"endpoint": config.endpoint} if config.endpoint else {}
     if config.on_bad_row == "skip":
         optional["on_bad_row"] = "skip"
     return AnswersRecord(
         task=job.task_name,
-        test=str(test),
-        test_sha256=sha256(test),
+        test=str(cases.file),
+        test_sha256=sha256(cases.file),
         trained=str(trained) if trained else None,
         trained_sha256=model_sha256(trained) if trained else None,
         labels_sha256=sha256(trained / "labels.json") if trained else None,
@@ -191,7 +199,9 @@ def record_of(job: Job, test: Path) -> AnswersRecord:
         engine=config.engine,
         sampling=config.sampling,
         samples=config.samples,
-        held_out=config.held_out,
+        held_out=cases.reader.held_out,
+        answered_by=answered_by,
+        because=because,
         **optional,
         **job.task.answer.provenance(),
         versions={
@@ -201,25 +211,35 @@ def record_of(job: Job, test: Path) -> AnswersRecord:
     )
 
 
-def claim(job: Job, record: AnswersRecord, console: Console) -> None:
-    """Write the record and the labels of the answers to their folder.
+def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console) -> None:
+    """Write the record, the labels and the skipped rows of the answers to their folder.
 
     Other library versions are allowed and printed. If the completions were deleted, the files made
     from them are deleted too, and named.
     """
-    folder = job.folder
+    folder = cases.folder
+    record = record_of(job, cases, answered_by, because)
     if (folder / "completions.jsonl").exists():
         record = _resumed(folder, record, console)
     elif (folder / MANIFEST).exists():
-        names = (job.task.data.submission.name, *DERIVED)
-        stale = [folder / name for name in names if (folder / name).exists()]
-        for file in stale:
-            shutil.rmtree(file) if file.is_dir() else file.unlink()
-        if stale:
-            deleted = ", ".join(file.name for file in stale)
-            console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)
+        _delete_derived(job, folder, console)
     job.labels.save(folder)
     record.write(folder)
+    skipped = cases.reader.skipped
+    skipped.write(folder / "skipped-test.jsonl")
+    if skipped.rows:
+        console.print(str(skipped), markup=False)
+
+
+def _delete_derived(job: Job, folder: Path, console: Console) -> None:
+    """Delete the files made from completions that are gone."""
+    names = (job.task.data.submission.name, *DERIVED)
+    stale = [folder / name for name in names if (folder / name).exists()]
+    for file in stale:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    if stale:
+        deleted = ", ".join(file.name for file in stale)
+        console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)
 
 
 def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRecord:

@@ -6,29 +6,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.eval.decide import Decider, decider_of
-from panjue.eval.rule import Rule, read_fitted
+from panjue.eval.opinions import Opinion, load_advisor
 from panjue.prompts.example import Example, first_reply
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import ALTERNATIVES, Asker, Question, Refusal, requests, row
+from panjue.serve.ask import Asker, Question, Refusal, Request, row
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.merge import served_model
 from panjue.serve.names import MAX_DEFENDANTS, find_defendants
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
 
-MAX_SAMPLES = 32
 NUMBERS = count()  # a number for each case: vLLM wants every request under a name of its own
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -44,7 +41,6 @@ class CaseRequest(BaseModel):
     # Their names, in order; by default they are found in the facts by rules.
     defendants: list[str] | None = Field(None, max_length=MAX_DEFENDANTS)
     model: str = NAME  # the training that answers, if the server has several
-    samples: int = Field(0, ge=0, le=MAX_SAMPLES)  # besides the greedy reply, to decide from all
     stream: bool = False  # as events: `start`, several `delta`, then `result` or `error`
 
 
@@ -67,7 +63,7 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
 
 
 class ServedRun:
-    """The prompts, labels and decision rule of a training; the engine is not part of it."""
+    """The prompts, labels and text classifier of a training; the engine is not part of it."""
 
     def __init__(self, run: Run, config: ServeConfig) -> None:
         """Load all parts, and merge the adapter if needed."""
@@ -80,21 +76,21 @@ class ServedRun:
         labels = load_labels(trained / "labels.json")
         self.folders = served_model(trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
-        self.asker = Asker(self.task, labels, self.folders.model, max_tokens)
-        fitted = None if config.adapter == "none" else trained
-        self._decider, rules = decider_of(self.task, labels, fitted), read_fitted(fitted)
-        self._rules = rules.rules if rules else {}
+        self.advisor = load_advisor(trained, self.task, labels)
+        shown = self.advisor if record.opinions else None
+        self.asker = Asker(self.task, labels, self.folders.model, max_tokens, advisor=shown)
         self.demo = is_demo(self.folders.model)
 
-    def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
-        """Return a case as an example, and its question; a long case takes tens of milliseconds."""
+    def _prepare(self, case: CaseRequest) -> "Prepared":
+        """Return what is asked about a case; a long case takes tens of milliseconds."""
         names = find_defendants(case.fact) if case.defendants is None else case.defendants
         if case.defendants is None and case.fact.strip() and not names:
             raise BadCase("'fact' names no defendant after 被告人; list them in 'defendants'")
         assert self.task.data.by_hand is not None, "checked at start"
         try:
             example = self.task.data.by_hand(case.fact, names)
-            return example, self.asker.question(example)
+            opinions = self.advisor.opinions(example) if self.advisor else []
+            return Prepared(example, opinions, self.asker.question(example, opinions))
         except UserError as error:
             raise BadCase(str(error)) from None
         except Refusal as refusal:
@@ -106,56 +102,55 @@ class ServedRun:
         """Return the body of `POST /v1/judgments`.
 
         `on_event` receives `start` when the engine is asked, and `delta` with each new piece of the
-        greedy reply. A case that cannot be asked raises BadCase, an engine that failed UserError.
+        reply. A case that cannot be asked raises BadCase, an engine that failed UserError.
         """
-        example, question = await asyncio.to_thread(self._prepare, case)
-        sampling: dict[str, Any] = {"logprobs": ALTERNATIVES}
-        more = {**sampling, "n": case.samples, "temperature": 1.0}
-        passes = [sampling, more] if case.samples else [sampling]
-        first, *further = requests(next(NUMBERS), question, passes)
+        prepared = await asyncio.to_thread(self._prepare, case)
+        request = Request(next(NUMBERS), prepared.question, {})
 
         def on_text(text: str) -> None:
             if on_event:
                 on_event("delta", {"text": text})
 
         if on_event:
-            on_event("start", {"defendants": list(example.names)})
-        first_output = engine.ask(first, on_text if on_event else None)
-        outputs = await asyncio.gather(first_output, *map(engine.ask, further))
-        pairs = list(zip((first, *further), outputs, strict=True))
-        # In threads: the alternatives of many replies take seconds.
-        make_row = partial(row, pairs, self.asker.tokenizer, with_alternatives=True)
-        completion = await asyncio.to_thread(make_row)
+            on_event("start", {"defendants": list(prepared.example.names)})
+        output = await engine.ask(request, on_text if on_event else None)
+        completion = row([(request, output)])
         if "refused" in completion:
             raise UserError(completion["refused"])
         usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}
-        rule = self._rules.get(case.samples, Rule())
-        decider = self._decider.with_rule(rule) if self._decider else None
-        decided = await asyncio.to_thread(decide, self.asker, decider, example, completion)
         return {
-            "defendants": list(example.names),
-            **decided,
+            "defendants": list(prepared.example.names),
+            **await asyncio.to_thread(self._judgments, prepared, first_reply(completion)),
             "finish": completion["finish"][0],
-            "dropped_sentences": question.dropped,
+            "dropped_sentences": prepared.question.dropped,
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
 
+    def _judgments(self, prepared: "Prepared", reply: str) -> dict[str, Any]:
+        """Return the answer that a reply gives, beside what the text classifier thinks."""
+        example, opinions, task = prepared.example, prepared.opinions, self.task
+        decoded = task.ask.decode(reply, example, self.asker.labels)
+        answer = decoded.answer
+        beside: dict[str, Any] = {}
+        if self.advisor:
+            answer = self.advisor.complete(decoded, opinions)
+            beside["confidence"] = self.advisor.confidence(answer, opinions)
+            beside["classifier"] = [opinion.answer for opinion in opinions]
+            beside["probabilities"] = [
+                {name: opinion.probabilities[name] for name in task.answer.classes}
+                for opinion in opinions
+            ]
+        submission = task.data.write(example, answer)
+        del submission["id"]
+        return {**submission, "answer": answer, **beside, "repairs": list(decoded.repairs)}
 
-def decide(
-    asker: Asker, decider: Decider | None, example: Example, completion: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the answer, its confidence if it is decided, and the repairs of the first reply."""
-    task, confidence = asker.task, {}
-    decoded = task.ask.decode(first_reply(completion), example, asker.labels)
-    answer = decoded.answer
-    if decider:
-        is_alone = len(completion["texts"]) == 1 and not decider.rule.uses_classifier
-        decision = decider.decide(example, completion, keep_first=is_alone)
-        answer = decision.answer
-        confidence = {"confidence": decision.confidence, "probabilities": decision.classes}
-    submission = task.data.write(example, answer)
-    del submission["id"]
-    return {**submission, "answer": answer, **confidence, "repairs": list(decoded.repairs)}
+
+class Prepared(NamedTuple):
+    """A case, what the text classifier thinks of it, and what the model is asked."""
+
+    example: Example
+    opinions: Sequence[Opinion]
+    question: Question
 
 
 class Judge:
@@ -168,12 +163,10 @@ class Judge:
         self._run, self._in_flight, self._portal = run, in_flight, portal
         self._engine: Engine | None = engine
 
-    def __call__(
-        self, fact: str, defendants: Sequence[str] | None = None, samples: int = 0
-    ) -> dict[str, Any]:
+    def __call__(self, fact: str, defendants: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the judgments of one case, as `POST /v1/judgments` does."""
         names = None if defendants is None else list(defendants)
-        return self._submit({"fact": fact, "defendants": names, "samples": samples}).result()
+        return self._submit({"fact": fact, "defendants": names}).result()
 
     def many(self, cases: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the judgments of cases in their order, with many in the engine at once.

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 from panjue.prompts.example import Decoded, Example, First, call_key, first_reply
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.ask import ALTERNATIVES, Asker, Refusal, Row, Sampling, requests, row
+from panjue.serve.ask import Asker, Refusal, Row, Sampling, requests, row
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import Engine
 
@@ -29,11 +29,10 @@ class Answerer:
         source: Engine | Endpoint,
         asker: Asker,
         slots: asyncio.Semaphore,
-        passes: Sequence[Sampling] = ({"logprobs": 2},),
+        passes: Sequence[Sampling] = ({},),
     ) -> None:
         """Take what answers and what makes questions; a call has one request for each pass."""
         self._source, self._asker, self._slots, self._passes = source, asker, slots, passes
-        self._with_alternatives = len(passes) > 1 or passes[0].get("logprobs") == ALTERNATIVES
 
     async def answer(self, example: Example, write: Write, find_row: FindRow = no_row) -> None:
         """Ask all questions of one example, and `write` the row of each call that has none yet."""
@@ -74,7 +73,7 @@ class Answerer:
         passes = requests(question.id, asked, self._passes)
         outputs = await all_of(self._source.ask(request) for request in passes)
         pairs = list(zip(passes, outputs, strict=True))
-        return row(pairs, self._asker.tokenizer, with_alternatives=self._with_alternatives)
+        return row(pairs)
 
 
 def key_fields(answer: First, example: Example, number: int, question: Example) -> Row:

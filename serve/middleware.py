@@ -121,7 +121,7 @@ class Panjue:
     def _slots(self, replies: int, limit: int) -> Iterator[None]:
         """Count replies that run; refuse the request if there would be too many."""
         if self._running + replies > limit:
-            raise Problem(503, "too many requests at once; try again later, with fewer samples")
+            raise Problem(503, "too many requests at once; try again later")
         self._running += replies
         try:
             yield
@@ -151,7 +151,7 @@ class Panjue:
             run = setup.run(case.model)
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
-            with self._slots(1 + case.samples, setup.config.slots):
+            with self._slots(1, setup.config.slots):
                 if case.stream:
                     await while_connected(receive, send_events(run, engine, case, send))
                 elif answer := await while_connected(receive, run.answer(engine, case)):

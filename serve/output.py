@@ -145,9 +145,11 @@ def starting(console: Console, what: str) -> Iterator[None]:
 class StopSignals:
     """Within the block, SIGTERM and Ctrl-C end it with a message on how to resume."""
 
-    def __init__(self, folder: Path) -> None:
-        """Take the folder of the answers, which the message names."""
-        self._completions = folder / "completions.jsonl"
+    folder: Path | None = None
+    """Of the answers that are being made, which the message names."""
+
+    def __init__(self) -> None:
+        """Start without a signal."""
         self._received = 0
         self._cancel: Callable[[], object] | None = None
 
@@ -174,6 +176,7 @@ class StopSignals:
 
         A signal handler may not raise here: a running vLLM does not survive an exception.
         """
+        self._check()
         task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
@@ -196,8 +199,9 @@ class StopSignals:
     def _check(self) -> None:
         """Raise `Stopped` if there was a signal."""
         if self._received:
-            rows = f"{self._completions} has the finished rows"
-            kept = rows if self._completions.exists() else "no row was finished"
+            kept = "no row was finished"
+            if self.folder and (completions := self.folder / "completions.jsonl").exists():
+                kept = f"{completions} has the finished rows"
             raise Stopped(
                 f"stopped; {kept}, run the same command to resume", self._received
             ) from None

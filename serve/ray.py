@@ -9,10 +9,11 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import ceil, prod
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -41,30 +42,26 @@ SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
 """Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
 
 
-def answer_in_cluster(job: Job, rest: Rest, console: Console) -> None:
-    """Answer with replicas of the engine in a Ray cluster."""
-    with StopSignals(job.folder) as signals:
-        asyncio.run(signals.until_stopped(_answer(job, rest, console)))
+class Cluster:
+    """Answers with replicas of the engine in a Ray cluster."""
 
+    def __init__(self, job: Job, signals: StopSignals, stack: ExitStack, console: Console) -> None:
+        """Take the job; what is started ends with `stack`."""
+        self._job, self._signals, self._stack, self._console = job, signals, stack, console
+        self._runner: asyncio.Runner | None = None
+        self._fleet: Fleet | None = None
 
-async def _answer(job: Job, rest: Rest, console: Console) -> None:
-    count = job.config.replicas
-    with cluster():
-        takes = resources(job)
-        job = job.with_model()  # the adapter is merged only when there is a cluster
-        assert job.served
-        model, adapter, max_tokens = job.served
-        # Replicas have working folders of their own.
-        served = Served(model.absolute(), adapter and adapter.absolute(), max_tokens)
-        job = replace(job, folder=job.folder.absolute(), served=served)
-        most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
-        actor = ray.remote(Replica).options(**most, **takes)
-        arguments = (job, job.passes, versions(job.task_name))
-        fleet = Fleet([actor.remote(*arguments) for _ in range(count)], job.config.slots * count)
-        each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
-        with starting(console, f"the first of {count} replicas, each takes {each}"):
-            await fleet.wait_for_first()
-        with output(job.folder, rest.done, rest.total, console) as out:
+    def answer(self, folder: Path, rest: Rest) -> None:
+        """Write the rows of the examples to `folder`."""
+        self._signals.folder = folder
+        if self._runner is None:
+            self._stack.enter_context(cluster())
+            self._runner = self._stack.enter_context(asyncio.Runner())
+        self._runner.run(self._signals.until_stopped(self._answer(folder, rest)))
+
+    async def _answer(self, folder: Path, rest: Rest) -> None:
+        fleet = self._fleet or await self._start()
+        with output(folder, rest.done, rest.total, self._console) as out:
             out.note = fleet.__str__
 
             async def answer(example: Example) -> None:
@@ -72,9 +69,33 @@ async def _answer(job: Job, rest: Rest, console: Console) -> None:
                 out.solved()
 
             await answer_all(rest.examples, answer, fleet.slots)
-        console.print(str(fleet))
+        self._console.print(str(fleet))
         if fleet.error:
-            console.print(f"a replica has ended: {fleet.error}", markup=False)
+            self._console.print(f"a replica has ended: {fleet.error}", markup=False)
+
+    async def _start(self) -> "Fleet":
+        """Start the replicas, and wait for the first of them."""
+        takes = resources(self._job)
+        job = absolute(self._job.with_model())  # merged only when there is a cluster
+        count = job.config.replicas
+        most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
+        actor = ray.remote(Replica).options(**most, **takes)
+        arguments = (job, job.passes, versions(job.task_name))
+        actors = [actor.remote(*arguments) for _ in range(count)]
+        self._fleet = fleet = Fleet(actors, job.config.slots * count)
+        each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
+        with starting(self._console, f"the first of {count} replicas, each takes {each}"):
+            await fleet.wait_for_first()
+        return fleet
+
+
+def absolute(job: Job) -> Job:
+    """Return the job with absolute paths: replicas have working folders of their own."""
+    assert job.served, "the model to load is chosen"
+    assert job.trained, "only a training is answered with here"
+    model, adapter, max_tokens = job.served
+    served = Served(model.absolute(), adapter and adapter.absolute(), max_tokens)
+    return replace(job, run=job.run.absolute(), trained=job.trained.absolute(), served=served)
 
 
 @contextmanager
@@ -127,11 +148,12 @@ class Replica:
         assert served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
-        if missing := [folder for folder in served[:2] if folder and not folder.is_dir()]:
+        needed = (*served[:2], job.trained)
+        if missing := [folder for folder in needed if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        self._running.enter_context(debug_log(job.folder.parents[1]))
+        self._running.enter_context(debug_log(job.run))
         starting = running_engine(served, config.engine, None, config.seed)
         try:
             engine = await self._running.enter_async_context(starting)

@@ -127,13 +127,15 @@ class GenerateConfig(EngineConfig):
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's SamplingParams, passed on unchanged; greedy by default."""
     samples: int = Field(0, ge=0)
-    """Further replies per case, sampled at temperature 1; the answer is then decided from all."""
+    """Further replies per question, sampled at temperature 1, for tasks whose answers are ranked by
+    the votes of all."""
+    answer: Literal["auto", "model", "classifier"] = "auto"
+    """Who answers: the model's replies, or the training's text classifier, which needs no engine.
+    auto: the better one on the cases that training held out, which are asked first."""
     on_bad_row: OnBadRow = "stop"
     """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of examples with several calls; by default those of training."""
-    greedy: bool = False
-    """Submit the first replies as they are: no rule is fitted, no text classifier is asked."""
     held_out: bool = False
     """Answer only the tenth of TEST that training held out."""
     ray: Literal["auto"] | None = None

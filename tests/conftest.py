@@ -149,7 +149,7 @@ def answering(llm: Any) -> Iterator[list[Path]]:
         yield llm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("panjue.serve.generate.engine", running)
+        patch.setattr("panjue.serve.engines.engine", running)
         yield wanted
 
 
@@ -164,17 +164,17 @@ def running_engine(llm: Any) -> Iterator[list[Path]]:
 def answered(
     trained: Path, workshop: Path, llm: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Return the folder of a finished run, which nobody may change."""
+    """Return the folder of a finished run, answered by the model, which nobody may change."""
     from panjue.eval.decoding import decode_answers
     from panjue.prompts.plumbing.run import Run
-    from panjue.serve.generate import generate_and_decode
+    from panjue.serve.generate import generate
     from panjue.serve.settings import generate_settings
 
     folder = tmp_path_factory.mktemp("answered") / "run"
     shutil.copytree(trained, folder)
     run, test = Run(folder), workshop / "demo/test.jsonl"
     with answering(llm):
-        generate_and_decode(run, test, generate_settings(run, test), decode_answers)
+        generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)
     return folder
 
 

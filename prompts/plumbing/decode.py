@@ -7,7 +7,7 @@ characters, 18 s), and it reads a 12 that was cut after its first digit as 1: li
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 STRING = r'"(?:[^"\\]++|\\.)*+"'
@@ -91,39 +91,3 @@ def snap(label: str, known: Mapping[str, str]) -> str | None:
     `known` has `normal(label)` -> label.
     """
     return label if label in known.values() else known.get(normal(label))
-
-
-TOKEN = re.compile(
-    r'"(?:[^"\\]++|\\.)*+(?:"(?P<key>\s*+:)?|\\?\Z)|[\[\]{},]|[^\s\[\]{},:"]+', re.DOTALL
-)
-"""A string that is cut extends to the end of the reply. Otherwise the search would start again at
-each quotation mark in it, in quadratic time."""
-
-MAX_DEPTH = 64
-"""Nesting depth at which the search for values stops; the tasks' replies are four levels deep."""
-
-ValuePath = tuple[str | int, ...]
-"""Object keys and array indices from the root of a reply to a value."""
-
-
-def value_spans(reply: str) -> Iterator[tuple[int, int, ValuePath]]:
-    """Yield (start, end, path) of every string, number and literal in the JSON text `reply`.
-
-    Quotation marks belong to the value. A reply that is cut gives the values up to the cut.
-    """
-    path: list[str | int] = []
-    for token in TOKEN.finditer(reply):
-        text = token[0]
-        if token["key"] and path:
-            path[-1] = text[1 : text.rindex('"')]
-        elif text in "[{":
-            path.append(0 if text == "[" else "")
-            if len(path) > MAX_DEPTH:
-                return
-        elif text in "]}":
-            path = path[:-1]
-        elif text == ",":
-            if path and isinstance(path[-1], int):
-                path[-1] += 1
-        else:
-            yield token.start(), token.end(), tuple(path)

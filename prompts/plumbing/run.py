@@ -20,9 +20,12 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 ANSWERS = "answers"
 HELD_OUT = "held-out"
-"""Names of the answers that a rule is fitted on begin so; if a run has others, those are meant."""
+"""Names of the answers to held-out cases begin so; if a run has others, those are meant."""
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
+
+
+AnsweredBy = Literal["model", "classifier"]
 
 
 class Record(BaseModel):
@@ -73,6 +76,8 @@ class RunRecord(Record):
     on_bad_row: str = "stop"
     solve: dict[str, Any] = Field(default_factory=dict)
     robust: dict[str, Any] | None = None
+    opinions: bool = False
+    """Whether the prompts show what the text classifier thinks."""
     prompt_sha256: str
     batch: int = 16
     processes: int = 1
@@ -114,10 +119,18 @@ class AnswersRecord(Record):
     engine: dict[str, Any]
     sampling: dict[str, Any]
     samples: int
+    answered_by: AnsweredBy = "model"
+    because: str = ""
+    """Why it was the one or the other, in words."""
     held_out: bool = False
     endpoint: str | None = None
     solve: dict[str, Any] = Field(default_factory=dict)
     on_bad_row: Literal["stop", "skip"] = "stop"
+
+    def difference(self, new: Self, *, versions: bool = False) -> str:
+        """Return what `new` has otherwise in what shapes replies, in one line."""
+        which = {"answered_by": self.answered_by, "because": self.because}
+        return super().difference(new.model_copy(update=which), versions=versions)
 
     @property
     def is_of_adapter(self) -> bool:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from panjue.prompts.plumbing.decode import MAX_DEPTH, unquote
+from panjue.prompts.plumbing.decode import unquote
 from panjue.prompts.plumbing.files import dump
 
 TOKEN = re.compile(
@@ -15,6 +15,10 @@ TOKEN = re.compile(
 )
 """A remark has no braces: one without its end would hide where the next person begins. A string
 that is cut extends to the end, so that the time stays linear in the length."""
+
+
+MAX_DEPTH = 64
+"""Nesting depth at which the search stops; the tasks' replies are four levels deep."""
 
 
 class Named(NamedTuple):

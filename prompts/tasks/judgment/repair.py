@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from panjue.prompts.example import Decoded
 from panjue.prompts.labels import Labels
@@ -68,13 +68,18 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     objects = _objects(reply) or _objects(flatten_forms(reply))
     segments, repairs = _assign(objects, names)
     judgments = []
-    for name in names:
-        judgment, notes = _judge(name, segments.get(name), labels)
+    guesses = []
+    for number, name in enumerate(names):
+        judgment, notes, guessed = _judge(name, segments.get(name), labels)
         judgments.append(judgment)
+        guesses += [(number, field) for field in guessed]
         repairs += [f"{name}: {note}" for note in notes]
-    if not repairs:
-        repairs = ["not the JSON that was asked for"]
-    return Decoded({"judgments": judgments}, tuple(repairs), readable=bool(segments))
+    return Decoded(
+        {"judgments": judgments},
+        tuple(repairs) or ("not the JSON that was asked for",),
+        readable=bool(segments),
+        guesses=tuple(guesses),
+    )
 
 
 def _objects(text: str) -> list[Named]:
@@ -129,17 +134,32 @@ def _add(assigned: dict[str, str], name: str, found: Named, repairs: list[str]) 
         assigned[name] = flatten_forms(found.text)
 
 
-def _judge(name: str, segment: str | None, labels: Labels) -> tuple[dict[str, Any], list[str]]:
+class Judged(NamedTuple):
+    """One defendant's judgment, what was repaired in it, and its fields that the reply lacks."""
+
+    judgment: dict[str, Any]
+    notes: list[str]
+    guessed: list[str]
+
+
+def _judge(name: str, segment: str | None, labels: Labels) -> Judged:
     """Read one defendant's segment; missing parts get the commonest labels."""
     charges, repairs = _labels_in(segment, "charges", labels)
     articles, article_repairs = _labels_in(segment, "articles", labels)
-    penalty, penalty_repairs = _penalty_in(segment, labels)
+    penalty, penalty_repairs = _penalty_in(segment)
     repairs += [*article_repairs, *penalty_repairs]
     if segment is None:
         repairs = ["no answer, commonest labels used"]
+    read = {"charges": charges, "articles": articles, "penalty": penalty}
+    guessed = [field for field, value in read.items() if not value]
     charges = charges or _commonest(labels, "charges")
-    articles = articles or _articles_of(charges, labels)
-    return {"name": name, "charges": charges, "articles": articles, "penalty": penalty}, repairs
+    judgment = {
+        "name": name,
+        "charges": charges,
+        "articles": articles or _articles_of(charges, labels),
+        "penalty": penalty or labels.commonest("penalty") or PENALTIES[10],
+    }
+    return Judged(judgment, repairs, guessed)
 
 
 def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[str], list[str]]:
@@ -194,7 +214,8 @@ def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) 
     return result
 
 
-def _penalty_in(segment: str | None, labels: Labels) -> tuple[str, list[str]]:
+def _penalty_in(segment: str | None) -> tuple[str, list[str]]:
+    """Return the penalty class of a segment, empty if it has none, and the repairs."""
     text, repairs = _one_text(segment, PENALTY_KEYS, "penalty")
     written = next(iter(strings_in(text)), "")
     if penalty := PENALTY_WORDS.get(normal(written)):
@@ -205,8 +226,7 @@ def _penalty_in(segment: str | None, labels: Labels) -> tuple[str, list[str]]:
     if number and int(number[1]) < len(PENALTIES):
         penalty = PENALTIES[int(number[1])]
         return penalty, [*repairs, f"penalty {number[1]} -> {penalty!r}"]
-    commonest = labels.commonest("penalty") or PENALTIES[10]
-    return commonest, [*repairs, "penalty missing or of no class, commonest used"]
+    return "", [*repairs, "penalty missing or of no class, commonest used"]
 
 
 def _commonest(labels: Labels, field: str) -> list[str]:

@@ -1,0 +1,242 @@
+"""The text classifier's opinion on a case: prompts show it, and it answers what no reply has.
+
+After PLJP (Wu et al., "Precedent-Enhanced Legal Judgment Prediction with LLM and Domain-Model
+Collaboration", EMNLP 2023): a small model of the domain gives candidates, the language model
+decides.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, combinations
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from panjue.eval.classifier import (
+    MAX_SIZE,
+    Classifier,
+    FieldWeights,
+    Probabilities,
+    load_classifier,
+    size_chances,
+)
+from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Task
+
+SHOWN_FROM = 0.08
+"""Labels of a lower probability are shown only if the classifier answers them."""
+
+MAX_SHOWN = 4
+"""Labels of one field that are shown, unless the classifier answers more."""
+
+LABELS_OF_SETS = 6
+"""Sets are formed of so many of the likeliest labels."""
+
+MAX_FORMED_SIZE = 3
+"""Sets of up to so many labels are formed of all of these, larger ones of the likeliest."""
+
+TINY = 1e-9
+"""No probability counts as less, and none as closer to 1."""
+
+ROUNDING = 1e-12
+"""Differences of expected F1 below this are rounding; the smaller set then stays."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """The classifier's opinion on one item of an answer.
+
+    Attributes:
+        probabilities: Field -> label -> probability. Of a class they sum to 1; of a label set each
+            stands alone.
+        answer: Field -> what the classifier itself would answer: labels, or one class.
+    """
+
+    probabilities: Mapping[str, Probabilities]
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Advisor:
+    """The classifier of a training, with what it needs to give opinions.
+
+    Attributes:
+        known: `case_key` -> the opinions, as prompts show them, on cases that the classifier was
+            fitted on. They come from parts of it that had not seen the case.
+    """
+
+    task: Task
+    labels: Labels
+    classifier: Classifier
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    def opinions(self, example: Example) -> list[Opinion]:
+        """Return the opinion on every item of the answer; it takes milliseconds an item."""
+        return self.with_answers(self.classifier.probabilities(example))
+
+    def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
+        """Return the opinions for the probabilities of the items."""
+        return [Opinion(of_item, self._answer(of_item)) for of_item in items]
+
+    def _answer(self, probabilities: Mapping[str, Probabilities]) -> dict[str, Any]:
+        decides = self.task.answer
+        answer: dict[str, Any] = {}
+        for name in decides.sets:
+            sets = likely_sets(self.classifier.fields[name], probabilities[name])
+            chosen = best_set(sets, self.labels.most[decides.kind(name)])
+            answer[name] = by_probability(chosen, probabilities[name])
+        for name in decides.classes:
+            answer[name] = by_probability(probabilities[name], probabilities[name])[0]
+        return answer
+
+    def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
+        """Return the example with the opinions for its prompt."""
+        text = self.known.get(case_key(example))
+        if text is None:
+            text = opinion_text(example, opinions or self.opinions(example))
+        return replace(example, inputs={**example.inputs, "opinions": text})
+
+    def alone(self, example: Example) -> Answer:
+        """Return the classifier's own answer."""
+        return self.complete(self.no_reply(example), self.opinions(example))
+
+    def no_reply(self, example: Example) -> Decoded:
+        """Return what an empty reply decodes to: all of it is a guess."""
+        return self.task.ask.decode("", example, self.labels)
+
+    def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
+        """Return the answer of a reply; the classifier answers what the reply does not have."""
+        decides = self.task.answer
+        items = []
+        for number, item in enumerate(decides.items_of(decoded.answer)):
+            own = opinions[number].answer
+            guessed = (name for name in own if decoded.is_guess(number, name))
+            items.append({**item, **{name: own[name] for name in guessed}})
+        return decides.with_items(decoded.answer, items)
+
+    def confidence(self, answer: Answer, opinions: Sequence[Opinion]) -> list[dict[str, float]]:
+        """Return for each item: field -> the probability that exactly what it has is right."""
+        pairs = zip(self.task.answer.items_of(answer), opinions, strict=True)
+        return [
+            {name: self._chance(name, of[name], item[name]) for name in of}
+            for item, of in ((item, opinion.probabilities) for item, opinion in pairs)
+        ]
+
+    def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
+        if name in self.task.answer.classes:
+            return probabilities.get(value, 0.0)
+        return set_chance(self.classifier.fields[name], probabilities, value)
+
+
+def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
+    """Return the advisor of an adapter or model; None if its training fitted no classifier."""
+    classifier = load_classifier(trained, task)
+    return Advisor(task, labels, classifier) if classifier else None
+
+
+def case_key(example: Example) -> str:
+    """Return a key of a case's text and names; two tasks or files may use the same id."""
+    text = "\n".join((*example.names, example.text))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def opinion_text(example: Example, opinions: Sequence[Opinion]) -> str:
+    """Return the opinions for a prompt, one line an item: the name, then each field.
+
+    The labels that the classifier answers come first, so that to agree is to copy; the others
+    follow after a bar.
+    """
+    lines = ["; ".join(_fields(opinion)) for opinion in opinions]
+    if len(example.names) == len(lines):
+        lines = [f"{name}: {line}" for name, line in zip(example.names, lines, strict=True)]
+    return "\n".join(lines)
+
+
+def _fields(opinion: Opinion) -> Iterator[str]:
+    for name, probabilities in opinion.probabilities.items():
+        value = opinion.answer[name]
+        answered = [value] if isinstance(value, str) else value
+        ranked = by_probability(probabilities, probabilities)
+        others = [label for label in ranked if label not in answered]
+        others = [label for label in others if probabilities[label] >= SHOWN_FROM]
+        room = max(0, MAX_SHOWN - len(answered))
+        parts = [_with_percent(labels, probabilities) for labels in (answered, others[:room])]
+        yield " | ".join(part for part in parts if part) or "-"
+
+
+def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:
+    return ", ".join(f"{label} {probabilities[label]:.0%}" for label in labels)
+
+
+def by_probability(labels: Iterable[str], probabilities: Probabilities) -> list[str]:
+    """Return labels, the likeliest first."""
+    return sorted(labels, key=lambda label: (-probabilities[label], label))
+
+
+def likely_sets(weights: FieldWeights, probabilities: Probabilities) -> dict[frozenset[str], float]:
+    """Return the sets of the likeliest labels, with their probabilities.
+
+    The empty set is one of them only if training had it. The sets that are not formed have the
+    rest of the probability.
+    """
+    ranked = by_probability(probabilities, probabilities)[:LABELS_OF_SETS]
+    smaller = (combinations(ranked, size) for size in range(1, MAX_FORMED_SIZE + 1))
+    larger = (ranked[:size] for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1))
+    sets = [frozenset(labels) for labels in chain(*smaller, larger)]
+    if weights.sizes[0]:
+        sets.append(frozenset())
+    chances = set_chances(weights, probabilities, sets)
+    return dict(zip(sets, chances, strict=True))
+
+
+def set_chance(weights: FieldWeights, probabilities: Probabilities, labels: Sequence[str]) -> float:
+    """Return the probability that exactly these labels are right."""
+    return set_chances(weights, probabilities, [frozenset(labels)])[0]
+
+
+def set_chances(
+    weights: FieldWeights, probabilities: Probabilities, sets: Sequence[frozenset[str]]
+) -> list[float]:
+    """Return the probability of each set: labels are independent, but for the sizes of sets.
+
+    A set of a size that training had seldom is less likely (`FieldWeights.sizes`).
+    """
+    chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
+    odds = {label: p / (1 - p) for label, p in chances.items()}
+    none = prod(1 - p for p in chances.values())
+    [by_size] = size_chances(np.array([[p for p in chances.values() if p > TINY]]))
+    scale = none / max(float(by_size @ weights.sizes), TINY)
+    return [
+        scale
+        * weights.sizes[min(len(labels), MAX_SIZE)]
+        # Sorted: sums and products of floats depend on their order.
+        * prod(odds.get(label, TINY) for label in sorted(labels))
+        for labels in sets
+    ]
+
+
+def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozenset[str]:
+    """Return the set of at most `max_size` labels with the highest expected F1, exactly.
+
+    For a given size m, the expected F1 is a sum over the chosen labels. The term of a label is the
+    sum of 2 P(gold) / (m + |gold|) over the gold sets that have it. So the m labels with the
+    largest terms are the best set of size m (Dembczyński et al., "An exact algorithm for F-measure
+    maximization", NIPS 2011). It is empty only if `chances` has the empty set.
+    """
+    labels = sorted({label for gold in chances for label in gold})
+    best = frozenset[str]()
+    best_value = chances.get(best, -1.0)
+    for size in range(1, min(max_size, len(labels)) + 1):
+        terms = {
+            label: sum(2 * p / (size + len(gold)) for gold, p in chances.items() if label in gold)
+            for label in labels
+        }
+        ranked = sorted(labels, key=lambda label: (-terms[label], label))
+        value = sum(terms[label] for label in ranked[:size])
+        if value > best_value + ROUNDING:
+            best, best_value = frozenset(ranked[:size]), value
+    return best

@@ -1,0 +1,80 @@
+"""Where cases are answered: an engine in this process, an endpoint, or replicas in a Ray cluster.
+
+Each starts with the first cases that are asked, and stays until its block ends.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+
+from panjue.prompts.example import Example
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import Engine, check_length, engine
+from panjue.serve.job import Job
+from panjue.serve.loop import Answerer, answer_all
+from panjue.serve.output import Rest, StopSignals, output, starting
+
+
+class Answering(Protocol):
+    """What answers cases; it is started when the first ones come."""
+
+    def answer(self, folder: Path, rest: Rest) -> None:
+        """Write the rows of the examples to `folder`."""
+
+
+@contextmanager
+def answering(job: Job, console: Console) -> Iterator[Answering]:
+    """Yield what answers the cases of a job; it stops at the end of the block."""
+    with StopSignals() as signals, ExitStack() as stack:
+        if job.config.ray:
+            from panjue.serve.ray import Cluster
+
+            yield Cluster(job, signals, stack, console)
+        else:
+            yield Here(job, signals, stack, console)
+
+
+class Here:
+    """One engine in this process, or an endpoint."""
+
+    def __init__(self, job: Job, signals: StopSignals, stack: ExitStack, console: Console) -> None:
+        """Take the job; what is started ends with `stack`."""
+        self._job, self._signals, self._stack, self._console = job, signals, stack, console
+        self._slots = asyncio.Semaphore(job.config.slots)
+        self._source: Engine | Endpoint | None = None
+        self._answerer: Answerer | None = None
+
+    def answer(self, folder: Path, rest: Rest) -> None:
+        """Write the rows of the examples to `folder`."""
+        self._signals.folder = folder
+        answerer = self._answerer or self._start()
+        with output(folder, rest.done, rest.total, self._console) as out:
+
+            async def answer(example: Example) -> None:
+                await answerer.answer(example, out.write, rest.find_row)
+                out.solved()
+
+            assert self._source, "started above"
+            assert self._source.runner
+            work = answer_all(rest.examples, answer, self._slots)
+            self._source.runner.run(self._signals.until_stopped(work))
+
+    def _start(self) -> Answerer:
+        """Start the engine, or open the endpoint."""
+        job, config = self._job.with_model(), self._job.config
+        if config.endpoint:
+            asker = job.asker()
+            self._source = self._stack.enter_context(closing(Endpoint(config.endpoint)))
+        else:
+            assert job.served, "without an endpoint, `make_job` has found a training"
+            with starting(self._console, "the engine"):
+                asker = job.asker()
+                running = engine(job.served, config.engine, None, config.seed)
+                self._source = self._stack.enter_context(running)
+            asker.longest = check_length(self._source, job.max_tokens).longest
+        self._answerer = Answerer(self._source, asker, self._slots, job.passes)
+        return self._answerer
