@@ -1,7 +1,7 @@
 # `make score` does the whole job on invented cases: install, train, decode, score.
 # With your own:  make sft generate score MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl
 # Later on:       make score RUN=runs/mine TEST=other.jsonl; make serve RUN=runs/mine
-# More settings:  CONFIG=qwen3-8b-qlora SFT="trainer.max_steps=200 gpus=8" GENERATE="samples=8"; V=1 shows the commands
+# More settings:  CONFIG=qwen3-8b-qlora SFT="trainer.max_steps=200 gpus=8" GENERATE="answer=model"; V=1 shows the commands
 export PYTHONSAFEPATH = 1
 PYTHON ?= python3
 GPU    := $(shell nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | grep -x '[0-9]*' | sort -n | head -n 1)
