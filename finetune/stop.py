@@ -70,7 +70,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             control.should_save = not (saves_epochs and _is_whole(state))
 
     def on_epoch_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
-        """Prevent the scoring and saving of an epoch's end if the epoch is not complete."""
+        """Prevent the evaluation and saving of an epoch's end if the epoch is not complete."""
         if self.agreed and not _is_whole(state):
             control.should_save = control.should_evaluate = control.should_log = False
         elif self.agreed and self._saved_step != state.global_step:

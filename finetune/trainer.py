@@ -1,4 +1,4 @@
-"""trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints, a held-out score."""
+"""trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,6 @@ from panjue.finetune.checkpoints import (
     mark_complete,
 )
 from panjue.finetune.data import IGNORED, EpochSampler, collate, length_sampler
-from panjue.finetune.scoring import HeldOut
 from panjue.finetune.stop import StopOnSignal
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -49,13 +48,12 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def __init__(
         self,
         *args: Any,
-        held_out: HeldOut | None = None,
         keep: int | None = None,
         stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one."""
-        self.held_out, self._keep, self._stop = held_out, keep, stop
+        self._keep, self._stop = keep, stop
         self._sampler: EpochSampler | None = None
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
@@ -136,16 +134,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super()._load_best_model()
 
     def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
-        """Compute the held-out loss, then the task's metrics on greedily decoded answers.
-
-        Not in a callback, so that early stopping and the choice of the best checkpoint see them.
-        """
+        """Compute the held-out loss, which chooses the checkpoint."""
         self.model.eval()
         # Without this fork an evaluation would change the dropout of the steps after it.
         with torch.random.fork_rng(devices=[]):
             metrics = {"eval_loss": self._held_out_loss()}
-            if self.held_out:
-                metrics |= {f"eval_{k}": v for k, v in self.held_out(self).items()}
         return EvalLoopOutput(None, None, metrics, len(self.eval_dataset))
 
     @torch.no_grad()

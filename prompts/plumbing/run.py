@@ -81,7 +81,6 @@ class RunRecord(Record):
     method: str
     dtype: str
     seed: int
-    score_examples: int
     patience: int
     attn_implementation: str = "sdpa"
     trainer: dict[str, Any]
