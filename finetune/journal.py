@@ -80,17 +80,15 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _keep_entries(self, state: TrainerState) -> None:
-        """Delete the entries that the checkpoint does not know."""
+        """Delete the entries after the checkpoint."""
         path = self._folder / "log.jsonl"
         if not path.exists():
             return
         with stream(path):
             pass  # opening drops an incomplete last line
-        evaluated = {entry["step"] for entry in state.log_history if "eval_loss" in entry}
         with atomic_write(path) as out:
             for _, row in read_lines(path):
-                is_lost = "eval_loss" in row and row["step"] not in evaluated
-                if row["step"] <= state.global_step and not is_lost:
+                if row["step"] <= state.global_step:
                     out.write(dump(row) + "\n")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

@@ -186,12 +186,11 @@ def make_trainer(
         trainer: ReplyTrainer = trainer_class(
             model,
             keep=config.trainer.get("save_total_limit", 2),
-            stop=StopOnSignal(console),
             args=args,
             train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
-            callbacks=[Journal(config.run, console), *patience],
+            callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
         )
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.

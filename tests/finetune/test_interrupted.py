@@ -23,15 +23,16 @@ STOPS: list[tuple[signal.Signals, list[str]]] = [
     (signal.SIGINT, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
 ]
 DROPOUT = "lora.lora_dropout=0.2"
-"""An evaluation that drew random numbers would change the steps after it."""
+"""Without the random state of the checkpoint, the steps after it would differ."""
+OFTEN = ["trainer.eval_steps=3", "trainer.save_steps=3"]
 
-EVALUATIONS: list[tuple[str, int, list[str]]] = [
-    ("signal", 6, [DROPOUT]),
-    ("kill", 6, [DROPOUT]),
-    ("fail", 12, [DROPOUT]),
-    ("kill", 14, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
+EVALUATIONS: list[tuple[str, int, int, list[str]]] = [
+    ("signal", 6, 7, [DROPOUT]),
+    ("kill", 6, 3, [DROPOUT, *OFTEN]),
+    ("fail", 12, 6, [DROPOUT]),
+    ("kill", 20, 14, BY_EPOCH),
 ]
-"""What comes during an evaluation, at which step, and the words of the training."""
+"""What comes during an evaluation, at which step, the newest checkpoint, and the words."""
 
 FORKS = """
 import json, os, signal, sys
@@ -95,7 +96,7 @@ def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         f"stop-{n}": ("told_to_stop", [str(int(number)), config, f"run={folder}/stop-{n}", *saves])
         for n, (number, saves) in enumerate(STOPS)
     }
-    for n, (name, step, words) in enumerate(EVALUATIONS):
+    for n, (name, step, _, words) in enumerate(EVALUATIONS):
         run = f"run={folder}/evaluation-{n}"
         tries[f"evaluation-{n}"] = ("while_evaluating", [name, str(step), config, run, *words])
     given = [(name, words, f"{folder}/{key}.err") for key, (name, words) in tries.items()]
@@ -148,18 +149,15 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("number", range(len(EVALUATIONS)))
-def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
+def test_a_training_that_ends_during_an_evaluation_goes_on_from_the_checkpoint_before(
     number: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
-    (what, step, words), cut = EVALUATIONS[number], ended[f"evaluation-{number}"]
+    (what, _, saved, words), cut = EVALUATIONS[number], ended[f"evaluation-{number}"]
+    codes = {"signal": 128 + signal.SIGTERM, "kill": -signal.SIGKILL, "fail": 1}
+    assert cut.code == codes[what], cut.errors
     newest = newest_complete(cut.run / "checkpoints")
     assert newest is not None
-    if what == "signal":  # it was finished, and so was the next step
-        assert cut.code == 128 + signal.SIGTERM, cut.errors
-        assert newest.name == f"checkpoint-{step + 1}"
-    else:
-        assert cut.code == (-signal.SIGKILL if what == "kill" else 1), cut.errors
-        assert newest.name == f"checkpoint-{step}"
+    assert newest.name == f"checkpoint-{saved}"
     main(workshop / "sft.yaml", [f"run={cut.run}", *words])
     once = undisturbed(words)
     assert adapter_bytes(cut.run) == adapter_bytes(once)

@@ -182,7 +182,7 @@ def test_accumulation_and_processes_train_by_groups_as_one_batch_does(
             torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=2e-4)
 
 
-def test_a_signal_to_one_process_stops_both_before_the_evaluation_and_the_weights_are_the_same(
+def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
     launched: Launched,
 ) -> None:
     for process in (0, 1):

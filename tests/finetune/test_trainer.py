@@ -77,6 +77,19 @@ def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
     assert float(loss) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
 
 
+def test_the_held_out_loss_is_that_of_all_reply_tokens_and_draws_no_random_numbers(
+    workshop: Path, model: Any, made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    trainer = trainer_on(workshop, model, tmp_path)
+    trainer.eval_dataset = Dataset.from_list(made)
+    model.train()
+    before = torch.get_rng_state()
+    loss = trainer.evaluate()["eval_loss"]
+    assert torch.equal(before, torch.get_rng_state())
+    alone = [loss for row in made for loss in plain_losses(model, row)]
+    assert loss == pytest.approx(sum(alone) / len(alone), rel=1e-4)
+
+
 def test_the_lowest_held_out_loss_chooses_the_best(trained: Path) -> None:
     measured = logged(trained, "eval_loss")
     assert [entry["step"] for entry in measured] == [6, 12]
