@@ -19,7 +19,6 @@ from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.task import Task
 
 MANAGED = {
     "run": "output_dir",
@@ -118,10 +117,9 @@ def check_packs(config: SftConfig) -> None:
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
 
 
-def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
+def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, defaults for this machine, and those panjue manages."""
     has_accelerator = torch.accelerator.is_available()
-    headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {
         "gradient_checkpointing": has_accelerator,
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
@@ -134,7 +132,7 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
     settings.pop("packing", None)  # `data.pack` packs
     settings.pop("save_total_limit", None)  # ReplyTrainer drops old checkpoints itself
     if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
-        best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
         settings = {**best, **settings}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     try:

@@ -31,9 +31,15 @@ from panjue.finetune.model import (
     with_lora,
 )
 from panjue.finetune.processes import is_sharded, join_processes, wait_for
-from panjue.finetune.result import claim, is_finished, run_record, save, trained_folder
+from panjue.finetune.result import (
+    claim,
+    is_finished,
+    kept_loss,
+    run_record,
+    save,
+    trained_folder,
+)
 from panjue.finetune.robust import GroupTrainer, Objective
-from panjue.finetune.scoring import HeldOut, kept_score
 from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer
@@ -62,8 +68,6 @@ def train(config: SftConfig) -> None:
     """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels."""
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
-    if task.answer.several_calls:
-        config = config.model_copy(update={"score_examples": 0})
     processes = join_processes(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
@@ -95,13 +99,10 @@ def run_training(
     maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
     fitted = fitted_classifier(config, examples, maker, record, console)
     rows = make_rows(config, record, maker, examples, fitted)
-    args = trainer_config(config, reader.task, evaluates=len(rows.held_out) > 0)
-    held_out = None
-    if args.eval_strategy != "no" and config.score_examples and len(examples.held_out):
-        held_out = HeldOut(maker, examples.held_out, config.score_examples, console)
+    args = trainer_config(config, evaluates=len(rows.held_out) > 0)
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
-    trainer = make_trainer(config, model, args, rows, held_out, console)
+    trainer = make_trainer(config, model, args, rows, console)
     print_plan(console, trainer, rows, examples)
     if reader.skipped.rows:
         console.print(f"{'skipped':12s} {reader.skipped}", markup=False)
@@ -122,7 +123,7 @@ def run_training(
     print_stage(config, console, 4, "saving")
     classifier = fitted / CLASSIFIER if fitted else None
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
-    console.print(f"written: {result}{kept_score(trainer)}", markup=False)
+    console.print(f"written: {result}{kept_loss(trainer)}", markup=False)
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
         console.print(f"next: panjue generate {config.run} TEST", markup=False)
 
@@ -181,12 +182,7 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
 
 
 def make_trainer(
-    config: SftConfig,
-    model: Model,
-    args: Any,
-    rows: Rows,
-    held_out: HeldOut | None,
-    console: Console,
+    config: SftConfig, model: Model, args: Any, rows: Rows, console: Console
 ) -> ReplyTrainer:
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
@@ -196,14 +192,12 @@ def make_trainer(
     try:
         trainer: ReplyTrainer = trainer_class(
             model,
-            held_out=held_out,
             keep=config.trainer.get("save_total_limit", 2),
-            stop=StopOnSignal(console),
             args=args,
             train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
-            callbacks=[Journal(config.run, console), *patience],
+            callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
         )
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.

@@ -46,7 +46,7 @@ class Record(BaseModel):
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "it"
             raise UserError(
-                f"{path}: {place}: {first['msg']}; panjue before 0.3 made it: make it again"
+                f"{path}: {place}: {first['msg']}; another version of panjue made it: make it again"
             ) from None
 
     def write(self, folder: Path) -> None:
@@ -86,7 +86,6 @@ class RunRecord(Record):
     method: str
     dtype: str
     seed: int
-    score_examples: int
     patience: int
     attn_implementation: str = "sdpa"
     trainer: dict[str, Any]

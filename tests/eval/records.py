@@ -16,7 +16,7 @@ ANSWERED: dict[str, Any] = {
 TRAINED: dict[str, Any] = {
     **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
     **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
+    **{"dtype": "float32", "seed": 0, "patience": 3},
     **{"trainer": {}, "lora": {}, "quantization": {}},
 }
 

@@ -12,7 +12,7 @@ from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run, RunRecord, 
 TRAINED: dict[str, Any] = {
     **{"task": "judgment", "base": "b", "base_sha256": "1", "train": "t", "train_sha256": "2"},
     **{"prompt_sha256": "3", "max_tokens": 64, "method": "lora", "dtype": "auto", "seed": 0},
-    **{"score_examples": 0, "patience": 3, "trainer": {"max_steps": 1}, "lora": {"r": 8}},
+    **{"patience": 3, "trainer": {"max_steps": 1}, "lora": {"r": 8}},
     **{"quantization": {}, "versions": {"torch": "2"}},
 }
 ANSWERED: dict[str, Any] = {
