@@ -30,8 +30,9 @@ from panjue.prompts.task import Task
 SHOWN_FROM = 0.08
 """Labels of a lower probability are shown only if the classifier answers them."""
 
-MAX_SHOWN = 4
-"""Labels of one field that are shown, unless the classifier answers more."""
+MAX_LABELS = 4
+MAX_CLASSES = 3
+"""Labels of a label set that are shown, unless the classifier answers more, and classes."""
 
 LABELS_OF_SETS = 6
 """Sets are formed of so many of the likeliest labels."""
@@ -163,7 +164,8 @@ def _fields(opinion: Opinion) -> Iterator[str]:
         ranked = by_probability(probabilities, probabilities)
         others = [label for label in ranked if label not in answered]
         others = [label for label in others if probabilities[label] >= SHOWN_FROM]
-        room = max(0, MAX_SHOWN - len(answered))
+        most = MAX_CLASSES if isinstance(value, str) else MAX_LABELS
+        room = max(0, most - len(answered))
         parts = [_with_percent(labels, probabilities) for labels in (answered, others[:room])]
         yield " | ".join(part for part in parts if part) or "-"
 
