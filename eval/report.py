@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
@@ -102,6 +102,8 @@ class PageData:
 def main(run: Path, gold: Path | None) -> None:
     """Write the page and say where it is."""
     opened = open_answers(run, gold)
+    if gold:
+        check_complete(opened)
     page_path = opened.folder / "report.html"
     with protect_inputs(opened.reader.skipped):
         result = page_data(opened)

@@ -229,7 +229,8 @@ def fitted_classifier(
     if isinstance(config, BaseConfig) or not maker.task.answer.fields:
         return None
     key = record.model_dump(include={*DATA_KEYS, "seed"})
-    text = dump({"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, **key})
+    key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
+    text = dump(key)
     folder = config.run / "rows" / f"classifier-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not PartialState().is_main_process:
         wait_for(folder)

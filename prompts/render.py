@@ -21,7 +21,7 @@ def prompt_files(task: str) -> list[Path]:
 OPINIONS = "{opinions}"
 """The place in a template for what the text classifier thinks (`eval.opinions`)."""
 
-RULES = "3"
+RULES = "4"
 """Version of the rules that turn a text into a prompt, and an answer into the reply to learn.
 Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
 reports the difference."""

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,17 @@ Decode = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Cases:
-    """A file of cases to answer, and the folder of the answers."""
+    """A file of cases to answer, and the folder of the answers.
+
+    Attributes:
+        for_choice: They are asked only to compare the model with the text classifier.
+    """
 
     file: Path
     reader: Reader
     folder: Path
     count: int
+    for_choice: bool = False
 
 
 def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> None:
@@ -110,7 +115,8 @@ def held_out_cases(run: Run, job: Job, cases: Cases) -> Cases | str:
     if record.dev and sha256(cases.file) == record.dev_sha256:
         return cases
     try:
-        return read_cases(job, file, held_out_name(job.config), held_out=record.dev is None)
+        name = held_out_name(job.config)
+        return replace(read_cases(job, file, name, held_out=record.dev is None), for_choice=True)
     except NoCases:
         return "no case was held out to compare it on"
 
@@ -200,6 +206,7 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
         sampling=config.sampling,
         samples=config.samples,
         held_out=cases.reader.held_out,
+        for_choice=cases.for_choice,
         answered_by=answered_by,
         because=because,
         **optional,
