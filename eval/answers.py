@@ -124,9 +124,10 @@ def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
     task = configured(load_task(record.task), record.solve)
     reader = Reader(task, held_out=record.held_out, on_bad_row=record.on_bad_row)
     label_file = answers.folder / "labels.json"
+    labels = load_labels(label_file)
     if record.labels_sha256 not in (None, sha256(label_file)):
         raise UserError(f"{label_file}: was changed since the answers were made; restore it")
-    answered = AnsweredFile(answers, record, reader, test, load_labels(label_file))
+    answered = AnsweredFile(answers, record, reader, test, labels)
     if gold:
         check_texts(answered)
     return answered

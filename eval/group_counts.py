@@ -80,8 +80,7 @@ def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[li
         if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
             return [], {}
     counting = Counting(task, by)
-    on_bad_row = "skip" if record.on_bad_row == "skip" else "stop"
-    reader = Reader(task, on_bad_row=on_bad_row)
+    reader = Reader(task, on_bad_row=record.on_bad_row)
     for example in _trained_on(reader, record, files):
         counting.add(example, task.gold(example), None)
     return [files[name] for name in ("train", "mix") if name in files], counting.groups

@@ -73,7 +73,7 @@ class RunRecord(Record):
     mix_sha256: str | None = None
     mix_ratio: float | None = None
     groups_sha256: str | None = None
-    on_bad_row: str = "stop"
+    on_bad_row: Literal["stop", "skip"] = "stop"
     solve: dict[str, Any] = Field(default_factory=dict)
     robust: dict[str, Any] | None = None
     opinions: bool = False
