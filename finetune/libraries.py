@@ -18,7 +18,7 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.errors import UserError, of_library
 
 MANAGED = {
     "run": "output_dir",
@@ -86,10 +86,8 @@ def check_library_settings(config: SftConfig) -> None:
     check_managed("trainer.accelerator_config", sampling, managed)
     # transformers ignores names that it does not know.
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
-    try:
+    with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"quantization: {first_line(error)}") from None
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora; set both or neither")
     name = config.attn_implementation
@@ -135,7 +133,7 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
         settings = {**best, **settings}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    try:
+    with of_library("trainer"):
         args = TrainerConfig(
             **settings,
             output_dir=str(config.run / "checkpoints"),
@@ -147,8 +145,6 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
             disable_tqdm=True,  # Journal shows progress
             router_aux_loss_coef=0.0,  # the loss is that of the replies; no router logits
         )
-    except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"trainer: {first_line(error)}") from None
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)

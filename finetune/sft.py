@@ -45,7 +45,7 @@ from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
-from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
@@ -115,10 +115,7 @@ def run_training(
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
     print_stage(config, console, 3, f"training the {result.name}")
-    try:
-        train_or_resume(trainer, config, console)
-    except ImportError as error:  # some optimizers have a package of their own
-        raise UserError(f"trainer: {first_line(error)}") from None
+    train_or_resume(trainer, config, console)
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
     classifier = fitted / CLASSIFIER if fitted else None
@@ -189,7 +186,7 @@ def make_trainer(
     packing = config.trainer.get("packing", False)
     objective = make_objective(config, model, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
-    try:
+    with of_library("trainer"):
         trainer: ReplyTrainer = trainer_class(
             model,
             keep=config.trainer.get("save_total_limit", 2),
@@ -199,11 +196,8 @@ def make_trainer(
             processing_class=rows.tokenizer,
             callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
         )
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.
-        if isinstance(error, RuntimeError) and "to be installed" not in str(error):
-            raise
-        raise UserError(f"trainer: {first_line(error)}") from None
+        if not trainer.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
+            trainer.create_optimizer()
     trainer.remove_callback(PrinterCallback)  # Journal prints instead
     return trainer
 

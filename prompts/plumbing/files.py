@@ -165,7 +165,14 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:
-    """Replace `folder` by `temporary`, after all of it has reached the disk."""
+    """Replace `folder` by `temporary`, after all of it has reached the disk.
+
+    Whoever may read the folder may read its files: safetensors writes them for their owner alone.
+    """
+    mode = temporary.stat().st_mode & 0o666
+    for path in temporary.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
     sync(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
