@@ -55,7 +55,7 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
 
 def answer_by_classifier(run: Path) -> None:
     """Have a run's submission be the text classifier's."""
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "manifest.json": {"answered_by": "classifier"},
         "decode.json": {"answered_by": "answered by the text classifier: better", "calls": 0},
     }
