@@ -121,11 +121,11 @@ class Advisor:
 
     def confidence(self, answer: Answer, opinions: Sequence[Opinion]) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
-        pairs = zip(self.task.answer.items_of(answer), opinions, strict=True)
-        return [
-            {name: self._chance(name, of[name], item[name]) for name in of}
-            for item, of in ((item, opinion.probabilities) for item, opinion in pairs)
-        ]
+        confidence = []
+        for item, opinion in zip(self.task.answer.items_of(answer), opinions, strict=True):
+            of_fields = opinion.probabilities.items()
+            confidence.append({name: self._chance(name, of, item[name]) for name, of in of_fields})
+        return confidence
 
     def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
         if name in self.task.answer.classes:
