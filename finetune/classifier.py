@@ -116,7 +116,7 @@ def fit(
     # By hash: a case that `mix` has too is in the same fold.
     fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
     is_own_item = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
-    fields, scores, gold = {}, {}, {}
+    fields, scores, gold, is_known = {}, {}, {}, {}
     for name in decides.fields:
         is_set = name in decides.sets
         values = [
@@ -124,6 +124,7 @@ def fit(
         ]
         labels = tuple(sorted(decides.counts(name, known.counts)))
         gold[name] = np.array([[label in value for label in labels] for value in values])
+        is_known[name] = np.array([value <= set(labels) for value in values])
         fitting = _Fitting(rows, gold[name], is_set, seed)
         scores[name], weights, bias = fitting.cross_fitted(fold)
         total, of = scores[name].sum(0), is_own_item & fitting.taken
@@ -134,9 +135,11 @@ def fit(
     if decides.evidence and len(cases) >= MIN_CASES:
         facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
         of_cases = Items(sizes, scores, np.array(facts, float))
-        second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
+        second, of_second = fit_second_stage(of_cases, gold, decides.sets, fold)
+        crossed |= of_second
     for name in decides.sets:
-        sizes_of_sets = size_weights(crossed[name], gold[name])
+        of = is_known[name]  # without its unknown labels a set would count as a smaller one
+        sizes_of_sets = size_weights(crossed[name][of], gold[name][of])
         fields[name] = replace(fields[name], sizes=sizes_of_sets)
     classifier = Classifier(decides, used, fields, second)
     return Fitted(classifier, [example for example, _ in cases], sizes, crossed)

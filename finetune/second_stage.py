@@ -49,7 +49,9 @@ def weights_of(sizes: Array) -> Array:
 def fit_second_stage(
     items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array
 ) -> tuple[SecondStage, dict[str, Array]]:
-    """Return the second stage, and the cross-fitted probabilities of all fields, [items, labels].
+    """Return the second stage, and the cross-fitted probabilities of its fields, [items, labels].
+
+    A field of one class has no second stage: nothing is left to decide.
 
     Args:
         items: Cases, with scores by first stages that had not seen them (cross-fitted).
@@ -62,7 +64,7 @@ def fit_second_stage(
     for name, truth in gold.items():
         if name in sets:
             fields[name], believed[name] = _fit_set(items, name, truth, fold)
-        else:
+        elif truth.shape[1] > 1:
             fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
     return SecondStage(fields), believed
 
