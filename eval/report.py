@@ -133,8 +133,10 @@ def page_data(answered: AnsweredFile) -> PageData:
     return result
 
 
-def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
+def _calls(completions: Rows | None, example: Example) -> Iterator[dict[str, Any]]:
     """Yield the completion rows of an example: its only one, or one per call in order."""
+    if completions is None:
+        return
     if row := completions.get(call_key({"id": example.id})):
         yield row
         return
@@ -147,7 +149,8 @@ def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
 def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCase]:
     path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if fallback and path.exists() else None
-    completions = answered.rows()
+    by_classifier = answered.record.answered_by == "classifier"
+    completions = None if by_classifier else answered.rows()
     class_fields = [name for names in _class_fields(answered.task) for name in names]
     for example in answered.examples():
         calls = list(_calls(completions, example))
