@@ -154,7 +154,7 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
     advisor = Advisor(task, labels, fitted.classifier)
     with (temporary / OPINIONS).open("w", encoding="utf-8") as out:
         for example, items in fitted.probabilities():
-            text = opinion_text(example, advisor.with_answers(items))
+            text = opinion_text(example, advisor.with_answers(items), task.answer)
             out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
     replace_folder(temporary, folder)
 
