@@ -147,8 +147,8 @@ def case_key(example: Example) -> str:
 def opinion_text(example: Example, opinions: Sequence[Opinion], decides: First) -> str:
     """Return the opinions for a prompt, one line an item: its name if items have one, the fields.
 
-    The labels that the classifier answers come first, so that to agree is to copy; the others
-    follow after a bar.
+    The labels that the classifier answers come first, so that to agree is to copy, or a dash if it
+    answers none; the others follow after a bar.
     """
     lines = ["; ".join(_fields(opinion)) for opinion in opinions]
     if decides.items:
@@ -164,8 +164,8 @@ def _fields(opinion: Opinion) -> Iterator[str]:
         others = [label for label in ranked if label not in answered]
         others = [label for label in others if probabilities[label] >= SHOWN_FROM]
         room = max(0, MAX_SHOWN - len(answered))
-        parts = [_with_percent(labels, probabilities) for labels in (answered, others[:room])]
-        yield " | ".join(part for part in parts if part) or "-"
+        first, after = (_with_percent(part, probabilities) for part in (answered, others[:room]))
+        yield f"{first or '-'}{after and f' | {after}'}"
 
 
 def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:
