@@ -9,6 +9,7 @@ import pytest
 from panjue.eval.decoding import decode_answers
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
@@ -78,7 +79,7 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
 
 
 def test_a_case_that_was_never_asked_is_named_everywhere(
-    run: Path, case: Row, write: Write, panjue: Callable[..., CompletedProcess[str]]
+    run: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
     decode_answers(run)
     reason = "id 5: the prompt needs 9000 tokens, max_tokens is 4096"
@@ -87,7 +88,6 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
         "a model with a longer context can be asked"
     )
     assert said in list(decode_answers(run).lines())
-    gold = write("gold.jsonl", [case(key, *PEOPLE) for key in KEYS])
     scores = score(Reader(TASK), gold, run / "submission.jsonl")
     assert {said, "unreadable replies: 16.67%"} <= set(remarks(scores))
     assert scores.to_json()["never_asked"] == [reason.removeprefix("id ")]
@@ -161,14 +161,23 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     assert written() == before
 
 
+LOGITS = {"charges": {"诈骗罪": 4, "盗窃罪": -4}, "articles": {"266": 4, "264": -4}}
+FRAUD = believing(TASK, {**LOGITS, "penalty": {PENALTIES[10]: 4, PENALTIES[8]: 0}})
+"""A classifier that believes in fraud whatever the text."""
+
+
 @pytest.fixture
 def adapter(run: Path, tmp_path: Path) -> Path:
-    """Return the training of the run, whose classifier believes in fraud whatever the text."""
-    logits = {"charges": {"诈骗罪": 4, "盗窃罪": -4}, "articles": {"266": 4, "264": -4}}
-    penalty = {PENALTIES[10]: 4, PENALTIES[8]: 0}
-    write_training(tmp_path / "adapter", believing(TASK, {**logits, "penalty": penalty}))
+    """Return the training of the run, which fitted a classifier."""
+    write_training(tmp_path / "adapter", FRAUD)
     change(run, trained=str(tmp_path / "adapter"))
     return tmp_path / "adapter"
+
+
+@pytest.fixture
+def gold(case: Row, write: Write) -> Path:
+    """Return the labelled cases of the run."""
+    return write("gold.jsonl", [case(key, *PEOPLE) for key in KEYS])
 
 
 def change(run: Path, **more: Any) -> None:
@@ -202,7 +211,7 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path) -> N
 
 
 def test_where_the_classifier_answers_no_reply_is_needed(
-    run: Path, adapter: Path, case: Row, write: Write, panjue: Callable[..., CompletedProcess[str]]
+    run: Path, adapter: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
     (run / "completions.jsonl").unlink()
     change(run, answered_by="classifier", because="it was better")
@@ -210,13 +219,46 @@ def test_where_the_classifier_answers_no_reply_is_needed(
     assert list(decode_answers(run).lines()) == ["6 examples", told]
     assert [row["judgments"] for _, row in read_lines(run / "submission.jsonl")] == [BOTH] * 6
     assert len(list(read_lines(run / "confidence.jsonl"))) == 6
-    gold = write("gold.jsonl", [case(key, *PEOPLE) for key in KEYS])
     assert told in remarks(score(Reader(TASK), gold, run / "submission.jsonl"))
     done = panjue("report", run, "--gold", gold)
     assert done.returncode == 0, done.stderr
     (adapter / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"the text classifier answered, but .*adapter has none"):
         decode_answers(run)
+
+
+def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, gold: Path) -> None:
+    decode_answers(run)
+    (adapter / CLASSIFIER).unlink()
+    scores = score(Reader(TASK), gold, run)
+    assert scores.baselines["text classifier"] is None
+    told = f"{adapter}/classifier.npz: is missing; restore it, or train again"
+    assert f"text classifier: unknown, {told}" in remarks(scores)
+
+
+LOOKED = "training and the choice between model and text classifier looked at these cases"
+
+
+@pytest.mark.parametrize(
+    ("seen_as", "told", "is_baseline"),
+    [
+        ("train_sha256", "these cases were trained on", False),
+        ("mix_sha256", "these cases were trained on", False),
+        ("dev_sha256", LOOKED, True),
+        ("groups_sha256", None, True),
+    ],
+)
+def test_cases_that_training_has_seen_are_told(
+    run: Path, adapter: Path, gold: Path, seen_as: str, told: str | None, is_baseline: bool
+) -> None:
+    change(run, test=str(gold), test_sha256=sha256(gold))
+    decode_answers(run)
+    write_training(adapter, FRAUD, **{seen_as: sha256(gold)})
+    scores = score(Reader(TASK), gold, run)
+    assert scores.in_sample == told
+    assert ("text classifier" in scores.baselines) == is_baseline
+    change(run, held_out=True)  # a tenth of the file, which was not trained on
+    assert score(Reader(TASK), gold, run).in_sample == LOOKED
 
 
 def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: Write) -> None:
