@@ -130,7 +130,8 @@ def fit(
         total, of = scores[name].sum(0), is_own_item & fitting.taken
         scale, shift = calibration(total[of], gold[name][of], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
-    second, crossed = None, {}
+    second = None
+    crossed: dict[str, NDArray[Any]] = {}
     if decides.evidence and len(cases) >= MIN_CASES:
         facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
         of_cases = Items(sizes, scores, np.array(facts, float))
