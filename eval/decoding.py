@@ -140,6 +140,11 @@ def _decode(answered: AnsweredFile) -> Tally:
         answered_by=who_answered(answered.record),
     )
     by_classifier = answered.record.answered_by == "classifier"
+    if by_classifier and advisor is None:
+        raise UserError(
+            f"{folder}: the text classifier answered, but {answered.record.trained} has none: "
+            "restore it"
+        )
     rows = None if by_classifier else answered.rows()
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
     decoding = _Decoding(answered, rows, advisor, tally)

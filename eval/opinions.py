@@ -23,7 +23,7 @@ from panjue.eval.classifier import (
     load_classifier,
     size_chances,
 )
-from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.example import Answer, Decoded, Example, First
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
@@ -98,7 +98,7 @@ class Advisor:
         """Return the example with the opinions for its prompt."""
         text = self.known.get(case_key(example))
         if text is None:
-            text = opinion_text(example, opinions or self.opinions(example))
+            text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
         return replace(example, inputs={**example.inputs, "opinions": text})
 
     def alone(self, example: Example) -> Answer:
@@ -145,14 +145,14 @@ def case_key(example: Example) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def opinion_text(example: Example, opinions: Sequence[Opinion]) -> str:
-    """Return the opinions for a prompt, one line an item: the name, then each field.
+def opinion_text(example: Example, opinions: Sequence[Opinion], decides: First) -> str:
+    """Return the opinions for a prompt, one line an item: its name if items have one, the fields.
 
-    The labels that the classifier answers come first, so that to agree is to copy; the others
-    follow after a bar.
+    The labels that the classifier answers come first, so that to agree is to copy, or a dash if it
+    answers none; the others follow after a bar.
     """
     lines = ["; ".join(_fields(opinion)) for opinion in opinions]
-    if len(example.names) == len(lines):
+    if decides.items:
         lines = [f"{name}: {line}" for name, line in zip(example.names, lines, strict=True)]
     return "\n".join(lines)
 
@@ -166,8 +166,9 @@ def _fields(opinion: Opinion) -> Iterator[str]:
         others = [label for label in others if probabilities[label] >= SHOWN_FROM]
         most = MAX_CLASSES if isinstance(value, str) else MAX_LABELS
         room = max(0, most - len(answered))
-        parts = [_with_percent(labels, probabilities) for labels in (answered, others[:room])]
-        yield " | ".join(part for part in parts if part) or "-"
+        first = _with_percent(answered, probabilities) or "-"
+        after = _with_percent(others[:room], probabilities)
+        yield f"{first} | {after}" if after else first
 
 
 def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:

@@ -138,7 +138,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         never_asked=decoding.get("refusals", ()) if decoding else (),
         in_sample=in_sample(answers) if answers else None,
         unknown_baselines=baselines.unknown,
-        answered_by=decoding["answered_by"] if decoding else "",
+        answered_by=decoding.get("answered_by", "") if decoding else "",
     )
 
 

@@ -112,8 +112,14 @@ def write_answers(run: Path, training: str, test: Path) -> None:
     decode_answers(folder)
 
 
-PARTS = ("adapter", "answers/one/labels.json", "answers/one/completions.jsonl")
-PARTS += ("answers/one/cases.jsonl", "answers/one/submission.jsonl", "adapter/classifier.npz")
+PARTS = (
+    "adapter",
+    "adapter/classifier.npz",
+    "answers/one/labels.json",
+    "answers/one/completions.jsonl",
+    "answers/one/cases.jsonl",
+    "answers/one/submission.jsonl",
+)
 
 
 class Life(RuleBasedStateMachine):
@@ -225,7 +231,7 @@ def score_of(meant: Path, gold: Path) -> tuple[float, float | None] | None:
     except UserError:
         return None
     believed = result.baselines.get("text classifier")
-    return result.total.mean["final"], believed and round(believed["final"], 4)
+    return result.total.mean["final"], round(believed["final"], 4) if believed else None
 
 
 TestLife = Life.TestCase

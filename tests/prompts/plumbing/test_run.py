@@ -46,6 +46,17 @@ def test_records_differ_by_all_but_versions_and_moved_files() -> None:
     assert "versions.torch: 2 -> null" in old.difference(new, versions=True)
 
 
+def test_who_answered_is_no_other_setting_of_the_replies() -> None:
+    model, classifier = (
+        AnswersRecord.model_validate(
+            {**ANSWERED, "answered_by": who, "because": f"{who} is better"}
+        )
+        for who in ("model", "classifier")
+    )
+    assert model.difference(classifier) == ""
+    assert model.difference(classifier.model_copy(update={"seed": 1})) == "seed: 0 -> 1"
+
+
 def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such folder; nothing trained is there"):
         _ = Run(tmp_path / "nowhere").trained
