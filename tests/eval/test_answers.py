@@ -132,6 +132,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         },
         "refusals": ["5: the prompt needs 9000 tokens, max_tokens is 4096"],
         "submission_sha256": sha256(run / "submission.jsonl"),
+        "confidence_sha256": None,
     }
 
 

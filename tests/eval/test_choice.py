@@ -9,6 +9,7 @@ import pytest
 from panjue.eval.choice import CHOICE, Choice, choose, read_choice, shape_of
 from panjue.eval.decoding import decode_answers
 from panjue.prompts.labels import collect
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, write_json
 from panjue.prompts.plumbing.run import AnswersRecord
@@ -37,7 +38,7 @@ def held_out(case: Row, write: Write, tmp_path: Path) -> Path:
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in labels).save(
         folder
     )
-    write_answers(folder, test, trained=str(tmp_path / "run/adapter"), trained_sha256="7")
+    write_answers(folder, test, trained=str(tmp_path / "run/adapter"))
     return folder
 
 
@@ -45,7 +46,10 @@ def chosen(held_out: Path, article: str = "264", penalty: int = 13) -> Choice:
     """Return the choice between the model and a classifier that always answers this."""
     articles = {"264": -4.0, "266": -4.0, article: 4.0}
     one = {"charges": {"盗窃罪": 4.0}, "articles": articles, "penalty": {PENALTIES[penalty]: 0.0}}
-    write_training(held_out.parents[1] / "adapter", believing(TASK, one))
+    adapter = held_out.parents[1] / "adapter"
+    write_training(adapter, believing(TASK, one))
+    record = read_json(held_out / "manifest.json")
+    write_json(held_out / "manifest.json", {**record, "trained_sha256": model_sha256(adapter)})
     decode_answers(held_out)
     return choose(held_out)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.report import AGREEMENTS, agreement, items_of, page, page_data, split_at_names
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -215,7 +215,7 @@ def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
 def test_gold_of_other_examples_is_refused(hostile: Path, case: Row, write: Write) -> None:
     other = write("other.jsonl", [case(7, ("甲", *THEFT))])
     with pytest.raises(UserError, match="1 examples have no row there, 2 rows no example"):
-        open_answers(hostile, other)
+        check_complete(open_answers(hostile, other))
 
 
 def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(

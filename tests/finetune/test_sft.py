@@ -48,7 +48,9 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
     classifier = load_classifier(trained / "adapter", task)
     assert classifier
     example = next(Reader(task).read(workshop / "demo/test.jsonl"))
-    assert [set(item) for item in classifier.opinions(example)] == [FIELDS] * len(example.names)
+    assert [set(item) for item in classifier.probabilities(example)] == [FIELDS] * len(
+        example.names
+    )
 
 
 def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
