@@ -107,7 +107,6 @@ class First:
     length: int = 0  # of that list
     settings: Config | None = None  # of `solve`; None if the task takes one call
     several_calls: ClassVar[bool] = False  # each call has a row of its own
-    uses_samples: ClassVar[bool] = False  # replies after the first one change the answer
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -157,8 +156,6 @@ class Decide(First):
 
 class Rank(First):
     """The answer is a list, best first, ranked by the votes of several samples."""
-
-    uses_samples = True
 
 
 @dataclass(frozen=True, kw_only=True)
