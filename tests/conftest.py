@@ -281,7 +281,7 @@ class PanjueServe:
         self.process.communicate()
 
 
-SERVE_WORDS = ("port=0", "engine.dtype=float32", "engine.enforce_eager=true")
+SERVE_WORDS = ("port=0", "max_tokens=3072", "engine.dtype=float32", "engine.enforce_eager=true")
 
 
 @pytest.fixture

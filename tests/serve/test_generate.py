@@ -123,6 +123,19 @@ def test_the_first_generate_asks_who_is_better_and_the_classifier_answers(
     assert len(running_engine) == 2, "that of other replies is not"
 
 
+def test_a_comparison_that_was_broken_off_is_resumed(
+    fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    lines = said(panjue, "generate", fresh, cases)
+    torn = fresh / "answers/held-out/completions.jsonl"
+    torn.write_bytes(torn.read_bytes()[:-10])
+    (fresh / "answers/choice.json").unlink()
+    again = said(panjue, "generate", fresh, cases)
+    assert "continuing: 9 of 10 are answered already" in again
+    assert again[-2:] == lines[-2:]
+    assert len(running_engine) == 2
+
+
 def test_where_the_model_is_better_one_engine_answers_both_files(
     fresh: Path,
     cases: Path,
@@ -328,6 +341,7 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
         (["engine.load_format=pt"], "only safetensors"),
         (["task=drop"], "was trained for 'judgment'; leave out `task`"),
         (["held_out=true"], "held_out: name the training file of"),
+        (["samples=2"], "samples: 'judgment' uses one reply per question; set samples=0"),
         (["replicas=2"], "replicas: needs ray=auto"),
         (["ray=auto", "endpoint=http://127.0.0.1:1/v1#x"], "leave out `ray` or `endpoint`"),
     ],
