@@ -221,8 +221,8 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
 def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console) -> None:
     """Write the record, the labels and the skipped rows of the answers to their folder.
 
-    Other library versions are allowed and printed. If the completions were deleted, the files made
-    from them are deleted too, and named.
+    Other library versions are allowed and printed. If there are no completions, files made from
+    earlier answers are deleted, and named.
     """
     folder = cases.folder
     record = record_of(job, cases, answered_by, because)
@@ -239,14 +239,14 @@ def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console
 
 
 def _delete_derived(job: Job, folder: Path, console: Console) -> None:
-    """Delete the files made from completions that are gone."""
+    """Delete the files made from earlier answers."""
     names = (job.task.data.submission.name, *DERIVED)
     stale = [folder / name for name in names if (folder / name).exists()]
     for file in stale:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     if stale:
         deleted = ", ".join(file.name for file in stale)
-        console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)
+        console.print(f"{folder}: deleted {deleted}: they belong to earlier answers", markup=False)
 
 
 def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRecord:
