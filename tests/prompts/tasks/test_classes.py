@@ -112,6 +112,80 @@ def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"label":"一年以下","label":"十年以上"}',
+        '{"label":["一年以下","十年以上"]}',
+        '{"label":[["一年以下"],["十年以上"]]}',
+        '{"label":"一年以下","十年以上"}',
+        '{"label":"一年以下","answer":"十年以上"}',
+        '{"label":"一年以下、十年以上"}',
+        '{"label":"一年以下或十年以上"}',
+        '[{"label":"一年以下"},{"label":"十年以上"}]',
+        '{"label":"一年以下"} 更正：{"label":"十年以',
+        '{"label":"一年以下"} 更正：{"label":"不明"}',
+        '{"label":{"主刑":"一年以下"}}',
+        "一年以下、十年以上",
+        "一年以下，不是十年以上",
+        "一年以下\n更正：十年以上",
+        "",
+    ],
+)
+def test_several_classes_where_one_is_asked_for_are_no_answer(reply: str) -> None:
+    decoded = SEVERITY.ask.decode(reply, Example(1, ""), LABELS)
+    assert decoded.answer == {"label": "一年以下"}, "the fallback"
+    assert decoded.guesses == ((0, "label"),)
+    assert decoded.is_guess(0, "label")
+    assert not decoded.readable
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"label":"十年以上","label":"十年以上"}',
+        '{"label":["十年以上","有期徒刑十年以上"]}',
+        '{"label":["十年以上","并处罚金"]}',
+        '{"label":"十年\u200b以上"}。',
+        '{"label":"一年以下"} 更正：{"label":"十年以上"}',
+        '{"label":"一年以下"} 更正：{"label":"十年以上",}',
+        '{"label":"一年以下"}{"label":"十年以上"} 见{法条}',
+        "<thought>一年以下</thought>十年以上",
+        "十年以上，因为数额特别巨大",
+        "有期徒刑十年以上。",
+    ],
+)
+def test_one_class_is_the_answer_however_often_it_is_named(reply: str) -> None:
+    decoded = SEVERITY.ask.decode(reply, Example(1, ""), LABELS)
+    assert decoded.answer == {"label": "十年以上"}
+    assert decoded.readable
+    assert decoded.repairs
+    assert decoded.guesses == ()
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels"),
+    [
+        ('{"labels":[', None),  # cut: nobody can say that the set is empty
+        ('{"labels":[}', None),
+        ('{"labels":[null]}', None),
+        ('{"labels":{}}', None),
+        ('{"labels":[],"labels":["Article 3"]}', None),
+        ('{"labels":["Article 5"],"labels":["Article 3"]}', None),
+        ('{"labels":["Article 3"],"labels":["Article 3"]}', ["Article 3"]),
+        ('{"labels":[["Article 5"],["Article 3"]]}', ["Article 3", "Article 5"]),
+        ('{"labels":["Article 5"]} Correction: {"labels":["Article 3"]}', ["Article 3"]),
+        ('{"labels":["Article 5"]} Correction: {"labels":[]}', []),
+        ('```{"labels": [ ] }```', []),
+    ],
+)
+def test_a_set_counts_as_it_is_given_or_not_at_all(reply: str, labels: list[str] | None) -> None:
+    decoded = ECTHR.ask.decode(reply, Example(1, ""), Labels())
+    assert decoded.answer == {"labels": ["Article 2"] if labels is None else labels}
+    assert decoded.is_guess(0, "labels") == (labels is None)
+    assert decoded.guesses == (((0, "labels"),) if labels is None else ())
+
+
 THREE = macro_f1(3)
 
 
