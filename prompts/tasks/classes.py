@@ -11,7 +11,7 @@ import numpy as np
 
 from panjue.prompts.example import Answer, Decide, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap
+from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap, visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Record
 from panjue.prompts.plumbing.objects import Scanner
@@ -58,7 +58,7 @@ class Classes:
         return "labels" if self.several else "label"
 
     def rows(self, path: Path) -> Iterator[Record]:
-        """Yield the rows of a file; the default `id` is the line number."""
+        """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
         for number, load in case_rows(path):
             yield number, partial(_with_id, number, load)
 
@@ -70,12 +70,13 @@ class Classes:
         fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
         fields = {self.aliases.get(name, name): value for name, value in fields.items()}
         groups = {name: self._group(name, fields[name]) for name in self.groups if name in fields}
-        person = row.get(self.person) or ""
-        if not isinstance(person, str):
+        given = row.get(self.person) or ""
+        if not isinstance(given, str):
             raise UserError(f"{self.person!r} must be a name")
+        person = visible(given)
         return Example(
             id=key,
-            text=text,
+            text=text.replace(given, person) if given else text,
             names=(person,) if person else (),
             inputs={"person": person},
             answer={self.key: self._words(row[self.key])} if self.key in row else None,

@@ -1,5 +1,6 @@
 """Classes of a closed list: FairLex's files in their published field names, and odd replies."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.classes import macro_f1
 
@@ -60,6 +63,7 @@ def test_scotus_and_fscs_take_numbers_or_names() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"id": None}, "'id' must be"),
+    ({"id": ""}, "'id' is an empty text"),
     ({"fact": ""}, "'fact' must be"),
     ({"label": 6}, "'label' must be one of the numbers from 0 to 5"),
     ({"label": "1"}, "'label' must be one of the numbers"),
@@ -73,6 +77,24 @@ def test_a_bad_line(fields: dict[str, Any], complaint: str) -> None:
         SEVERITY.data.read({"id": 1, "fact": "某案", "label": 1, **fields})
     with pytest.raises(UserError, match="a list of numbers from 0 to 9"):
         ECTHR.data.read({"id": 1, "text": "…", "labels": [10]})
+
+
+def test_the_line_number_is_the_id_of_a_row_that_has_none(tmp_path: Path) -> None:
+    """FairLex's files have no ids."""
+    rows = [{"text": "…", "label": 1}, {"id": "x", "text": "…"}, {"id": "", "text": "…"}]
+    path = tmp_path / "cases.jsonl"
+    path.write_text("// a remark\n" + "\n".join(map(dump, rows)), "utf-8")
+    reader = Reader(FSCS, on_bad_row="skip")
+    assert [example.id for example in reader.read(path)] == [2, "x"]
+    assert list(reader.skipped.rows.values()) == ["'id' is an empty text"]
+
+
+def test_invisible_characters_make_no_other_person_and_no_other_group() -> None:
+    row = {"id": 7, "fact": "李\u200b某A行窃。", "label": 5, "region": "北京", "defendant": "李某A"}
+    marked = {**row, "region": "北京\ufeff", "defendant": "李\u200b某A"}
+    example = SEVERITY.data.read(marked)
+    assert (example.names, example.groups) == (("李某A",), {"region": "北京"})
+    assert example.text == "李某A行窃。"
 
 
 @pytest.mark.parametrize(

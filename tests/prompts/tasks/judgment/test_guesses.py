@@ -212,6 +212,16 @@ def test_what_may_be_either_of_two_labels_that_look_equal_is_unknown() -> None:
         assert value(decoded, "articles") == read
 
 
+def test_labels_that_look_equal_are_named() -> None:
+    assert list(TWINS.look_alikes(["charges", "articles", "penalty"])) == [
+        "charges '掩饰、隐瞒犯罪所得罪', '掩饰，隐瞒犯罪所得罪' look equal; keep one spelling",
+        "charges '搶劫罪(未遂)', '搶劫罪（未遂）' look equal; keep one spelling",
+        "charges '盗窃', '盗窃罪' look equal; keep one spelling",
+        "articles '303-2', '303－2' look equal; keep one spelling",
+    ]
+    assert not list(KNOWN.look_alikes(["charges", "articles", "penalty"]))
+
+
 INVISIBLE = "\u200b\ufeff\u200d\u2060\u00ad"
 
 
