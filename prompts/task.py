@@ -92,23 +92,24 @@ class Ask:
 def _read_last(
     read: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
 ) -> Decoded:
-    """Read a reply without its think blocks; of several complete answers the last one counts.
+    """Read a reply without its think blocks, from its last complete answer on.
 
     An answer is complete if it is a closed object with the task's keys and leaves nothing to guess.
     """
-    if load_json(reply) is not None:  # then a block is part of a string
-        return read(reply, example, labels)
+    decoded = read(reply, example, labels)
+    if not decoded.repairs or load_json(reply) is not None:  # then a block is part of a string
+        return decoded
     rest = after_thinking(reply)
     objects = closed_objects(rest)
     if len(objects) > 1:
-        keys = read("", example, labels).answer
-        answers = [text for text in objects if all(f'"{key}"' in text for key in keys)]
-        last = read(answers[-1], example, labels) if len(answers) > 1 else None
+        keys = [f'"{key}"' for key in decoded.answer]
+        starts = [start for start, end in objects if all(key in rest[start:end] for key in keys)]
+        last = read(rest[starts[-1] :], example, labels) if len(starts) > 1 else None
         if last and last.readable and not last.guesses:
             return replace(last, repairs=(*last.repairs, "several answers, the last one counts"))
-    decoded = read(rest, example, labels)
     if rest == reply:
         return decoded
+    decoded = read(rest, example, labels)
     return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
 
 

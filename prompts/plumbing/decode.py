@@ -49,40 +49,44 @@ def flatten_forms(text: str) -> str:
     return unicodedata.normalize("NFKC", visible(plain))
 
 
-THOUGHT = "(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad)"
 BLOCK = re.compile(
-    rf"(?:<\|?|\[|◁)(?:(?P<end>/|end_)|start_)?(?:\w{{1,20}}:)?{THOUGHT}(?:\|?>|\]|▷)"
+    r"(?P<open><\|?|\[|◁)(?:(?P<end>/|end_)|start_)?"
+    r"(?P<name>(?:\w{1,20}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection))"
+    r"(?:\|?>|\]|▷)"
     r"|<\|channel\|>\s?(?:(?P<final>final)|[a-z]+)\b[^{}\n]{0,60}?<\|message\|>"
     r"|(?P<plain>assistantfinal(?=\s*+[{\[`]))",
     re.IGNORECASE,
 )
 """The start or the end of a think block: `<think>`, `[/THINK]`, `◁think▷`, `<seed:think>`,
-`<|END_THINKING|>`; of gpt-oss each channel, of which `final` is the answer. Its last marker loses
-its signs where special tokens are left out."""
+`<|END_THINKING|>`; of gpt-oss each channel, of which `final` is the answer, written
+`assistantfinal` where special tokens are left out."""
 
 
 def after_thinking(reply: str) -> str:
-    """Drop all think blocks. One without an end extends to the end of the reply.
+    """Drop all think blocks. One without its end extends to the end of the reply.
 
     An end without a start closes a block that the prompt has begun.
     """
     kept: list[str] = []
-    begin, is_thought = 0, False
+    begin, opened = 0, None
     for tag in BLOCK.finditer(reply):
-        is_end = tag.lastgroup is not None
-        if is_end and not is_thought:
+        kind = (tag["open"], (tag["name"] or "").lower())
+        is_end = bool(tag["end"] or tag["final"] or tag["plain"])
+        if opened and (opened != kind or not is_end):
+            continue
+        if is_end and not opened:
             kept.clear()
-        elif not is_thought:
+        elif not is_end:
             kept.append(reply[begin : tag.start()])
-        begin, is_thought = tag.end(), not is_end
-    return "".join([*kept, "" if is_thought else reply[begin:]])
+        begin, opened = tag.end(), None if is_end else kind
+    return "".join([*kept, "" if opened else reply[begin:]])
 
 
 PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 
 
-def closed_objects(text: str) -> list[str]:
-    """Return the texts of the JSON objects that are closed and in no other closed one."""
+def closed_objects(text: str) -> list[tuple[int, int]]:
+    """Return (start, end) of the JSON objects that are closed and in no other closed one."""
     starts: list[int] = []
     found: list[tuple[int, int]] = []
     end = 0
@@ -98,7 +102,7 @@ def closed_objects(text: str) -> list[str]:
             while found and found[-1][0] > start:
                 found.pop()
             found.append((start, end))
-    return [text[start:end] for start, end in found]
+    return found
 
 
 def field_text(segment: str, keys: str) -> str | None:

@@ -97,27 +97,18 @@ def _field_of(field: Field) -> str | None:
 def _assign(objects: Sequence[Found], names: Sequence[str]) -> tuple[dict[str, Found], list[str]]:
     """Give each defendant their object: of several the last complete one, else the first.
 
-    A name in another width, case or spacing counts if it can be one defendant's alone, and if that
-    one has no object with the exact name.
+    A name in another width, case or spacing counts if it can be one defendant's alone.
     """
     exact, similar = (_by_form(form, names) for form in (name_in_reply, _loose))
     assigned: dict[str, Found] = {}
-    repairs, others = [], []
+    repairs = []
     for found in objects:
-        forms = map(name_in_reply, found.names)
-        owners = {name for form in forms for name in exact.get(form, ())}
-        if len(found.names) > 1:
+        [written, *others] = found.names
+        owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), set())
+        if others:
             repairs.append("an object with several names, dropped")
-        elif len(owners) != 1:
-            others.append(found)
-        else:
-            _add(assigned, owners.pop(), found, repairs)
-    named_exactly = set(assigned)
-    for found in others:
-        [written] = found.names
-        owners = similar.get(_loose(written), set())
-        if len(owners) == 1 and not owners <= named_exactly:
-            _add(assigned, next(iter(owners)), found, repairs)
+        elif len(owners) == 1:
+            _add(assigned, *owners, found, repairs)
         else:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
     return assigned, repairs

@@ -176,7 +176,7 @@ def test_a_key_given_twice_is_a_fault_in_a_row_and_none_in_a_library_s_file(tmp_
     """Some models' config.json name a key twice, and transformers reads them."""
     twice = '{"id":1,"a":{"b":1,"b":2}}'
     for read in (parse_line, parse_case):
-        with pytest.raises(UserError, match="^not JSON: the key 'b' is given twice"):
+        with pytest.raises(UserError, match=r"^not JSON: the key 'b' is given twice"):
             read(twice.encode())
     (tmp_path / "config.json").write_text(twice, "utf-8")
     assert read_object(tmp_path / "config.json") == {"id": 1, "a": {"b": 2}}

@@ -137,11 +137,12 @@ def test_of_two_answers_the_last_complete_one_counts(case: Example, labels: Labe
     assert penalties(decode(lacking, case, labels)) == [4, 3]
 
 
-def test_of_two_answers_on_one_person_the_exact_name_counts(case: Example, labels: Labels) -> None:
-    reply = reply_of(("李某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李 某", "诈骗罪", 5))
-    decoded = decode(reply, case, labels)
-    assert penalties(decoded) == [4, 3]
-    assert decoded.repairs
+def test_the_last_answer_counts_however_its_name_is_written(case: Example, labels: Labels) -> None:
+    for name in ("李 某", "李某\u200b"):
+        reply = reply_of(("李某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), (name, "诈骗罪", 5))
+        decoded = decode(reply, case, labels)
+        assert penalties(decoded) == [4, 5]
+        assert decoded.repairs == (f"李某: {TWICE}",)
 
 
 DRAFT = (("张某甲", "盗窃罪", 0), ("李某", "盗窃罪", 0))
