@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
-from panjue.finetune.journal import Journal, print_example, print_plan
+from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import (
     LESS_MEMORY,
@@ -104,6 +105,9 @@ def run_training(
     model = make_model(config, base, args)
     trainer = make_trainer(config, model, args, rows, console)
     print_plan(console, trainer, rows, examples)
+    decides = reader.task.answer
+    for line in islice(labels.look_alikes(map(decides.kind, decides.fields)), MAX_SHOWN_EXAMPLES):
+        console.print(f"{'labels':12s} {line}", markup=False)
     if reader.skipped.rows:
         console.print(f"{'skipped':12s} {reader.skipped}", markup=False)
     if config.dry_run:

@@ -10,6 +10,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import (
     after_thinking,
+    closed_objects,
     field_text,
     flatten_forms,
     load_json,
@@ -60,7 +61,8 @@ def test_the_tools_take_any_text(text: str) -> None:
     assert flatten_forms(flatten_forms(text)) == flatten_forms(text)
     assert normal(normal(text) + "罪") == normal(normal(text))
     assert snap(text, KNOWN) in {None, *KNOWN.values()}
-    assert after_thinking(text) in text
+    assert len(after_thinking(text)) <= len(text)
+    assert sum(end - start for start, end in closed_objects(text)) <= len(text)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +70,85 @@ def test_the_tools_take_any_text(text: str) -> None:
     [
         ("<think>\n\n</think>\n\n{}", "\n\n{}"),
         ("让我想想</think>{}", "{}"),
-        ("<think>a</think>b</think>c", "b</think>c"),
+        ("<think>a</think>b</think>c", "c"),
+        ("<think>a<think>b</think>c</think>d", "d"),
         ("<think>{}", ""),
-        (" <think>\n{}", ""),
-        ("a <think>", "a <think>"),
+        (" <think>\n{}", " "),
+        ("{1}<think>{2}", "{1}"),
+        ("{1}<think>{2}</think>{3}<think>{4}", "{1}{3}"),
         ("{}", "{}"),
+        ("a < think > b", "a < think > b"),
+        ("[thinking about it] {}", "[thinking about it] {}"),
+        ("<answer>{}</answer>", "<answer>{}</answer>"),
+        *(
+            (text.format(inner="{0}") + "{1}", "{1}")
+            for text in (
+                "<THINK>{inner}</Think>",
+                "<thinking>{inner}</thinking>",
+                "[THINK]{inner}[/THINK]",
+                "<seed:think>{inner}</seed:think>",
+                "<thought>{inner}</thought>",
+                "<reasoning>{inner}</reasoning>",
+                "◁think▷{inner}◁/think▷",
+                "<|think|>{inner}<|/think|>",
+                "<|START_THINKING|>{inner}<|END_THINKING|>",
+                "{inner}</thought>",
+                "<|channel|>analysis<|message|>{inner}<|end|><|start|>assistant"
+                "<|channel|>final<|message|>",
+                "<|channel|>commentary to=x<|message|>{inner}<|channel|>analysis<|message|>{inner}"
+                "<|channel|>final <|constrain|>json<|message|>",
+                "analysis{inner}assistantfinal",
+            )
+        ),
+        *(
+            (text + "{1}", "")
+            for text in (
+                "[THINK]",
+                "<thought>",
+                "◁think▷",
+                "<seed:think>",
+                "<|channel|>analysis<|message|>",
+                "</think><think>",
+            )
+        ),
     ],
 )
 def test_thinking_is_dropped(reply: str, rest: str) -> None:
     assert after_thinking(reply) == rest
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("{1}", ["{1}"]),
+        ('5" {"a":"}{"} 6" {"b":{"c":[]}} }', ['{"a":"}{"}', '{"b":{"c":[]}}']),
+        ('{"a":[{"b":1},{"c":2},', ['{"b":1}', '{"c":2}']),  # what is around them is not closed
+        ('{"a":"\\"}"}', ['{"a":"\\"}"}']),
+        ('{"a":"}', []),
+        ("{{{1}", ["{1}"]),
+    ],
+)
+def test_closed_objects_by_hand(text: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in closed_objects(text)] == found
+
+
+LENGTH = 300_000
+TAGS = ("<think>", "</think>", "[", "<", "<|channel|>final", "<|channel|>", '"', '\\"', "{", "}")
+
+
+@pytest.mark.parametrize("piece", [*TAGS, '{"', "{}", '"{', "<a:", "start_", "assistantfinal "])
+def test_time_is_linear(piece: str) -> None:
+    # Were it quadratic in the length, this would take minutes.
+    text = piece * (LENGTH // len(piece))
+    assert len(after_thinking(text)) <= LENGTH
+    assert sum(end - start for start, end in closed_objects(text)) <= LENGTH
+
+
+def test_a_key_that_is_given_twice_is_found_in_linear_time() -> None:
+    pairs = [f'"{number}":0' for number in range(50_000)]
+    assert load_json("{" + ",".join(pairs) + "}") is not None
+    assert load_json("{" + ",".join([*pairs, pairs[0]]) + "}") is None
 
 
 def test_a_valid_reply_is_read_without_repair(case: Example, labels: Labels) -> None:
