@@ -90,9 +90,10 @@ def test_of_two_that_are_equal_the_model_answers(held_out: Path, write: Write) -
 
 
 def test_a_choice_counts_for_replies_of_its_shape_alone(held_out: Path) -> None:
-    run, record = held_out.parents[1], AnswersRecord.read(held_out)
-    assert read_choice(run, shape_of(record)) is None
+    run = held_out.parents[1]
+    assert read_choice(run, shape_of(AnswersRecord.read(held_out))) is None
     choice = chosen(held_out)
+    record = AnswersRecord.read(held_out)
     of_test = record.model_copy(update={"test": "test.jsonl", "test_sha256": "2", "seed": 3})
     assert read_choice(run, shape_of(of_test)) == choice
     others: list[dict[str, Any]] = [
