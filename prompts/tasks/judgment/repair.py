@@ -108,7 +108,8 @@ def _assign(objects: Sequence[Found], names: Sequence[str]) -> tuple[dict[str, F
         if others:
             repairs.append("an object with several names, dropped")
         elif len(owners) == 1:
-            _add(assigned, *owners, found, repairs)
+            [owner] = owners
+            _add(assigned, owner, found, repairs)
         else:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
     return assigned, repairs
