@@ -1,7 +1,8 @@
 """Cases of CAIL2018 as official cases."""
 
+import math
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, check_text, dump
 from panjue.prompts.plumbing.rows import CAIL2018, case_rows
 from panjue.prompts.tasks.judgment.articles import ARTICLE_ID
+from panjue.prompts.tasks.judgment.inserted import with_inserted
 from panjue.prompts.tasks.judgment.read import read, sentence, shown
 
 Noted = tuple[dict[str, Any], list[str]]
@@ -46,23 +48,24 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
     reason, then the counts.
     """
     rows, converted = 0, 0
-    notes: Counter[str] = Counter()
+    noted: dict[str, list[int | str]] = defaultdict(list)  # note -> the places of its rows
     with atomic_write(out) as file:
         for place, load in case_rows(path):
             rows += 1
             try:
-                case, of_case = from_cail2018(load())
+                case, notes = from_cail2018(load())
             except (UserError, KeyError) as error:
                 reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
                 report(f"{path}:{place}: not converted: {reason}")
                 continue
             converted += 1
-            notes.update(of_case)
+            for note in notes:
+                noted[note].append(place)
             file.write(dump({"id": rows, **case}) + "\n")
         if not converted:
             raise UserError(f"{path}: has no rows that can be converted")
-    for note, count in notes.items():
-        report(f"{count} rows: {note}")
+    for note, places in noted.items():
+        report(f"{len(places)} rows, the first is {path}:{places[0]}: {note}")
     report(f"written: {out}, {converted} of {rows} rows")
     return converted == rows
 
@@ -81,16 +84,20 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
             "only a case of one defendant can be converted"
         )
     penalty, notes = _sentence_of_term(term)
+    fine = meta.get("punish_of_money")
+    fine = 0 if fine is None else _amount(fine, "'punish_of_money' must be yuan")
+    charges = [charge_name(charge) for charge in _list(meta, "accusation")]
+    articles, missing = with_inserted(charges, _list(meta, "relevant_articles"))
     outcome = {
         "name": names[0],
-        "penalty": {**penalty, "fine": meta.get("punish_of_money") or 0},
-        "charges": [charge_name(charge) for charge in _list(meta, "accusation")],
-        "articles": _list(meta, "relevant_articles"),
+        "penalty": {**penalty, "fine": fine},
+        "charges": charges,
+        "articles": articles,
     }
     case = {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}
     check_text(case)
     read({"id": 0, **case})  # what is written can be read
-    return case, notes
+    return case, notes + missing
 
 
 def charge_name(accusation: str) -> str:
@@ -104,14 +111,18 @@ def _sentence_of_term(term: Mapping[str, Any]) -> Noted:
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise UserError(f"{key!r} must be true or false, found {value!r}")
-    months = term["imprisonment"]
-    if type(months) not in (int, float) or not months >= 0:
-        raise UserError(f"'imprisonment' must be months, 0 or more, found {months!r}")
+    months = _amount(term["imprisonment"], "'imprisonment' must be months")
     if any(flags.values()):
         return sentence(**flags), [CONTRADICTION] if months or all(flags.values()) else []
     if 0 < months < SHORTEST_IMPRISONMENT:
         return sentence(detention=months), [SHORT_TERM]
     return sentence(imprisonment=months), [] if months else [NO_TERM]
+
+
+def _amount(value: Any, rule: str) -> int | float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise UserError(f"{rule}, 0 or more, found {value!r}")
+    return value
 
 
 def _list(meta: Mapping[str, Any], key: str) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.files import dump, read_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.convert import (
@@ -18,6 +18,7 @@ from panjue.prompts.tasks.judgment.convert import (
     SHORT_TERM,
     convert,
 )
+from panjue.prompts.tasks.judgment.inserted import ARTICLES
 from panjue.prompts.tasks.judgment.read import sentence
 
 TASK = load_task("judgment")
@@ -93,7 +94,58 @@ def test_terms_of_cail2018(
 ) -> None:
     reported, [row] = converted(written(tmp_path / "cail.jsonl", cail(**changes)))
     assert row["outcomes"][0]["penalty"] == sentence(**penalty, fine=1000)
-    assert reported == [f"1 rows: {note}" for note in notes]
+    assert reported == [f"1 rows, the first is {tmp_path}/cail.jsonl:1: {note}" for note in notes]
+
+
+@pytest.mark.parametrize(
+    ("charges", "articles", "expected"),
+    [
+        (["危险驾驶"], [133], ["133.1"]),
+        (["交通肇事"], [133], ["133"]),
+        (["危险驾驶", "交通肇事"], [133], ["133", "133.1"]),
+        (["危险驾驶", "妨害公务"], [277, 133], ["277", "133.1"]),
+        (["帮助信息网络犯罪活动"], [287], ["287.2"]),
+        (["非法获取公民个人信息"], [253], ["253.1"]),
+        (["妨害信用卡管理", "窃取、收买、非法提供信用卡信息"], [177], ["177.1"]),
+        (["受贿", "利用影响力受贿"], [385, 388], ["385", "388", "388.1"]),
+        (["隐匿、故意销毁会计凭证、会计账簿、财务会计报告"], [162], ["162.1"]),
+        (["危险驾驶"], ["133.1"], ["133.1"]),
+    ],
+)
+def test_an_inserted_article_is_written_for_its_charge(
+    charges: list[str], articles: list[int], expected: list[str], tmp_path: Path
+) -> None:
+    row = cail(accusation=charges, relevant_articles=articles)
+    reported, [case] = converted(written(tmp_path / "cail.jsonl", row))
+    assert case["outcomes"][0]["articles"] == expected
+    assert reported == []
+
+
+def test_a_charge_without_its_article_is_noted_with_its_place(tmp_path: Path) -> None:
+    charges = ["危险驾驶", "隐匿、故意销毁会计凭证、会计账簿、财务会计报告"]
+    path = written(tmp_path / "cail.jsonl", cail(), cail(accusation=charges))
+    reported, [_, case] = converted(path)
+    assert case["outcomes"][0]["articles"] == ["264"]
+    articles = {f"{charges[0]}罪": "133.1", f"{charges[1]}罪": "162.1"}
+    assert reported == [
+        f"1 rows, the first is {path}:2: {charge} is article {article}, not among the articles"
+        for charge, article in articles.items()
+    ]
+
+
+def test_the_table_of_inserted_articles_agrees_with_the_law(shared: Path) -> None:
+    known = read_json(shared / "criminal_law/charge2articles_cmdl321.json")
+    articles = read_json(shared / "criminal_law/articles_paragraphs.json")
+    inserted = {article for article in articles if "." in article and int(article[:-2]) > 101}
+    assert {article for article in ARTICLES.values() if "." in article} == inserted
+    bases = {article.split(".")[0] for article in inserted}
+    for charge, ids in known.items():
+        numbers = {number.split("-")[0] for number in ids}
+        of_table = ARTICLES.get(charge.replace("账", "帐"))
+        if of_table is None:
+            assert not numbers & (inserted | bases), charge
+        elif charge not in ("行贿罪", "受贿罪"):  # by two articles
+            assert of_table in numbers, charge
 
 
 @pytest.mark.parametrize(
@@ -112,6 +164,13 @@ def test_terms_of_cail2018(
         ),
         (cail(months=-2), "'imprisonment' must be months, 0 or more, found -2"),
         (cail(death_penalty="no"), "'death_penalty' must be true or false, found 'no'"),
+        *(
+            (
+                cail(punish_of_money=value),
+                f"'punish_of_money' must be yuan, 0 or more, found {value!r}",
+            )
+            for value in ("abc", -5, True, "", [3])
+        ),
         (cail(term_of_imprisonment=3), "'term_of_imprisonment' must be an object"),
         ({**cail(), "fact": " "}, "'fact' must be a text that is not empty"),
         ({"fact": "张某盗窃。", "meta": {}}, "the row has no 'term_of_imprisonment'"),
@@ -146,7 +205,15 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize(
-    "key", ["criminals", "accusation", "relevant_articles", "imprisonment", "term_of_imprisonment"]
+    "key",
+    [
+        "criminals",
+        "accusation",
+        "relevant_articles",
+        "punish_of_money",
+        "imprisonment",
+        "term_of_imprisonment",
+    ],
 )
 @settings(max_examples=40)
 @given(value=VALUES)
