@@ -42,7 +42,7 @@ CRIMES = {
 
 UNKNOWN_CHARGES = ("走私淫秽物品罪", "盗窃、抢夺国家机关公文罪", "贪污罪", "危害公共安全罪")
 UNKNOWN_ARTICLES = ("152-1", "287", "第二百八十七条之三", "115-1", "26", "第2640条")
-CUT_BY_HALF = "152"  # the article of 走私废物罪 without its paragraph
+WITHOUT_PARAGRAPH = ("152", "第152条", "刑法第152条")  # the article of 走私废物罪
 LABELS = collect(
     [
         *(
@@ -125,7 +125,7 @@ def person(draw: random.Random, name: str) -> str:
     if draw.random() < 0.1:
         charges.insert(draw.randrange(2), draw.choice(UNKNOWN_CHARGES))
     if draw.random() < 0.2:
-        articles.insert(draw.randrange(2), draw.choice((*UNKNOWN_ARTICLES, CUT_BY_HALF)))
+        articles.insert(draw.randrange(2), draw.choice((*UNKNOWN_ARTICLES, WITHOUT_PARAGRAPH[0])))
     written: dict[str, Any] = {
         "name": draw.choice((name, name, name, full_width(name), f" {name}", f"{name}\u200b")),
         "charges": [charge_in(draw, charge) for charge in charges],
@@ -198,16 +198,22 @@ class Pairs(list[tuple[str, Any]]):
 
 
 def without_thoughts(text: str) -> str:
-    """Drop think blocks one by one; one without an end is dropped to the end of the text."""
-    lower = text.lower()
-    for start, end in ((start.lower(), end.lower()) for start, end in BLOCKS):
-        while start in lower or end in lower:
-            at, stop = lower.find(start), lower.find(end)
-            if stop >= 0 and not 0 <= at < stop:
-                at = 0
-            stop = len(text) if stop < 0 else stop + len(end)
-            text, lower = text[:at] + text[stop:], lower[:at] + lower[stop:]
-    return text
+    """Drop the think blocks from the first one on, until there is none."""
+    ends = {start.lower(): end.lower() for start, end in BLOCKS}
+    while True:
+        lower = text.lower()
+        tags = [tag for pair in ends.items() for tag in pair if tag in lower]
+        if not tags:
+            return text
+        first = min(tags, key=lower.index)
+        before, rest = text[: lower.index(first)], text[lower.index(first) + len(first) :]
+        if first not in ends:  # the prompt has begun the block
+            text = rest
+            continue
+        end = rest.lower().find(ends[first])
+        if end < 0:  # it does not end
+            return before
+        text = before + rest[end + len(ends[first]) :]
 
 
 def objects_in(text: str) -> Iterator[tuple[Any, bool]]:
@@ -306,7 +312,7 @@ def articles_in(texts: list[str], charges: list[str]) -> list[str]:
     found = []
     for text in texts:
         article = ARTICLE_OF.get(plain(text))
-        if plain(text) in (CUT_BY_HALF, f"第{CUT_BY_HALF}条") and "152-2" in with_charge:
+        if plain(text) in WITHOUT_PARAGRAPH and "152-2" in with_charge:
             article = "152-2"  # its only paragraph in training, with this charge
         found.append(article)
     return list(dict.fromkeys(article for article in found if article))
