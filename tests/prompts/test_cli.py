@@ -50,7 +50,9 @@ def test_convert_writes_cases_and_says_what_it_left_out(tmp_path: Path, panjue: 
     path, out = tmp_path / "cail.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(CAIL2018.replace("MONTHS", n) for n in ("10", "3", "0")), "utf-8")
     done = panjue("convert", path, out)
-    counts = f"1 rows: {SHORT_TERM}\n1 rows: {NO_TERM}\nwritten: {out}, 3 of 3 rows\n"
+    places = (f"1 rows, the first is {path}:{n}: " for n in (2, 3))
+    notes = "".join(map("{}{}\n".format, places, (SHORT_TERM, NO_TERM)))
+    counts = f"{notes}written: {out}, 3 of 3 rows\n"
     assert (done.returncode, done.stdout) == (0, counts)
     again = panjue("convert", path, out)
     told = f"panjue: {out}: exists already; choose another OUT\n"
