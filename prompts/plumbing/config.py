@@ -1,5 +1,6 @@
 """YAML file plus `key=value` words -> a frozen pydantic model. Unknown keys stop the run."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,10 +43,12 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
     A file without the section gives the defaults, and so does a missing `config.yaml` of a run.
     """
     sections = load_values(path) if path.exists() else {}
-    for section in sections:
+    for section, values in sections.items():
         if section not in SECTIONS:
             known = ", ".join(SECTIONS)
             raise UserError(f"{path}: no section {section!r} (there are {known})")
+        if not isinstance(values, dict | None):
+            raise UserError(f"{path}: {section}: expected lines of `key: value`")
     try:
         config = cls.model_validate(_overridden(sections.get(name) or {}, overrides))
     except ValidationError as error:
@@ -70,8 +73,8 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    return dict(values)
+    values = OmegaConf.to_container(config, resolve=True)
+    return dict(json.loads(json.dumps(values)))  # keys are texts then
 
 
 def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
