@@ -8,11 +8,12 @@ from typing import Any
 from panjue.eval.opinions import Advisor, load_advisor
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import ANSWERS, Answers, AnswersRecord, find_answers
-from panjue.prompts.reader import Reader
+from panjue.prompts.reader import Reader, text_hash
 from panjue.prompts.task import Task, configured, load_task
 
 
@@ -52,8 +53,7 @@ class AnsweredFile:
 
     def advisor(self) -> Advisor | None:
         """Return the text classifier of the training; None if it fitted none."""
-        trained = self.answers.trained
-        return load_advisor(trained, self.task, self.labels) if trained else None
+        return advisor_of(self.answers, self.task, self.labels)
 
     def examples(self) -> Iterator[Example]:
         """Yield the examples that were asked."""
@@ -88,6 +88,20 @@ class AnsweredFile:
         return row
 
 
+def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
+    """Return the text classifier of the training that answered; None if it fitted none."""
+    trained = answers.trained
+    if trained is None or not task.answer.fields:
+        return None
+    digest = answers.record.trained_sha256
+    if digest and not (trained.is_dir() and model_sha256(trained) == digest):
+        raise UserError(
+            f"{trained}: is missing, or is not the training that gave the answers in "
+            f"{answers.folder}; restore it, or generate again with another answers=NAME"
+        )
+    return load_advisor(trained, task, labels)
+
+
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
     """Open the answers in a folder.
 
@@ -109,15 +123,37 @@ def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
         )
     task = configured(load_task(record.task), record.solve)
     reader = Reader(task, held_out=record.held_out, on_bad_row=record.on_bad_row)
-    labels = load_labels(answers.folder / "labels.json")
+    label_file = answers.folder / "labels.json"
+    labels = load_labels(label_file)
+    if record.labels_sha256 not in (None, sha256(label_file)):
+        raise UserError(f"{label_file}: was changed since the answers were made; restore it")
     answered = AnsweredFile(answers, record, reader, test, labels)
     if gold:
-        _check_gold(answered)
+        check_texts(answered)
     return answered
 
 
-def _check_gold(answered: AnsweredFile) -> None:
-    """Refuse gold whose examples are not those that were answered."""
+CASES = "cases.jsonl"
+"""File beside answers with the hash of each case's text."""
+
+
+def check_texts(answered: AnsweredFile) -> None:
+    """Refuse gold with a text that differs from the one that was answered under the same id."""
+    path = answered.folder / CASES
+    if sha256(answered.test) == answered.record.test_sha256 or not path.exists():
+        return
+    rows = Rows(path)
+    for example in answered.examples():
+        row = rows.get(example.id)
+        if row and row["text_sha256"] != text_hash(example):
+            raise UserError(
+                f"{answered.test}: id {example.id} is another case than the one that was answered "
+                f"in {answered.folder}; give the gold file of {answered.record.test}"
+            )
+
+
+def check_complete(answered: AnsweredFile) -> None:
+    """Refuse gold whose examples are not exactly those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()
     examples = {str(example.id) for example in answered.examples()}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
+from panjue.eval.answers import advisor_of
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.opinions import Advisor, load_advisor
+from panjue.eval.opinions import Advisor
 from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import RunRecord, find_answers
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -70,11 +70,9 @@ def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
     None too if the classifier was fitted on the cases of `gold`.
     """
     answers = find_answers(run)
-    trained = answers.trained if answers else None
-    if answers is None or trained is None or not has_classifier(trained):
+    advisor = advisor_of(answers, task, load_labels(run / "labels.json")) if answers else None
+    if answers is None or answers.training is None:
         return None
-    training, digest = RunRecord.read(trained), sha256(gold)
-    is_seen = digest in (training.train_sha256, training.mix_sha256)
-    if is_seen and not answers.record.held_out:
-        return None
-    return load_advisor(trained, task, load_labels(run / "labels.json"))
+    training = answers.training
+    is_seen = sha256(gold) in (training.train_sha256, training.mix_sha256)
+    return None if is_seen and not answers.record.held_out else advisor

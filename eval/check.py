@@ -75,7 +75,7 @@ def _advance(remaining: Iterator[Example], key: str, skipped: dict[str, Example]
 
 
 def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
-    """Return the bad rows, as `FILE:PLACE: fault`, and a line for each kind of count."""
+    """Return the bad rows and the labels that look equal, and a line for each kind of count."""
     way_out = "; to check a submission, add --cases CASES"
     if (path / "manifest.json").exists():
         raise UserError(f"{path}: is a run folder{way_out}")
@@ -104,7 +104,10 @@ def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
         f"{kind}: {len(of)} different, {sum(of.values())} in all; {_counts(of)}"
         for kind, of in labels.counts.items()
     ]
-    return [f"{path}:{place}: {reason}" for (_, place), reason in bad.items()], counts
+    faults = [f"{path}:{place}: {reason}" for (_, place), reason in bad.items()]
+    decides = reader.task.answer
+    faults += [f"{path}: {line}" for line in labels.look_alikes(map(decides.kind, decides.fields))]
+    return faults, counts
 
 
 def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:

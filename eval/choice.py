@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from panjue.eval.answers import open_answers
-from panjue.eval.compare import paired_differences
+from panjue.eval.compare import TIE, paired_differences
 from panjue.eval.values import MetricValues, metric_values, score_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -40,7 +40,7 @@ class Choice:
     @property
     def answered_by(self) -> AnsweredBy:
         """Return who is better; the model if both are equal."""
-        return "model" if self.difference >= 0 else "classifier"
+        return "model" if self.difference >= -TIE else "classifier"
 
     def __str__(self) -> str:
         """Return both scores in one line."""

@@ -203,11 +203,10 @@ class Classifier:
         count = len(example.names) if self.decides.items else 1
         rows = self.rows(views(example, count))
         scores = {name: field.scores(rows) for name, field in self.fields.items()}
+        found = {n: f.probabilities(scores[n].sum(0)) for n, f in self.fields.items()}
         if self.second:
             about = np.array(facts_of(example, count, self.decides), float)
-            found = self.second.probabilities(Items(np.array([count]), scores, about))
-        else:
-            found = {n: f.probabilities(scores[n].sum(0)) for n, f in self.fields.items()}
+            found |= self.second.probabilities(Items(np.array([count]), scores, about))
         return [self.item_probabilities(found, i) for i in range(count)]
 
     def item_probabilities(

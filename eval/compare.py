@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval.answers import AnsweredFile
-from panjue.eval.values import MetricValues, percentiles, pooled, resampled, score_rows
+from panjue.eval.values import UNWEIGHTED, MetricValues, percentiles, pooled, resampled, score_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 
@@ -43,7 +43,9 @@ class Comparison:
 
     Attributes:
         metric: The task's headline metric; by it examples are won or lost.
-        won, lost: Examples on which the second is better, or worse, than the first.
+        won, lost: Examples on which the second is better, or worse, than the first, of those that
+            have a weight.
+        unweighted: No example has one, so the means are unweighted.
         compared_by: How texts were compared, if the metrics compare texts.
     """
 
@@ -53,6 +55,7 @@ class Comparison:
     won: int
     lost: int
     compared_by: str | None = None
+    unweighted: bool = False
 
 
 def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
@@ -85,13 +88,17 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     # A corpus metric of one example is computed as if the corpus had only this example.
     headlines = [pooled(task, of.values, np.ones(len(of)))[:, -1] for of in values]
     changes = headlines[1] - headlines[0]
+    weights = values[0].weights
+    unweighted = not weights.any()
+    counts = (weights > 0) | unweighted
     return Comparison(
         metric=task.score.names[-1],
         differences=paired_differences(*values),
         examples=len(changes),
-        won=int((changes > TIE).sum()),
-        lost=int((changes < -TIE).sum()),
+        won=int((changes[counts] > TIE).sum()),
+        lost=int((changes[counts] < -TIE).sum()),
         compared_by=task.score.compared_by,
+        unweighted=unweighted,
     )
 
 
@@ -128,11 +135,13 @@ def verdict(comparison: Comparison, first: str, second: str) -> Iterator[str]:
     """Yield which of the runs `first` and `second` is better, and on how many examples."""
     metric, change = comparison.metric, comparison.differences[comparison.metric]
     if abs(change.mean) <= TIE:
-        yield f"{metric}: {first} and {second} are equal"
+        yield f"{metric}: {first} and {second} have equal means"
     elif not math.isnan(change.mean):
         better, worse = (second, first) if change.mean > 0 else (first, second)
         clear = "" if change.low > 0 or change.high < 0 else ", but the 95% interval contains 0"
         yield f"{metric}: {better} is better than {worse} by {abs(change.mean):.4f}{clear}"
+    if comparison.unweighted:
+        yield UNWEIGHTED
     won, lost = comparison.won, comparison.lost
     alike = comparison.examples - won - lost
     yield f"{second} against {first}: {won} examples won, {lost} lost, {alike} alike"

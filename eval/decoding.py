@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.answers import CASES, AnsweredFile, open_answers
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.opinions import Advisor
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
@@ -25,6 +25,7 @@ from panjue.prompts.plumbing.files import (
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import AnswersRecord
+from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
 MAX_SHOWN_REFUSALS = 5
@@ -139,25 +140,34 @@ def _decode(answered: AnsweredFile) -> Tally:
         answered_by=who_answered(answered.record),
     )
     by_classifier = answered.record.answered_by == "classifier"
+    if by_classifier and advisor is None:
+        raise UserError(
+            f"{folder}: the text classifier answered, but {answered.record.trained} has none: "
+            "restore it"
+        )
     rows = None if by_classifier else answered.rows()
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
     decoding = _Decoding(answered, rows, advisor, tally)
     with (
         task.data.submission.writing(submission) as write,
         atomic_write(folder / "confidence.jsonl") as confidences,
+        atomic_write(folder / CASES) as cases,
     ):
         for example in counted(answered.examples(), total):
+            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
             answer, confidence = decoding.answer(example)
             write(task.data.write(example, answer))
             if confidence:
                 confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
             tally.examples += 1
+    confidence_sha256 = sha256(folder / "confidence.jsonl") if advisor else None
     if advisor is None:
         (folder / "confidence.jsonl").unlink()
     tally.skipped_rows = len(answered.reader.skipped.rows)
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
     report["submission"] = submission.name
     report["submission_sha256"] = sha256(submission)
+    report["confidence_sha256"] = confidence_sha256
     write_json(folder / "decode.json", report)
     return tally
 

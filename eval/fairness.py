@@ -123,7 +123,7 @@ def fairness(
         missing += row is None
     for attribute in by:
         _check_attribute(attribute, values.attributes)
-    files, training = training_counts(replace(reader, side={}), submission, by)
+    files, training = training_counts(reader.task, submission, by)
     return Fairness(
         metric=task.score.names[-1],
         total=list(summarize(values, resamples=0).mean.values())[-1],
@@ -157,7 +157,7 @@ def _attribute(
     groups = {}
     for name, members in values.members(attribute).items():
         group = _group(values, members, counts[name], min_n)
-        if training is not None:
+        if training and training.keys() != {UNKNOWN}:  # a side file may have the groups
             trained, gold = training.get(name, Counts()), counts[name].gold
             is_known = trained.gold and gold
             shift = divergence(trained.gold, gold, sorted(support)) if is_known else None

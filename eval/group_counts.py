@@ -65,12 +65,10 @@ class Counting:
         return frozenset(classes(row)) if classes and row is not None else frozenset()
 
 
-def training_counts(
-    reader: Reader, submission: Path, by: Sequence[str]
-) -> tuple[list[Path], Groups]:
+def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[list[Path], Groups]:
     """Return the files of a training, and the counts of its examples by group.
 
-    Nothing is known if a file has changed.
+    Nothing is known if a file has changed. Invalid rows are treated as training treated them.
     """
     answers = find_answers(submission)
     record = answers.training if answers else None
@@ -81,9 +79,10 @@ def training_counts(
     for name, path in files.items():
         if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
             return [], {}
-    counting = Counting(reader.task, by)
+    counting = Counting(task, by)
+    reader = Reader(task, on_bad_row=record.on_bad_row)
     for example in _trained_on(reader, record, files):
-        counting.add(example, reader.task.gold(example), None)
+        counting.add(example, task.gold(example), None)
     return [files[name] for name in ("train", "mix") if name in files], counting.groups
 
 

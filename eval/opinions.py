@@ -23,15 +23,16 @@ from panjue.eval.classifier import (
     load_classifier,
     size_chances,
 )
-from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.example import Answer, Decoded, Example, First
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
 SHOWN_FROM = 0.08
 """Labels of a lower probability are shown only if the classifier answers them."""
 
-MAX_SHOWN = 4
-"""Labels of one field that are shown, unless the classifier answers more."""
+MAX_LABELS = 4
+MAX_CLASSES = 3
+"""Labels of a label set that are shown, unless the classifier answers more, and classes."""
 
 LABELS_OF_SETS = 6
 """Sets are formed of so many of the likeliest labels."""
@@ -97,7 +98,7 @@ class Advisor:
         """Return the example with the opinions for its prompt."""
         text = self.known.get(case_key(example))
         if text is None:
-            text = opinion_text(example, opinions or self.opinions(example))
+            text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
         return replace(example, inputs={**example.inputs, "opinions": text})
 
     def alone(self, example: Example) -> Answer:
@@ -120,11 +121,11 @@ class Advisor:
 
     def confidence(self, answer: Answer, opinions: Sequence[Opinion]) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
-        pairs = zip(self.task.answer.items_of(answer), opinions, strict=True)
-        return [
-            {name: self._chance(name, of[name], item[name]) for name in of}
-            for item, of in ((item, opinion.probabilities) for item, opinion in pairs)
-        ]
+        confidence = []
+        for item, opinion in zip(self.task.answer.items_of(answer), opinions, strict=True):
+            of_fields = opinion.probabilities.items()
+            confidence.append({name: self._chance(name, of, item[name]) for name, of in of_fields})
+        return confidence
 
     def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
         if name in self.task.answer.classes:
@@ -144,14 +145,14 @@ def case_key(example: Example) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def opinion_text(example: Example, opinions: Sequence[Opinion]) -> str:
-    """Return the opinions for a prompt, one line an item: the name, then each field.
+def opinion_text(example: Example, opinions: Sequence[Opinion], decides: First) -> str:
+    """Return the opinions for a prompt, one line an item: its name if items have one, the fields.
 
-    The labels that the classifier answers come first, so that to agree is to copy; the others
-    follow after a bar.
+    The labels that the classifier answers come first, so that to agree is to copy, or a dash if it
+    answers none; the others follow after a bar.
     """
     lines = ["; ".join(_fields(opinion)) for opinion in opinions]
-    if len(example.names) == len(lines):
+    if decides.items:
         lines = [f"{name}: {line}" for name, line in zip(example.names, lines, strict=True)]
     return "\n".join(lines)
 
@@ -163,9 +164,11 @@ def _fields(opinion: Opinion) -> Iterator[str]:
         ranked = by_probability(probabilities, probabilities)
         others = [label for label in ranked if label not in answered]
         others = [label for label in others if probabilities[label] >= SHOWN_FROM]
-        room = max(0, MAX_SHOWN - len(answered))
-        parts = [_with_percent(labels, probabilities) for labels in (answered, others[:room])]
-        yield " | ".join(part for part in parts if part) or "-"
+        most = MAX_CLASSES if isinstance(value, str) else MAX_LABELS
+        room = max(0, most - len(answered))
+        first = _with_percent(answered, probabilities) or "-"
+        after = _with_percent(others[:room], probabilities)
+        yield f"{first} | {after}" if after else first
 
 
 def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:

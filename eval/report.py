@@ -4,19 +4,20 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count, product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from panjue.eval.answers import AnsweredFile, open_answers
+from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.fairness import remarks as fairness_remarks
 from panjue.eval.group_counts import Counts
+from panjue.eval.opinions import Advisor
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
@@ -31,6 +32,15 @@ FOLDER = Path(__file__).parent / "page"
 MAX_SHOWN_PAIRS = 15
 """Confused pairs of classes that are shown."""
 
+AGREEMENTS = {
+    "agree, right": "一致，都对",
+    "agree, wrong": "一致，都错",
+    "differ, model right": "不一致，模型对",
+    "differ, classifier right": "不一致，分类器对",
+    "differ, both wrong": "不一致，都错",
+}
+"""How the model's and the text classifier's answers to one field compare, and in Chinese."""
+
 NO_ANSWER = "-"
 """The predicted value of an item that is not answered."""
 
@@ -43,6 +53,8 @@ class PageCase:
         text: Its pieces in order: (piece, index in `items` of the name that it is, or None).
         classes: Field -> its gold and predicted classes, for the filters.
         wrong: Fields that are wrong in at least one item.
+        opinions: Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has
+            with the model's; empty if the run has no classifier, or if that made the submission.
         confidence: Mean over its judgments; None if the run has no confidences.
         handled: What `shorten` and decoding did, one keyword each; `notes` has the details.
         reply: The raw replies, one per call.
@@ -54,6 +66,7 @@ class PageCase:
     items: list[Item]
     classes: dict[str, list[str]]
     wrong: list[str]
+    opinions: list[list[tuple[Field, str]]]
     confidence: float | None
     handled: list[str]
     notes: list[str]
@@ -67,7 +80,8 @@ class PageData:
     Attributes:
         labels: Metric, field or baseline -> what it is called, in English and in Chinese.
         parts: Metric -> its weight in the headline metric, if that is a weighted sum.
-        demo: The demo's tiny model answered.
+        demo: The demo's training answered.
+        agreements: Field -> how many of its items have which agreement.
         skipped: A line on the bad rows of that file that were skipped, if any.
         classes: Field -> class -> how many items have it in gold and in predictions, and its F1;
             in the field's order or the commonest first.
@@ -81,9 +95,10 @@ class PageData:
     name: str
     task: str
     scores: ScoreResult
-    labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    labels: dict[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     demo: bool = False
+    agreements: dict[str, Counter[str]] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     cases: list[PageCase] = field(default_factory=list)
     classes: dict[str, dict[str, tuple[int, int, float]]] = field(default_factory=dict)
@@ -102,6 +117,8 @@ class PageData:
 def main(run: Path, gold: Path | None) -> None:
     """Write the page and say where it is."""
     opened = open_answers(run, gold)
+    if gold:
+        check_complete(opened)
     page_path = opened.folder / "report.html"
     with protect_inputs(opened.reader.skipped):
         result = page_data(opened)
@@ -117,8 +134,11 @@ def page_data(answered: AnsweredFile) -> PageData:
     task, record = answered.task, answered.record
     submission = task.data.submission.find(answered.folder)
     scores = score(answered.reader, answered.test, submission)
+    if record.answered_by == "classifier":
+        scores.baselines.pop(CLASSIFIER_NAME, None)  # the same answers, and the same score
     result = PageData(answered.name, record.task, scores)
-    result.labels = {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
+    result.labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
+    result.labels |= {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
     result.parts = task.score.parts
     trained = None if record.endpoint else answered.answers.trained
     result.demo = trained is not None and is_demo(trained)
@@ -133,8 +153,10 @@ def page_data(answered: AnsweredFile) -> PageData:
     return result
 
 
-def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
+def _calls(completions: Rows | None, example: Example) -> Iterator[dict[str, Any]]:
     """Yield the completion rows of an example: its only one, or one per call in order."""
+    if completions is None:
+        return
     if row := completions.get(call_key({"id": example.id})):
         yield row
         return
@@ -147,12 +169,15 @@ def _calls(completions: Rows, example: Example) -> Iterator[dict[str, Any]]:
 def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCase]:
     path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if fallback and path.exists() else None
-    completions = answered.rows()
-    class_fields = [name for names in _class_fields(answered.task) for name in names]
+    by_classifier = answered.record.answered_by == "classifier"
+    completions = None if by_classifier else answered.rows()
+    advisor = None if by_classifier else answered.advisor()
+    task = answered.task
+    class_fields = [name for names in _class_fields(task) for name in names]
     for example in answered.examples():
         calls = list(_calls(completions, example))
         confidence = confidences.get(example.id) if confidences else None
-        items = list(items_of(answered.task, answered.task.gold(example), rows.get(example.id)))
+        items = list(items_of(task, task.gold(example), rows.get(example.id)))
         fields = [field for _, fields in items for field in fields]
         notes = dict(_handled(answered, example, calls, fallback))
         yield PageCase(
@@ -162,6 +187,7 @@ def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCa
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in class_fields},
             wrong=_wrong(fields),
+            opinions=list(_opinions(task, example, advisor, items)),
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
@@ -173,6 +199,26 @@ def _wrong(fields: Sequence[Field]) -> list[str]:
     """Return the names of the fields that are wrong anywhere, in the order of the fields."""
     wrong = {field.name for field in fields if not field.correct}
     return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
+
+
+def _opinions(
+    task: Task, example: Example, advisor: Advisor | None, items: Sequence[Item]
+) -> Iterator[list[tuple[Field, str]]]:
+    """Yield each item's fields as the classifier answers them, and how the model's compare."""
+    if advisor:
+        row = task.data.write(example, advisor.alone(example))
+        own_items = items_of(task, task.gold(example), row)
+        for (_, answers), (_, own) in zip(items, own_items, strict=True):
+            yield list(zip(own, map(agreement, answers, own), strict=True))
+
+
+def agreement(model: Field, classifier: Field) -> str:
+    """Return which of `AGREEMENTS` two answers to one field have."""
+    if set(model.predicted) == set(classifier.predicted):
+        return "agree, right" if model.correct else "agree, wrong"
+    if model.correct:
+        return "differ, model right"
+    return "differ, classifier right" if classifier.correct else "differ, both wrong"
 
 
 def _values(fields: Iterator[Field]) -> list[str]:
@@ -221,6 +267,8 @@ def _count(task: Task, result: PageData) -> None:
     fields = [field for case in result.cases for _, fields in case.items for field in fields]
     if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
         single = sets
+    for own, how in chain.from_iterable(of for case in result.cases for of in case.opinions):
+        result.agreements.setdefault(own.name, Counter()).update([how])
     counts = defaultdict[str, Counts](Counts)
     pairs = Counter[tuple[str, str]]()
     for f in fields:
@@ -284,7 +332,7 @@ def _as_texts(value: Any, order: Sequence[str]) -> list[str]:
 
 
 def page(result: PageData) -> str:
-    """Return the page: tables, training curves, and the case browser with its data."""
+    """Return the page: tables, and the case browser with its data."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -296,6 +344,7 @@ def page(result: PageData) -> str:
         report=result,
         scores=result.scores,
         remarks=[*remarks(result.scores), *result.skipped],
+        agreements=AGREEMENTS,
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         cases=[asdict(case) for case in result.cases],

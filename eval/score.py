@@ -13,9 +13,11 @@ from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decoding import decoding_of, never_asked
-from panjue.eval.values import MetricValues, Summary, score_rows, summarize, without_nan
+from panjue.eval.values import UNWEIGHTED, MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
@@ -105,8 +107,11 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     labels = _labels(task, run)
     values, baselines = MetricValues(task), Baselines(task, labels, run, gold)
     confidences = run / "confidence.jsonl"
-    has_confidences = decoding and task.answer.fields and confidences.exists()
-    certainty = Certainty(task, confidences) if has_confidences else None
+    certainty = None
+    if decoding and confidences.exists():
+        if decoding.get("confidence_sha256") not in (None, sha256(confidences)):
+            raise UserError(f"{run}: is being decoded by another process; score it again")
+        certainty = Certainty(task, confidences)
     missing, faulty, unknown, notes = 0, 0, 0, list[str]()
     answers = find_answers(run) if decoding else None
     for example, gold_row, row in score_rows(reader, gold, rows, values):
@@ -133,7 +138,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         never_asked=decoding.get("refusals", ()) if decoding else (),
         in_sample=in_sample(answers) if answers else None,
         unknown_baselines=baselines.unknown,
-        answered_by=decoding["answered_by"] if decoding else "",
+        answered_by=decoding.get("answered_by", "") if decoding else "",
     )
 
 
@@ -234,7 +239,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     if scores.faulty:
         yield f"{scores.faulty} rows have faults that the contest may refuse; see `panjue check`"
     if scores.total.unweighted:
-        yield "every example has weight 0 (log2 of one defendant): these are unweighted means"
+        yield UNWEIGHTED
     else:
         yield from _unweighted_groups(scores.groups)
     if scores.never_asked:

@@ -120,7 +120,7 @@ class FieldTrees:
 
 @dataclass(frozen=True)
 class SecondStage:
-    """The second stage of all fields, label sets first."""
+    """The second stage of the fields that have one, label sets first."""
 
     fields: Mapping[str, FieldTrees]
 

@@ -116,7 +116,7 @@ def fit(
     # By hash: a case that `mix` has too is in the same fold.
     fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
     is_own_item = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
-    fields, scores, gold = {}, {}, {}
+    fields, scores, gold, is_known = {}, {}, {}, {}
     for name in decides.fields:
         is_set = name in decides.sets
         values = [
@@ -124,19 +124,25 @@ def fit(
         ]
         labels = tuple(sorted(decides.counts(name, known.counts)))
         gold[name] = np.array([[label in value for label in labels] for value in values])
+        is_known[name] = np.array([value <= set(labels) for value in values])
         fitting = _Fitting(rows, gold[name], is_set, seed)
         scores[name], weights, bias = fitting.cross_fitted(fold)
         total, of = scores[name].sum(0), is_own_item & fitting.taken
         scale, shift = calibration(total[of], gold[name][of], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
     second = None
-    crossed = {n: fields[n].probabilities(scores[n].sum(0)) for n in decides.fields}
+    crossed: dict[str, NDArray[Any]] = {}
     if decides.evidence and len(cases) >= MIN_CASES:
         facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
         of_cases = Items(sizes, scores, np.array(facts, float))
         second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
+    for name in decides.fields:
+        if name not in crossed:
+            total = scores[name].sum(0)
+            crossed[name] = calibrated_apart(fields[name], total, gold[name], is_own_item, fold)
     for name in decides.sets:
-        sizes_of_sets = size_weights(crossed[name], gold[name])
+        of = is_known[name]  # without its unknown labels a set would count as a smaller one
+        sizes_of_sets = size_weights(crossed[name][of], gold[name][of])
         fields[name] = replace(fields[name], sizes=sizes_of_sets)
     classifier = Classifier(decides, used, fields, second)
     return Fitted(classifier, [example for example, _ in cases], sizes, crossed)
@@ -151,7 +157,7 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
     advisor = Advisor(task, labels, fitted.classifier)
     with (temporary / OPINIONS).open("w", encoding="utf-8") as out:
         for example, items in fitted.probabilities():
-            text = opinion_text(example, advisor.with_answers(items))
+            text = opinion_text(example, advisor.with_answers(items), task.answer)
             out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
     replace_folder(temporary, folder)
 
@@ -263,6 +269,28 @@ class _Fitting:
         for column, (of_label, _) in enumerate(fitted):
             weights[:, column] = of_label
         return weights, np.array([bias for _, bias in fitted], np.float32)
+
+
+def calibrated_apart(
+    field: FieldWeights,
+    scores: NDArray[Any],
+    gold: NDArray[np.bool_],
+    is_own: NDArray[np.bool_],
+    fold: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Return the probabilities of cross-fitted scores, each calibrated without its own fold.
+
+    In texts that are easy to tell apart, the calibration depends on a few cases: one of them would
+    find its own answer in it.
+    """
+    teaches = is_own & (gold.any(axis=1) | field.is_set)
+    result = np.zeros(scores.shape)
+    for k in range(FOLDS):
+        used = teaches & (fold != k)
+        scale, shift = calibration(scores[used], gold[used], field.is_set)
+        of_fold = replace(field, scale=scale, shift=shift)
+        result[fold == k] = of_fold.probabilities(scores[fold == k])
+    return result
 
 
 def calibration(scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool) -> tuple[float, float]:

@@ -22,9 +22,6 @@ from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
-HIDDEN_SUFFIXES = ("_runtime", "_per_second", "_num_tokens", "_precision", "_recall")
-"""Names of evaluation values that are logged but not printed."""
-
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
 
@@ -76,33 +73,23 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         with stream(self._folder / "log.jsonl") as out:
             out.write(dump(entry) + "\n")
         if "eval_loss" in logs:
-            self._show_held_out(state.global_step, logs)
+            loss = float(logs["eval_loss"])
+            self._console.print(f"step {state.global_step}: held-out loss {loss:.4f}")
         elif "loss" in logs and self._meter:
             rate = (state.num_input_tokens_seen - self._tokens_before) / max(self._steps_s, 1e-3)
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _keep_entries(self, state: TrainerState) -> None:
-        """Delete the entries that the checkpoint does not know."""
+        """Delete the entries after the checkpoint."""
         path = self._folder / "log.jsonl"
         if not path.exists():
             return
         with stream(path):
             pass  # opening drops an incomplete last line
-        evaluated = {entry["step"] for entry in state.log_history if "eval_loss" in entry}
         with atomic_write(path) as out:
             for _, row in read_lines(path):
-                is_lost = "eval_loss" in row and row["step"] not in evaluated
-                if row["step"] <= state.global_step and not is_lost:
+                if row["step"] <= state.global_step:
                     out.write(dump(row) + "\n")
-
-    def _show_held_out(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Print one line with the held-out loss and metrics."""
-        shown = [
-            f"{name.removeprefix('eval_').replace('_', ' ')} {float(value):.4f}"
-            for name, value in logs.items()
-            if name.startswith("eval_") and not name.endswith(HIDDEN_SUFFIXES)
-        ]
-        self._console.print(f"step {step}: held out: {', '.join(shown)}")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Stop the meter."""
@@ -210,7 +197,7 @@ def memory_plan(trainer: ReplyTrainer, needed: float) -> str:
 
 
 def evaluation_plan(trainer: ReplyTrainer) -> str:
-    """Return how many evaluations there are at most, and what each does."""
+    """Return how many evaluations there are at most."""
     args, last = trainer.args, steps(trainer)
     if args.eval_strategy == "no":
         return "none"
@@ -220,11 +207,7 @@ def evaluation_plan(trainer: ReplyTrainer) -> str:
         step = args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps)
         every = f"{step:.0f} steps"
     count = int(np.ceil(last / step))  # the last step is evaluated too
-    text = f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
-    if trainer.held_out:
-        scored = len(trainer.held_out.questions)
-        text += f"; {scored} are answered, without the schema, and scored"
-    return text
+    return f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
 
 
 def steps(trainer: SFTTrainer) -> int:

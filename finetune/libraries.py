@@ -18,8 +18,7 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.task import Task
+from panjue.prompts.plumbing.errors import UserError, of_library
 
 MANAGED = {
     "run": "output_dir",
@@ -87,10 +86,8 @@ def check_library_settings(config: SftConfig) -> None:
     check_managed("trainer.accelerator_config", sampling, managed)
     # transformers ignores names that it does not know.
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
-    try:
+    with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"quantization: {first_line(error)}") from None
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora; set both or neither")
     name = config.attn_implementation
@@ -118,10 +115,9 @@ def check_packs(config: SftConfig) -> None:
         raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
 
 
-def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> TrainerConfig:
+def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, defaults for this machine, and those panjue manages."""
     has_accelerator = torch.accelerator.is_available()
-    headline = f"eval_{task.score.names[-1]}" if config.score_examples else "eval_loss"
     defaults: dict[str, Any] = {
         "gradient_checkpointing": has_accelerator,
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
@@ -134,10 +130,10 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
     settings.pop("packing", None)  # `data.pack` packs
     settings.pop("save_total_limit", None)  # ReplyTrainer drops old checkpoints itself
     if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
-        best = {"load_best_model_at_end": True, "metric_for_best_model": headline}
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
         settings = {**best, **settings}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    try:
+    with of_library("trainer"):
         args = TrainerConfig(
             **settings,
             output_dir=str(config.run / "checkpoints"),
@@ -149,8 +145,6 @@ def trainer_config(config: SftConfig, task: Task, *, evaluates: bool) -> Trainer
             disable_tqdm=True,  # Journal shows progress
             router_aux_loss_coef=0.0,  # the loss is that of the replies; no router logits
         )
-    except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"trainer: {first_line(error)}") from None
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)

@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils import is_torch_bf16_gpu_available
 
-from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.errors import UserError, of_library
 
 Model = PreTrainedModel | PeftModel
 
@@ -35,7 +35,7 @@ def load_base(
     if quantization:
         quantization = {"bnb_4bit_compute_dtype": dtype, **quantization}
     bits = BitsAndBytesConfig(**quantization) if quantization else None
-    try:
+    with of_library(f"{folder}, attn_implementation={attention}"):
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -45,10 +45,6 @@ def load_base(
             attn_implementation=attention,
             device_map={"": device} if device else None,
         )
-    except (ValueError, ImportError) as error:
-        if "attention" not in str(error).lower():
-            raise
-        raise UserError(f"attn_implementation: {first_line(error)}") from None
     for module in model.modules():
         # In an evaluation on a CPU with AVX-512 BF16, bitsandbytes repacks its four-bit layers for
         # inference and does not undo it: later steps pass no gradient through them, and no error.
@@ -139,10 +135,8 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
             "the original base; use true, gaussian or orthogonal"
         )
     addresses = {weight: weight.data_ptr() for weight in model.parameters()}
-    try:
+    with of_library("lora"):
         adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
-    except (ValueError, TypeError, AttributeError, LookupError, ImportError) as error:
-        raise UserError(f"lora: {first_line(error)}") from None
     if any(weight.data_ptr() != address for weight, address in addresses.items()):
         raise UserError(
             "lora: these settings change the base's weights too, and the adapter does not fit the "

@@ -27,8 +27,8 @@ from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
 SAME = (
-    *("task", "on_bad_row", "batch", "max_tokens", "method", "dtype", "seed", "score_examples"),
-    *("patience", "attn_implementation", "lora", "quantization", "train", "dev", "mix", "robust"),
+    *("task", "on_bad_row", "batch", "max_tokens", "method", "dtype", "seed", "patience"),
+    *("attn_implementation", "lora", "quantization", "train", "dev", "mix", "robust"),
 )
 """Settings that the record has as they are."""
 
@@ -124,3 +124,14 @@ def save(
         results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
     record.model_copy(update=results).write(temporary)
     replace_folder(temporary, folder)
+
+
+def kept_loss(trainer: ReplyTrainer) -> str:
+    """Return the held-out loss of the kept weights; empty if they were not evaluated."""
+    state, has_best = trainer.state, trainer.args.load_best_model_at_end
+    kept = state.best_global_step if has_best else state.global_step
+    evaluations = [row for row in state.log_history if "eval_loss" in row]
+    losses = [row["eval_loss"] for row in evaluations if row["step"] == kept]
+    if not losses:
+        return ""
+    return f" (loss {losses[-1]:.4f} on {len(trainer.eval_dataset)} held-out cases)"

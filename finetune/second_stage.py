@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import lightgbm
 import numpy as np
@@ -19,6 +19,8 @@ from panjue.eval.second_stage import (
     class_rows,
     corrected,
 )
+
+T = TypeVar("T")
 
 FOLDS = 4
 
@@ -49,7 +51,9 @@ def weights_of(sizes: Array) -> Array:
 def fit_second_stage(
     items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array
 ) -> tuple[SecondStage, dict[str, Array]]:
-    """Return the second stage, and the cross-fitted probabilities of all fields, [items, labels].
+    """Return the second stage, and the cross-fitted probabilities of its fields, [items, labels].
+
+    A field of one class has no second stage: nothing is left to decide.
 
     Args:
         items: Cases, with scores by first stages that had not seen them (cross-fitted).
@@ -62,7 +66,7 @@ def fit_second_stage(
     for name, truth in gold.items():
         if name in sets:
             fields[name], believed[name] = _fit_set(items, name, truth, fold)
-        else:
+        elif truth.shape[1] > 1:
             fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
     return SecondStage(fields), believed
 
@@ -86,24 +90,29 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
     """Return the second stage of a label set, and its cross-fitted probabilities."""
     rows, item, label = candidates(items, name)
     gold, weight, aside = truth[item, label], weights_of(items.sizes)[item], fold[item]
-    start = platt(rows[:, 1], gold, weight)
 
-    def train(without: int) -> lightgbm.Booster:
+    def train(without: int) -> tuple[lightgbm.Booster, tuple[float, float]]:
         used = aside != without
+        start = platt(rows[used, 1], gold[used], weight[used])
         first = rows[used, 1] * start[0] + start[1]
         data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
         data.set_categorical_feature([0])
-        return lightgbm.train(SET_TREES, data, ROUNDS)
+        return lightgbm.train(SET_TREES, data, ROUNDS), start
 
-    *parts, trees = _in_threads(train)
+    *parts, (trees, start) = _in_threads(train)
     logits = np.zeros(len(rows))
-    for k, part in enumerate(parts):
-        logits[aside == k] = corrected(part, rows[aside == k], start)
+    for k, (part, start_of_part) in enumerate(parts):
+        logits[aside == k] = corrected(part, rows[aside == k], start_of_part)
     several = items.counts[item] > 1  # those that the metric weighs
-    finish = platt(logits, gold, weight * several if several.any() else weight)
+    of_metric = weight * several if several.any() else weight
+    chances = np.zeros(len(rows))
+    for k in range(FOLDS):
+        used = aside != k
+        scale, shift = platt(logits[used], gold[used], of_metric[used])
+        chances[~used] = expit(logits[~used] * scale + shift)
     believed = np.zeros(truth.shape)
-    believed[item, label] = expit(logits * finish[0] + finish[1])
-    return FieldTrees(trees, start, finish), believed
+    believed[item, label] = chances
+    return FieldTrees(trees, start, platt(logits, gold, of_metric)), believed
 
 
 def _fit_class(
@@ -142,7 +151,7 @@ def _fit_class(
     return FieldTrees(trees, classes=tables(fold >= 0)), chances
 
 
-def _in_threads(train: Callable[[int], lightgbm.Booster]) -> list[lightgbm.Booster]:
-    """Return the trees without each fold in turn, and those of all folds last."""
+def _in_threads(train: Callable[[int], T]) -> list[T]:
+    """Return what is trained without each fold in turn, and last what is with all folds."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(train, range(FOLDS + 1)))

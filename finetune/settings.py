@@ -62,7 +62,8 @@ class SftConfig(Config):
     train: Path
     """Training cases."""
     dev: Path | None = None
-    """Held-out cases for loss and score; without it, a tenth of `train`, chosen by hash."""
+    """Held-out cases, whose loss chooses the checkpoint; without it, a tenth of `train`, chosen by
+    hash."""
     mix: Path | None = None
     """Further cases to train on (for example, with one defendant); never held out."""
     mix_ratio: float = Field(1.0, ge=0)
@@ -83,16 +84,13 @@ class SftConfig(Config):
     """Prompt plus reply. Longer prompts are shortened and counted; replies are never cut."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the base weights. auto: bfloat16 if they are frozen and `trainer.bf16` is on."""
-    score_examples: int = Field(64, ge=0)
-    """Held-out examples answered and scored at each evaluation; the best adapter is kept. Tasks
-    with several calls per example score none and use the held-out loss."""
     opinions: bool = True
     """Show the model what the text classifier thinks of each case, if the task's prompt names
     `{opinions}`. If false, the model judges from the facts alone."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of a task with several calls per example; training uses the same calls."""
     patience: int = Field(3, ge=1)
-    """Evaluations without a better score after which training stops."""
+    """Evaluations without a lower held-out loss after which training stops."""
     seed: int = 0
     """Seed of the data order, the adapter's initial weights and dropout."""
     dry_run: bool = False

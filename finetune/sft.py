@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
-from panjue.finetune.journal import Journal, print_example, print_plan
+from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import (
     LESS_MEMORY,
@@ -31,15 +32,21 @@ from panjue.finetune.model import (
     with_lora,
 )
 from panjue.finetune.processes import is_sharded, join_processes, wait_for
-from panjue.finetune.result import claim, is_finished, run_record, save, trained_folder
+from panjue.finetune.result import (
+    claim,
+    is_finished,
+    kept_loss,
+    run_record,
+    save,
+    trained_folder,
+)
 from panjue.finetune.robust import GroupTrainer, Objective
-from panjue.finetune.scoring import HeldOut, kept_score
 from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
-from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
@@ -62,8 +69,6 @@ def train(config: SftConfig) -> None:
     """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels."""
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
-    if task.answer.several_calls:
-        config = config.model_copy(update={"score_examples": 0})
     processes = join_processes(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
@@ -95,14 +100,14 @@ def run_training(
     maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
     fitted = fitted_classifier(config, examples, maker, record, console)
     rows = make_rows(config, record, maker, examples, fitted)
-    args = trainer_config(config, reader.task, evaluates=len(rows.held_out) > 0)
-    held_out = None
-    if args.eval_strategy != "no" and config.score_examples and len(examples.held_out):
-        held_out = HeldOut(maker, examples.held_out, config.score_examples, console)
+    args = trainer_config(config, evaluates=len(rows.held_out) > 0)
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
-    trainer = make_trainer(config, model, args, rows, held_out, console)
+    trainer = make_trainer(config, model, args, rows, console)
     print_plan(console, trainer, rows, examples)
+    decides = reader.task.answer
+    for line in islice(labels.look_alikes(map(decides.kind, decides.fields)), MAX_SHOWN_EXAMPLES):
+        console.print(f"{'labels':12s} {line}", markup=False)
     if reader.skipped.rows:
         console.print(f"{'skipped':12s} {reader.skipped}", markup=False)
     if config.dry_run:
@@ -114,15 +119,12 @@ def run_training(
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
     print_stage(config, console, 3, f"training the {result.name}")
-    try:
-        train_or_resume(trainer, config, console)
-    except ImportError as error:  # some optimizers have a package of their own
-        raise UserError(f"trainer: {first_line(error)}") from None
+    train_or_resume(trainer, config, console)
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
     classifier = fitted / CLASSIFIER if fitted else None
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
-    console.print(f"written: {result}{kept_score(trainer)}", markup=False)
+    console.print(f"written: {result}{kept_loss(trainer)}", markup=False)
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
         console.print(f"next: panjue generate {config.run} TEST", markup=False)
 
@@ -181,35 +183,25 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
 
 
 def make_trainer(
-    config: SftConfig,
-    model: Model,
-    args: Any,
-    rows: Rows,
-    held_out: HeldOut | None,
-    console: Console,
+    config: SftConfig, model: Model, args: Any, rows: Rows, console: Console
 ) -> ReplyTrainer:
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
     objective = make_objective(config, model, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
-    try:
+    with of_library("trainer"):
         trainer: ReplyTrainer = trainer_class(
             model,
-            held_out=held_out,
             keep=config.trainer.get("save_total_limit", 2),
-            stop=StopOnSignal(console),
             args=args,
             train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
-            callbacks=[Journal(config.run, console), *patience],
+            callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
         )
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.
-        if isinstance(error, RuntimeError) and "to be installed" not in str(error):
-            raise
-        raise UserError(f"trainer: {first_line(error)}") from None
+        if not trainer.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
+            trainer.create_optimizer()
     trainer.remove_callback(PrinterCallback)  # Journal prints instead
     return trainer
 
@@ -235,7 +227,8 @@ def fitted_classifier(
     if isinstance(config, BaseConfig) or not maker.task.answer.fields:
         return None
     key = record.model_dump(include={*DATA_KEYS, "seed"})
-    text = dump({"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, **key})
+    key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
+    text = dump(key)
     folder = config.run / "rows" / f"classifier-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not PartialState().is_main_process:
         wait_for(folder)

@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Saves a checkpoint and ends the training at the first signal; a second one ends it at once.
 
-    An evaluation that has begun is finished.
+    If the step is evaluated, that is done before it is saved.
     """
 
     def __init__(self, console: Console) -> None:
@@ -65,12 +65,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             self.agreed = max(gather_object([self.agreed]))
         if self.agreed:
             control.should_training_stop = True
-            # At the end of an epoch the trainer saves anyway, before that epoch's evaluation.
+            # At the end of an epoch the trainer saves anyway, after that epoch's evaluation.
             saves_epochs = "epoch" in (args.save_strategy, args.eval_strategy)
             control.should_save = not (saves_epochs and _is_whole(state))
 
     def on_epoch_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
-        """Prevent the scoring and saving of an epoch's end if the epoch is not complete."""
+        """Prevent the evaluation and saving of an epoch's end if the epoch is not complete."""
         if self.agreed and not _is_whole(state):
             control.should_save = control.should_evaluate = control.should_log = False
         elif self.agreed and self._saved_step != state.global_step:
@@ -80,10 +80,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Record the step."""
         self._saved_step = state.global_step
 
-    def on_train_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
+    def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Restore the signal handlers; raise `Stopped` if a signal came before the end."""
         self._release()
-        if self.agreed and (state.global_step < state.max_steps or control.should_evaluate):
+        if self.agreed and state.global_step < state.max_steps:
             raise Stopped(
                 f"stopped at step {state.global_step} of {state.max_steps}, which is saved; "
                 "run the same command to resume",
@@ -92,5 +92,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def _is_whole(state: TrainerState) -> bool:
-    """Say whether a step ends an epoch."""
-    return state.epoch is not None and not state.epoch % 1
+    """Say whether a step ends an epoch; the last step ends its epoch wherever it is."""
+    is_last = state.global_step >= state.max_steps
+    return is_last or (state.epoch is not None and not state.epoch % 1)

@@ -1,8 +1,8 @@
-"""trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints, a held-out score."""
+"""trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
-from transformers import (
-    EarlyStoppingCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainerControl, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
@@ -28,17 +22,12 @@ from panjue.finetune.checkpoints import (
     mark_complete,
 )
 from panjue.finetune.data import IGNORED, EpochSampler, collate, length_sampler
-from panjue.finetune.scoring import HeldOut
-from panjue.finetune.stop import StopOnSignal
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
 NOT_MODEL_INPUTS = ("labels", "group", "length", "skip_logits")
 """Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
 kernels, would let the kernel compute the loss; here the trainer computes it."""
-
-SCORED_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
-"""Learning rate schedules that an evaluation changes: a checkpoint has to be saved after it."""
 
 
 class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
@@ -49,13 +38,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def __init__(
         self,
         *args: Any,
-        held_out: HeldOut | None = None,
         keep: int | None = None,
-        stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one."""
-        self.held_out, self._keep, self._stop = held_out, keep, stop
+        self._keep = keep
         self._sampler: EpochSampler | None = None
         super().__init__(*args, data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
@@ -64,9 +51,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if getattr(self.model, "is_quantized", False):
             for weight in self.model.parameters():
                 weight.data = weight.data.float() if weight.requires_grad else weight.data
-        if stop:
-            self.add_callback(stop)
-        self.add_callback(MissedEvaluation(self))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "labels", "group", "length", "seq_lengths"]
@@ -136,16 +120,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super()._load_best_model()
 
     def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
-        """Compute the held-out loss, then the task's metrics on greedily decoded answers.
-
-        Not in a callback, so that early stopping and the choice of the best checkpoint see them.
-        """
+        """Compute the held-out loss, which chooses the checkpoint."""
         self.model.eval()
-        # Without this fork an evaluation would change the dropout of the steps after it.
-        with torch.random.fork_rng(devices=[]):
-            metrics = {"eval_loss": self._held_out_loss()}
-            if self.held_out:
-                metrics |= {f"eval_{k}": v for k, v in self.held_out(self).items()}
+        metrics = {"eval_loss": self._held_out_loss()}
         return EvalLoopOutput(None, None, metrics, len(self.eval_dataset))
 
     @torch.no_grad()
@@ -169,35 +146,10 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return float(total / count)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Log, save, then evaluate: an evaluation that fails loses no step."""
-        if not self.control.should_evaluate or not self._saves_first():
-            super()._maybe_log_save_evaluate(*args, **kwargs)
-            return
-        self.control.should_evaluate = self.control.should_save = False
+        """Save each step that is evaluated, so that the best one can be kept."""
+        if self.control.should_evaluate and self.args.load_best_model_at_end:
+            self.control.should_save = True
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self.control.should_evaluate = True  # also in the checkpoint: the metric is missing
-        self._save_checkpoint(self.model, trial=None)
-        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        if not (self._stop and self._stop.agreed):
-            self.evaluate_saved()
-
-    def _saves_first(self) -> bool:
-        saves = self.control.should_save or self.args.save_strategy in ("steps", "epoch")
-        return saves and self.args.lr_scheduler_type not in SCORED_SCHEDULES
-
-    def evaluate_saved(self) -> None:
-        """Evaluate the step that has just been saved or resumed; write the metric into it."""
-        metrics = self._evaluate(None, None)
-        checkpoint = self._checkpoint()
-        if self._determine_best_metric(metrics, trial=None):
-            self.state.best_model_checkpoint = str(checkpoint)
-        for part in [*self.callback_handler.callbacks, self.control]:
-            if isinstance(part, ExportableState):
-                self.state.stateful_callbacks[type(part).__name__] = part.state()
-        if self.is_world_process_zero():
-            write_json(checkpoint / TRAINER_STATE_NAME, asdict(self.state))
-            self._drop_old()
-        self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
         """Train an epoch, unless the training is over since the step that was resumed."""
@@ -225,11 +177,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if self.is_world_process_zero():
             self.save_extra_state(checkpoint)
             mark_complete(checkpoint)
-            self._drop_old()
-
-    def _drop_old(self) -> None:
-        if self._keep:
-            drop_old(self._checkpoint().parent, self._keep, self.state.best_model_checkpoint)
+            if self._keep:
+                drop_old(checkpoint.parent, self._keep, self.state.best_model_checkpoint)
 
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write state that transformers does not save: none here; subclasses may have some."""
@@ -274,19 +223,6 @@ class Batch:
         sums = torch.zeros(2, len(self.reply_mask), dtype=values.dtype, device=values.device)
         sums = sums.index_add(1, rows, torch.stack([values, torch.ones_like(values)]))
         return sums[0] / sums[1].clamp(min=1e-9)
-
-
-class MissedEvaluation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Evaluates a step that was killed or stopped after it was saved."""
-
-    def __init__(self, trainer: ReplyTrainer) -> None:
-        """Keep the trainer."""
-        self._trainer = trainer
-
-    def on_train_begin(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
-        """Evaluate the resumed step if its checkpoint says so."""
-        if control.should_evaluate:
-            self._trainer.evaluate_saved()
 
 
 @contextmanager

@@ -4,8 +4,10 @@ Settings are checked before the stage is imported: importing torch or vLLM takes
 """
 
 import logging
+import sys
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,6 +170,9 @@ app.add_typer(cli_scores.app)
 
 def main() -> None:
     """Run the command line; an error that the user can fix gives one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 gets `?` for Chinese
+            stream.reconfigure(errors="replace")
     with in_one_line():
         app()
 

@@ -49,6 +49,8 @@ def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path
     Task and treatment of bad rows are those of the run folder. If there is none, the note is for
     errors.
     """
+    from panjue.eval.answers import open_answers
+
     answers = find_answers(path, gold)
     if answers is None:
         name = name or "judgment"
@@ -57,7 +59,10 @@ def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path
     if name not in (None, record.task):
         raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {name!r}")
     reader = Reader(load_task(record.task), on_bad_row=record.on_bad_row)
-    return answers.folder if path.is_dir() else path, reader, ""
+    if gold:
+        reader = open_answers(answers.folder, gold).reader
+    is_whole = path.is_dir() and not reader.task.data.submission.is_one(path)
+    return answers.folder if is_whole else path, reader, ""
 
 
 @app.command()
@@ -92,11 +97,14 @@ def compare(
     gold: GoldPath = None,
 ) -> None:
     """Compare two runs: metrics, SECOND minus FIRST, and the cases won and lost."""
-    from panjue.eval.answers import open_answers
+    from panjue.eval.answers import check_complete, open_answers
     from panjue.eval.compare import check_runs, compare_runs, show_runs
 
     first_run, run = open_answers(first, gold), open_answers(second, gold)
     check_runs(first_run, run, same_file=gold is None)
+    if gold:
+        check_complete(first_run)
+        check_complete(run)
     with protect_inputs(run.reader.skipped):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
     show_runs(comparison, (first, second), Console())

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import ValidationError
 
 from panjue.prompts.plumbing.config import Config, first_complaint
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import UserError
 
 Answer = Mapping[str, Any]
@@ -227,5 +228,5 @@ def group_of(attribute: str, value: Any) -> str:
         raise UserError(f"group {attribute!r} must be one text or number")
     if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column
         value = int(value)
-    text = str(value).strip()
+    text = visible(str(value)).strip()
     return UNKNOWN if text.casefold() in UNKNOWN_WORDS else text

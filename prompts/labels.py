@@ -1,7 +1,7 @@
 """The label sets of a training file: collected once and saved with the adapter."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +31,27 @@ class Labels:
 
     @cached_property
     def normal_forms(self) -> dict[str, dict[str, str]]:
-        """Return for each field the normal form of every label -> the label."""
-        return {kind: {normal(label): label for label in self.names(kind)} for kind in self.counts}
+        """Return for each field the normal form of every label -> the label.
+
+        A form that several labels share means none of them.
+        """
+        return {
+            kind: {form: same[0] for form, same in self._by_form(kind).items() if len(same) == 1}
+            for kind in self.counts
+        }
+
+    def look_alikes(self, kinds: Iterable[str]) -> Iterator[str]:
+        """Yield a line for the labels of a field that differ in nothing but their spelling."""
+        for kind in kinds:
+            for same in self._by_form(kind).values():
+                if len(same) > 1:
+                    yield f"{kind} {', '.join(map(repr, same))} look equal; keep one spelling"
+
+    def _by_form(self, kind: str) -> dict[str, list[str]]:
+        forms: dict[str, list[str]] = {}
+        for label in self.names(kind):
+            forms.setdefault(normal(label), []).append(label)
+        return forms
 
     def commonest(self, kind: str, among: Counts | None = None) -> str | None:
         """Return the label with the highest count; ties go to the first by code point."""

@@ -1,10 +1,11 @@
 """The folder and the tokenizer of a base model, for training and serving."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
 
@@ -44,9 +45,38 @@ def model_folder(name: str) -> Path:
     configs = [folder / "config.json", folder / "tokenizer_config.json"]
     if any("auto_map" in read_object(path) for path in configs if path.exists()):
         raise UserError(f"{folder}: needs its own code (auto_map), which panjue never runs")
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(f"{folder}: has no .safetensors weights; convert the model first")
+    check_weights(folder)
     return folder
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse weights that are missing, pointers of git-lfs, or cut: by names, headers and sizes."""
+    again = "the copy or download is incomplete, make it again"
+    files = {path.name for path in folder.glob("*.safetensors")}
+    indices = list(folder.glob("*.safetensors.index.json"))
+    wanted = {str(file) for path in indices for file in read_object(path)["weight_map"].values()}
+    if missing := sorted(wanted - files):
+        raise UserError(f"{folder}: has no {missing[0]}; {again}")
+    if not files:
+        raise UserError(
+            f"{folder}: has no .safetensors weights; {again}, or convert weights of another format"
+        )
+    for name in sorted(files):
+        with of_library(f"{folder / name}: is no whole file of weights", f"; {again}"):
+            check_safetensors(folder / name)
+
+
+def check_safetensors(path: Path) -> None:
+    """Raise ValueError if a file is shorter than its header says."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError("its header is missing or cut")
+        header = json.loads(file.read(size))
+    ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+    needed = 8 + size + max(ends, default=0)
+    if path.stat().st_size < needed:
+        raise ValueError(f"it has {path.stat().st_size} bytes of {needed}")
 
 
 def is_demo(folder: Path) -> bool:
@@ -105,7 +135,8 @@ def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a model; check that no text can forge its control tokens."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    with of_library(f"{folder}: its tokenizer", "; restore its files"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise UserError(
             f"{folder}: its tokenizer has no chat template; take an instruction-tuned model"

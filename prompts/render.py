@@ -21,7 +21,7 @@ def prompt_files(task: str) -> list[Path]:
 OPINIONS = "{opinions}"
 """The place in a template for what the text classifier thinks (`eval.opinions`)."""
 
-RULES = "3"
+RULES = "4"
 """Version of the rules that turn a text into a prompt, and an answer into the reply to learn.
 Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
 reports the difference."""
@@ -141,6 +141,14 @@ def render(task: str, example: Example, call: str = "") -> Messages:
     return [{"role": "user", "content": content}]
 
 
+DATE = "26 Jul 2024"
+
+
+def fixed_date(_form: str) -> str:
+    """Return the date for templates that ask for today's: a prompt must be the same tomorrow."""
+    return DATE
+
+
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Return the token ids of the prompt, up to the start of the reply."""
     ids: list[int] = tokenizer.apply_chat_template(
@@ -148,6 +156,7 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
+        strftime_now=fixed_date,
         **TEMPLATE_ARGS,
     )
     return ids

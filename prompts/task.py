@@ -10,7 +10,7 @@ from typing import Any
 from panjue.prompts import tasks
 from panjue.prompts.example import Answer, Decoded, Example, First
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import after_thinking, load_json
+from panjue.prompts.plumbing.decode import after_thinking, closed_objects, load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import Record, dump
 from panjue.prompts.plumbing.rows import case_rows
@@ -28,6 +28,8 @@ def id_of(row: Mapping[str, Any]) -> int | str:
     value = row.get("id")
     if not isinstance(value, int | str) or isinstance(value, bool):
         raise UserError("'id' must be a number or a string")
+    if not str(value).strip():
+        raise UserError("'id' is an empty text")
     return value
 
 
@@ -73,7 +75,7 @@ class Ask:
     schema: Callable[[Example, Labels], Schema]
     """The JSON Schema of this example's reply."""
     decode: Callable[[str, Example, Labels], Decoded]
-    """Never raises; the think block is dropped before. The answer to an empty reply is the task's
+    """Never raises; think blocks are dropped before. The answer to an empty reply is the task's
     fallback and its first baseline."""
     target: Callable[[Example], str] = answer_as_json
     """The gold reply, compact JSON, always valid under the schema."""
@@ -82,18 +84,31 @@ class Ask:
     """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
 
     def __post_init__(self) -> None:
-        """Make `decode` drop the think block, so that no task has to."""
-        if getattr(self.decode, "func", None) is not _without_thinking:
-            object.__setattr__(self, "decode", partial(_without_thinking, self.decode))
+        """Make `decode` read the last answer, so that no task has to find it."""
+        if getattr(self.decode, "func", None) is not _read_last:
+            object.__setattr__(self, "decode", partial(_read_last, self.decode))
 
 
-def _without_thinking(
+def _read_last(
     read: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
 ) -> Decoded:
-    """Read a reply after its think block; dropping the block counts as a repair."""
+    """Read a reply without its think blocks, from its last complete answer on.
+
+    An answer is complete if it is a closed object with the task's keys and leaves nothing to guess.
+    """
+    decoded = read(reply, example, labels)
+    if not decoded.repairs or load_json(reply) is not None:  # then a block is part of a string
+        return decoded
     rest = after_thinking(reply)
-    if rest == reply or load_json(reply) is not None:  # in JSON it is part of a string
-        return read(reply, example, labels)
+    objects = closed_objects(rest)
+    if len(objects) > 1:
+        keys = [f'"{key}"' for key in decoded.answer]
+        starts = [start for start, end in objects if all(key in rest[start:end] for key in keys)]
+        last = read(rest[starts[-1] :], example, labels) if len(starts) > 1 else None
+        if last and last.readable and not last.guesses:
+            return replace(last, repairs=(*last.repairs, "several answers, the last one counts"))
+    if rest == reply:
+        return decoded
     decoded = read(rest, example, labels)
     return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
 

@@ -58,7 +58,9 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         _pack_code(folder / "code" / "panjue")
         settings = set(GenerateConfig.model_fields) - {"task", "endpoint"}
         sections = scrubbed(load_values(Run(trained.parent).config))
-        sections["generate"] = record.model_dump(include=settings)
+        # By whom it was answered, not `auto`: the ZIP has no held-out cases to choose by.
+        answer = {"answer": record.answered_by}
+        sections["generate"] = record.model_dump(include=settings) | answer
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
         (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
         shutil.copy(HERE / "answer.py", folder)

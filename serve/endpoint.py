@@ -31,7 +31,6 @@ class Choice:
     text: str
     finish_reason: str
     token_ids: range
-    logprobs: None = None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from panjue.eval.answers import CASES
 from panjue.eval.choice import Choice, choose, read_choice, shape_of
 from panjue.eval.decoding import decode_answers
 from panjue.prompts.model import has_classifier, model_sha256, prompt_sha256
@@ -24,19 +25,24 @@ from panjue.serve.output import Rest, answered_ids, load_rows
 from panjue.serve.settings import RESOURCES, GenerateConfig
 
 # Made from completions, besides the submission.
-DERIVED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
+DERIVED = (CASES, "decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 Decode = Callable[[Path], object]
 
 
 @dataclass(frozen=True)
 class Cases:
-    """A file of cases to answer, and the folder of the answers."""
+    """A file of cases to answer, and the folder of the answers.
+
+    Attributes:
+        for_choice: They are asked only to compare the model with the text classifier.
+    """
 
     file: Path
     reader: Reader
     folder: Path
     count: int
+    for_choice: bool = False
 
 
 def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> None:
@@ -110,7 +116,8 @@ def held_out_cases(run: Run, job: Job, cases: Cases) -> Cases | str:
     if record.dev and sha256(cases.file) == record.dev_sha256:
         return cases
     try:
-        return read_cases(job, file, held_out_name(job.config), held_out=record.dev is None)
+        name = held_out_name(job.config)
+        return replace(read_cases(job, file, name, held_out=record.dev is None), for_choice=True)
     except NoCases:
         return "no case was held out to compare it on"
 
@@ -200,6 +207,7 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
         sampling=config.sampling,
         samples=config.samples,
         held_out=cases.reader.held_out,
+        for_choice=cases.for_choice,
         answered_by=answered_by,
         because=because,
         **optional,
@@ -214,8 +222,8 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
 def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console) -> None:
     """Write the record, the labels and the skipped rows of the answers to their folder.
 
-    Other library versions are allowed and printed. If the completions were deleted, the files made
-    from them are deleted too, and named.
+    Other library versions are allowed and printed. If there are no completions, files made from
+    earlier answers are deleted, and named.
     """
     folder = cases.folder
     record = record_of(job, cases, answered_by, because)
@@ -232,14 +240,14 @@ def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console
 
 
 def _delete_derived(job: Job, folder: Path, console: Console) -> None:
-    """Delete the files made from completions that are gone."""
+    """Delete the files made from earlier answers."""
     names = (job.task.data.submission.name, *DERIVED)
     stale = [folder / name for name in names if (folder / name).exists()]
     for file in stale:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     if stale:
         deleted = ", ".join(file.name for file in stale)
-        console.print(f"{folder}: deleted {deleted}: their completions are gone", markup=False)
+        console.print(f"{folder}: deleted {deleted}: they belong to earlier answers", markup=False)
 
 
 def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRecord:

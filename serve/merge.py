@@ -79,6 +79,8 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
 
 def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     """Merge `adapter` into its base, or reuse an earlier merge, and return the folder `out`."""
+    if (adapter.with_name("model") / MANIFEST).exists():
+        raise UserError(f"{adapter.parent}: was trained with method=full; its model is in model/")
     if not (adapter / MANIFEST).exists():
         raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
     digest = model_sha256(adapter)

@@ -118,15 +118,15 @@ class Panjue:
             await self.app(scope, receive, send)
 
     @contextmanager
-    def _slots(self, replies: int, limit: int) -> Iterator[None]:
-        """Count replies that run; refuse the request if there would be too many."""
-        if self._running + replies > limit:
+    def _slot(self, limit: int) -> Iterator[None]:
+        """Count a request while it runs; refuse it if there are too many."""
+        if self._running >= limit:
             raise Problem(503, "too many requests at once; try again later")
-        self._running += replies
+        self._running += 1
         try:
             yield
         finally:
-            self._running -= replies
+            self._running -= 1
 
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
         """Let vLLM answer."""
@@ -138,7 +138,7 @@ class Panjue:
             body = {**body, "model": body.get("model") or next(iter(setup.runs))}
         # In a thread: long texts take tens of milliseconds.
         raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
-        with self._slots(1, setup.config.slots):
+        with self._slot(setup.config.slots):
             await self.app(scope, replayed(raw, receive), send)
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +151,7 @@ class Panjue:
             run = setup.run(case.model)
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
-            with self._slots(1, setup.config.slots):
+            with self._slot(setup.config.slots):
                 if case.stream:
                     await while_connected(receive, send_events(run, engine, case, send))
                 elif answer := await while_connected(receive, run.answer(engine, case)):

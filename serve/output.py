@@ -168,7 +168,7 @@ class StopSignals:
         finally:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
-        if failed:
+        if failed or kind is None:
             self._check()
 
     async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, load_section
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
@@ -220,10 +220,13 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
     settings, runs = [], {NAME: Run(folder)}
     for word in words:
         key, _, value = word.partition("=")
-        if key.partition(".")[0] in (NAME, *ServeConfig.model_fields) or not Path(value).is_dir():
+        if key.partition(".")[0] in (NAME, *ServeConfig.model_fields):
             settings.append(word)
-        else:
+        elif Path(value).is_dir():
             runs[key] = Run(Path(value))
+        else:
+            hint = did_you_mean(key, ServeConfig.model_fields)
+            raise UserError(f"{word!r}: {key!r} is no setting{hint}, and {value} is no run folder")
     config = load_section(ServeConfig, runs[NAME].config, "serve", settings)
     server_key(config.host)
     for run in runs.values():

@@ -197,13 +197,15 @@ def panjue(
 
 @pytest.fixture(scope="session")
 def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
-    """Return what turns invented cases into constrained greedy requests."""
+    """Return what turns invented cases into constrained requests, with opinions."""
+    from panjue.eval.opinions import load_advisor
     from panjue.prompts.labels import load_labels
     from panjue.prompts.task import load_task
     from panjue.serve.ask import Asker
 
-    labels = load_labels(trained / "adapter/labels.json")
-    return Asker(load_task("judgment"), labels, merged, small["max_tokens"])
+    task, labels = load_task("judgment"), load_labels(trained / "adapter/labels.json")
+    advisor = load_advisor(trained / "adapter", task, labels)
+    return Asker(task, labels, merged, small["max_tokens"], advisor=advisor)
 
 
 RowsOf = Callable[..., list[dict[str, Any]]]
@@ -279,7 +281,7 @@ class PanjueServe:
         self.process.communicate()
 
 
-SERVE_WORDS = ("port=0", "engine.dtype=float32", "engine.enforce_eager=true")
+SERVE_WORDS = ("port=0", "max_tokens=3072", "engine.dtype=float32", "engine.enforce_eager=true")
 
 
 @pytest.fixture

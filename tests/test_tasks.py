@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from panjue.eval.opinions import Advisor
 from panjue.eval.values import metric_values, pooled
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
@@ -19,12 +20,14 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, load_task, task_folders
+from tests.eval.records import believing
 
 
 def check_task(name: str, sample: Path) -> None:
     """Hold a task to what training, serving and scoring take for granted."""
     task = load_task(name)
     assert render.prompt_files(name)[0].is_file()
+    assert render.names_opinions(name) == bool(task.answer.fields)
     examples = list(Reader(task).read(sample))
     assert examples, f"{sample}: no examples"
     assert len({str(example.id) for example in examples}) == len(examples)
@@ -78,15 +81,26 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
 
 
 def check_any_reply(task: Task, example: Example, labels: Labels) -> None:
-    """Whatever the reply is, there is an answer that the contest would accept."""
+    """Whatever the reply is, there is an answer that the contest would accept.
+
+    Also where a classifier answers what the reply leaves out.
+    """
+    counts = {name: task.answer.counts(name, labels.counts) for name in task.answer.fields}
+    advisor = Advisor(task, labels, believing(task, counts)) if counts else None
+    opinions = advisor.opinions(example) if advisor else []
 
     @settings(max_examples=60)
     @given(replies(task.ask.target(example)))
     def answers(reply: str) -> None:
         decoded = task.ask.decode(reply, example, labels)
-        row = task.data.write(example, decoded.answer)
-        assert list(task.data.check(example, row, labels)) == []
-        dump(row).encode("utf-8")
+        completed = advisor.complete(decoded, opinions) if advisor else decoded.answer
+        for answer in (decoded.answer, completed):
+            row = task.data.write(example, answer)
+            assert list(task.data.check(example, row, labels)) == []
+            dump(row).encode("utf-8")
+        assert (completed == decoded.answer) or decoded.repairs
+        told = advisor.confidence(completed, opinions) if advisor else []
+        assert all(0 <= chance <= 1 for item in told for chance in item.values())
 
     answers()
 

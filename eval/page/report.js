@@ -24,6 +24,12 @@ const values = (valuesOf) => [...new Set(cases.flatMap(valuesOf))].sort();
 const attributes = [...new Set(cases.flatMap(({ groups }) => Object.keys(groups)))];
 const confidences = [["< 0.5", 0, 0.5], ["0.5 – 0.8", 0.5, 0.8], ["≥ 0.8", 0.8, 1.01]];
 const asItIs = (value) => value;
+// How model and classifier compare in a case; that both are right counts only if nothing else does.
+const agreements = ({ opinions }) => {
+  const found = opinions.flat().map(([, agreement]) => agreement);
+  const others = found.filter((agreement) => agreement !== "agree, right");
+  return others.length > 0 ? others : found;
+};
 const FILTERS = [
   ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
     labelOf(field) + say(", gold or predicted", "（原判或预测）"),
@@ -31,7 +37,8 @@ const FILTERS = [
   [say("wrong field", "答错的字段"), values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value), labelOf],
   ...attributes.map((name) => [
     labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
-  [say("confidence, the model's own estimate", "置信度（模型自估）"),
+  [say("model and classifier", "模型与分类器"), values(agreements), (example, value) => agreements(example).includes(value), labelOf],
+  [say("the classifier's probability, mean", "分类器认为的概率（平均）"),
     cases.some(({ confidence }) => confidence !== null) ? confidences.map(([range]) => range) : [],
     ({ confidence }, value) => {
       const [, low, high] = confidences.find(([range]) => range === value);
@@ -81,19 +88,29 @@ function showList() {
   else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案件"), { class: "note" }));
 }
 
-function fieldTable(fields, isClasses) {
+function fieldTable(fields, opinions, isClasses) {
   const table = make("table"), header = make("tr");
-  header.append(...[say("field", "字段"), say("gold", "原判"), say("predicted", "预测")].map((text) => make("th", text, { scope: "col" })));
+  const answers = opinions ? [say("model", "模型"), say("text classifier", "文本分类器")] : [say("predicted", "预测")];
+  header.append(...[say("field", "字段"), say("gold", "原判"), ...answers].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
-  for (const field of fields) {
+  fields.forEach((field, number) => {
     const row = make("tr");
     row.append(
       make("th", labelOf(field.name), { scope: "row", title: field.name }),
       valueCell(field.gold.map((value) => make("span", value))),
-      valueCell([...predictedValues(field), ...(isClasses(field.name) ? missedValues(field) : [])]));
+      answerCell(field, isClasses));
+    if (opinions) row.append(opinionCell(opinions[number], isClasses));
     table.append(row);
-  }
+  });
   return table;
+}
+
+const answerCell = (field, isClasses) => valueCell([...predictedValues(field), ...(isClasses(field.name) ? missedValues(field) : [])]);
+
+function opinionCell([field, agreement], isClasses) {
+  const cell = answerCell(field, isClasses);
+  if (agreement.startsWith("differ")) cell.append(make("span", say("≠ differs", "≠ 不一致"), { class: "differs" }));
+  return cell;
 }
 
 function valueCell(spans) {
@@ -134,14 +151,14 @@ function nameOf(text, index) {
   return name;
 }
 
-function itemSection([name, fields], index, isClasses) {
+function itemSection([name, fields], index, opinions, isClasses) {
   const section = make("section");
   if (name) {
     const heading = make("h4");
     heading.append(nameOf(name, index));
     section.append(heading);
   }
-  section.append(fieldTable(fields, isClasses));
+  section.append(fieldTable(fields, opinions[index], isClasses));
   return section;
 }
 
@@ -181,13 +198,13 @@ function fillCase(index) {
   notes.push(...example.notes.map((note, i) => say(note, [HANDLED[example.handled[i]], ...note.split(": ").slice(1).map(labelOf)].join("："))));
   const line = make("p", notes.join(" · "), { class: "note" });
   if (example.confidence !== null) {
-    const text = say("confidence, the model's own estimate: ", "置信度（模型自估）：") + example.confidence.toFixed(2);
+    const text = say("the classifier's probability, mean: ", "分类器认为的概率（平均）：") + example.confidence.toFixed(2);
     line.prepend(make("meter", "", { value: example.confidence, "aria-hidden": "true" }), " ", text, notes.length ? " · " : "");
   }
   const isClasses = (field) => Object.hasOwn(example.classes, field);
   document.getElementById("case").replaceChildren(
     make("h3", example.id), stepButtons(index), line,
-    ...example.items.map((item, index) => itemSection(item, index, isClasses)), factsBlock(example.text), raw);
+    ...example.items.map((item, index) => itemSection(item, index, example.opinions, isClasses)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
 }
 
 addFilters();

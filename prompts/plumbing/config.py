@@ -43,16 +43,21 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
     A file without the section gives the defaults, and so does a missing `config.yaml` of a run.
     """
     sections = load_values(path) if path.exists() else {}
-    for section, values in sections.items():
+    for section in sections:
         if section not in SECTIONS:
             known = ", ".join(SECTIONS)
             raise UserError(f"{path}: no section {section!r} (there are {known})")
-        if not isinstance(values, dict | None):
-            raise UserError(f"{path}: {section}: expected lines of `key: value`")
+    values = sections.get(name) or {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
+    overrides = [_as_text(cls, word) for word in overrides]
     try:
-        config = cls.model_validate(_overridden(sections.get(name) or {}, overrides))
+        config = cls.model_validate(_overridden(values, overrides))
     except ValidationError as error:
-        raise UserError(f"{path}: {first_complaint(cls, error)}") from None
+        key = str((error.errors()[0]["loc"] or ("",))[0])
+        words = [word for word in overrides if re.split("[.=]", word)[0] == key]
+        place = words[-1] if words else path
+        raise UserError(f"{place}: {first_complaint(cls, error)}") from None
     config._path = path
     return config
 
@@ -100,6 +105,16 @@ def _override(word: str) -> dict[str, Any]:
         return _plain(OmegaConf.from_dotlist([word]))
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeError) as error:
         raise UserError(f"{word!r}: {_problem(error)}; the value is YAML, {quote}") from None
+
+
+def _as_text(cls: type[Config], word: str) -> str:
+    """Quote a value like 2024_11 of a setting that is a text or a path: YAML has it as 202411."""
+    key, _, value = word.partition("=")
+    info = cls.model_fields.get(key)
+    is_text = info and re.search(r"Path|\bstr\b", str(info.annotation))
+    if is_text and re.fullmatch(r"[\d._:+-]+", value):
+        return f"{key}='{value}'"
+    return word
 
 
 def _problem(error: Exception) -> str:

@@ -7,57 +7,112 @@ characters, 18 s), and it reads a 12 that was cut after its first digit as 1: li
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 STRING = r'"(?:[^"\\]++|\\.)*+"'
 QUOTES = str.maketrans("“”„‟＂", '"""""')
-THINKING = re.compile(r"^.*?</think>", re.DOTALL)
 
 
 def load_json(reply: str) -> Any:
     """Return the value of `reply` as JSON; None if it is not valid, or an object repeats a key."""
     try:
-        return json.loads(reply, object_pairs_hook=_without_repeated_keys)
+        return json.loads(reply, object_pairs_hook=each_key_once)
     except (ValueError, RecursionError):
         return None
 
 
-def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs; ValueError: a key is given twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a key is repeated")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} is given twice")
     return value
 
 
+INVISIBLE = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")
+
+
+def visible(text: str) -> str:
+    """Return a text without its invisible characters: zero-width ones, marks, soft hyphens."""
+    return INVISIBLE.sub("", text)
+
+
 def flatten_forms(text: str) -> str:
-    """Convert full-width digits, letters and brackets to their plain forms.
+    """Convert full-width digits, letters and brackets to their plain forms; drop the invisible.
 
     Curly quotes too, if there are no plain ones: next to plain quotes they are part of the text.
     """
     plain = text if '"' in text else text.translate(QUOTES)
-    return unicodedata.normalize("NFKC", plain)
+    return unicodedata.normalize("NFKC", visible(plain))
+
+
+BLOCK = re.compile(
+    r"(?P<open><\|?|\[|◁)(?:(?P<end>/|end_)|start_)?"
+    r"(?P<name>(?:\w{1,20}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection))"
+    r"(?:\|?>|\]|▷)"
+    r"|<\|channel\|>\s?(?:(?P<final>final)|[a-z]+)\b[^{}\n]{0,60}?<\|message\|>"
+    r"|(?P<plain>assistantfinal(?=\s*+[{\[`]))",
+    re.IGNORECASE,
+)
+"""The start or the end of a think block: `<think>`, `[/THINK]`, `◁think▷`, `<seed:think>`,
+`<|END_THINKING|>`; of gpt-oss each channel, of which `final` is the answer, written
+`assistantfinal` where special tokens are left out."""
 
 
 def after_thinking(reply: str) -> str:
-    """Drop a leading think block; nothing remains if the block is not closed."""
-    if "</think>" in reply:
-        return THINKING.sub("", reply, count=1)
-    return "" if reply.lstrip().startswith("<think>") else reply
+    """Drop all think blocks. One without its end extends to the end of the reply.
+
+    An end without a start closes a block that the prompt has begun.
+    """
+    kept: list[str] = []
+    begin, opened = 0, None
+    for tag in BLOCK.finditer(reply):
+        kind = (tag["open"], (tag["name"] or "").lower())
+        is_end = bool(tag["end"] or tag["final"] or tag["plain"])
+        if opened and (opened != kind or not is_end):
+            continue
+        if is_end and not opened:
+            kept.clear()
+        elif not is_end:
+            kept.append(reply[begin : tag.start()])
+        begin, opened = tag.end(), None if is_end else kind
+    return "".join([*kept, "" if opened else reply[begin:]])
+
+
+PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
+
+
+def closed_objects(text: str) -> list[tuple[int, int]]:
+    """Return (start, end) of the JSON objects that are closed and in no other closed one."""
+    starts: list[int] = []
+    found: list[tuple[int, int]] = []
+    end = 0
+    while starts or (end := text.find("{", end)) >= 0:  # quotation marks outside are no strings
+        piece = PIECE.search(text, end)
+        if piece is None:
+            break
+        end = piece.end()
+        if piece[0] == "{":
+            starts.append(piece.start())
+        elif piece[0] == "}":
+            start = starts.pop()
+            while found and found[-1][0] > start:
+                found.pop()
+            found.append((start, end))
+    return found
 
 
 def field_text(segment: str, keys: str) -> str | None:
-    """Return the first of `field_texts`, or None."""
-    return next(iter(field_texts(segment, keys)), None)
-
-
-def field_texts(segment: str, keys: str) -> list[str]:
-    """Return the texts of the values after one of the keys (`a|b`): strings, lists or numbers.
+    """Return the text of the first value after one of the keys (`a|b`): string, list or number.
 
     Of a list that was cut off the existing part counts; a number that may be cut does not.
     """
     value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?:\.0++)?+(?=\s*+[,}}\]])"
-    return re.findall(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
+    found = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
+    return found[1] if found else None
 
 
 def strings_in(text: str) -> list[str]:

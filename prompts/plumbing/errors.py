@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +52,24 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's message, or the name of an error without one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+LIBRARY_ERRORS = (
+    *(ValueError, TypeError, AttributeError, LookupError, ImportError, OSError, RuntimeError),
+    re.error,
+)
+"""What libraries raise about settings and files that they cannot use."""
+
+
+@contextmanager
+def of_library(section: str, way_out: str = "") -> Iterator[None]:
+    """Turn what a library raises about the user's settings or files into `section: message`."""
+    try:
+        yield
+    except LIBRARY_ERRORS as error:
+        if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
+            raise
+        raise UserError(f"{section}: {first_line(error).rstrip('.')}{way_out}") from None
 
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
+from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 
 Json = Any
@@ -99,10 +100,10 @@ def parse_line(raw: bytes) -> dict[str, Json]:
     return row
 
 
-def load(raw: bytes) -> Json:
-    """Read bytes as JSON."""
+def load(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
+    """Read bytes as JSON; `pairs` makes an object of its pairs."""
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except RecursionError:
@@ -115,14 +116,18 @@ def load(raw: bytes) -> Json:
 
 
 def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
-    """Read bytes as a JSON object or a JSON list."""
-    row = load(raw)
-    if not isinstance(row, kind):
-        expected = "object" if kind is dict else "list"
-        raise UserError(f"expected a JSON {expected}, found {type(row).__name__}")
+    """Read bytes as a JSON object or a JSON list, in which no key is given twice."""
+    row = _of_kind(kind, load(raw, each_key_once))
     if rb"\u" in raw:
         check_text(row)
     return with_whole_id(row)
+
+
+def _of_kind(kind: type[dict[str, Json]] | type[list[Json]], value: Json) -> Json:
+    if not isinstance(value, kind):
+        expected = "object" if kind is dict else "list"
+        raise UserError(f"expected a JSON {expected}, found {type(value).__name__}")
+    return value
 
 
 def with_whole_id(row: Json) -> Json:
@@ -165,7 +170,14 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
 
 
 def replace_folder(temporary: Path, folder: Path) -> None:
-    """Replace `folder` by `temporary`, after all of it has reached the disk."""
+    """Replace `folder` by `temporary`, after all of it has reached the disk.
+
+    Whoever may read the folder may read its files: safetensors writes them for their owner alone.
+    """
+    mode = temporary.stat().st_mode & 0o666
+    for path in temporary.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
     sync(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
@@ -208,7 +220,8 @@ def write_json(path: Path, value: Json) -> None:
 def read_object(path: Path) -> dict[str, Json]:
     """Read a JSON file that has one object."""
     with open_bytes(path) as file, located(str(path)):
-        return parse_line(file.read())
+        found: dict[str, Json] = _of_kind(dict, load(file.read()))
+        return found
 
 
 def read_json(path: Path) -> Json:

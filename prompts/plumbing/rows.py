@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
@@ -58,7 +59,7 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
     The whole file is read into memory, as the official scorers do. A byte order mark is accepted.
     """
     with open_bytes(path) as file, located(str(path)):
-        value = load(file.read().removeprefix(BOM))
+        value = load(file.read().removeprefix(BOM), each_key_once)
         if key is not None:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, list):

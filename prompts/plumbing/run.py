@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 ANSWERS = "answers"
 HELD_OUT = "held-out"
-"""Names of the answers to held-out cases begin so; if a run has others, those are meant."""
+"""The names of answers that are asked to compare model and text classifier begin so."""
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
 
@@ -46,7 +46,7 @@ class Record(BaseModel):
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "it"
             raise UserError(
-                f"{path}: {place}: {first['msg']}; panjue before 0.3 made it: make it again"
+                f"{path}: {place}: {first['msg']}; another version of panjue made it: make it again"
             ) from None
 
     def write(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class RunRecord(Record):
     mix_sha256: str | None = None
     mix_ratio: float | None = None
     groups_sha256: str | None = None
-    on_bad_row: str = "stop"
+    on_bad_row: Literal["stop", "skip"] = "stop"
     solve: dict[str, Any] = Field(default_factory=dict)
     robust: dict[str, Any] | None = None
     opinions: bool = False
@@ -86,7 +86,6 @@ class RunRecord(Record):
     method: str
     dtype: str
     seed: int
-    score_examples: int
     patience: int
     attn_implementation: str = "sdpa"
     trainer: dict[str, Any]
@@ -123,6 +122,8 @@ class AnswersRecord(Record):
     because: str = ""
     """Why it was the one or the other, in words."""
     held_out: bool = False
+    for_choice: bool = False
+    """Asked only to compare the model with the text classifier: meant where it is named."""
     endpoint: str | None = None
     solve: dict[str, Any] = Field(default_factory=dict)
     on_bad_row: Literal["stop", "skip"] = "stop"
@@ -185,12 +186,17 @@ class Answers:
 
     @property
     def trained(self) -> Path | None:
-        """Return the adapter or model that answered, recorded or of the run around the answers."""
+        """Return the adapter or model that answered: of the run around the answers, or recorded.
+
+        A run that was moved keeps its own, whatever was trained since at its old place.
+        """
         recorded = self.record.trained
         if not recorded:
             return None
-        beside = self.folder.resolve().parent.parent / Path(recorded).name
-        return Path(recorded) if Path(recorded).is_dir() or not beside.is_dir() else beside
+        folder = self.folder.resolve()
+        beside = folder.parent.parent / Path(recorded).name
+        is_in_run = folder.parent.name == ANSWERS and beside.is_dir()
+        return beside if is_in_run else Path(recorded)
 
     @property
     def training(self) -> RunRecord | None:
@@ -202,17 +208,21 @@ class Answers:
 def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     """Return the answers of a run folder, a folder of answers, or a submission in it; else None.
 
-    `gold`, their gold file, decides if the run has answers to several files.
+    Of several answers in a run those to the file `gold` are meant; without it, or if it is another
+    file (with the gold answers, say), those named as it is.
     """
     folder = path if path.is_dir() else path.parent
-    if _has_answers(folder):
-        return Answers(folder)
+    for place in (folder, folder.parent):  # a submission may be a folder itself
+        if _has_answers(place):
+            return Answers(place)
     found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/{MANIFEST}"))
-    found = [folder for folder in found if not folder.name.startswith(HELD_OUT)] or found
     if gold and gold.is_file() and len(found) > 1:
         digest = sha256(gold)
-        found = [f for f in found if Answers(f).record.test_sha256 == digest] or found
-        found = [folder for folder in found if folder.name == gold.stem] or found
+        found = [one for one in found if Answers(one).record.test_sha256 == digest] or found
+    if len(found) > 1:
+        found = [one for one in found if not Answers(one).record.for_choice] or found
+    if gold and len(found) > 1:
+        found = [one for one in found if one.name == gold.stem] or found
     if len(found) > 1:
         names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")

@@ -11,9 +11,10 @@ import numpy as np
 
 from panjue.prompts.example import Answer, Decide, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import field_text, load_json, normal, snap, strings_in
+from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap, visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import Record
+from panjue.prompts.plumbing.objects import Scanner
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
@@ -21,6 +22,10 @@ from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
 SEPARATORS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
 """The separators between classes in a reply that is not JSON."""
+
+KEY = re.compile("labels?|answer|答案")
+EMPTY = re.compile(rf'"(?:{KEY.pattern})"\s*+:\s*+\[\s*+\]')
+"""An empty set of classes, which is an answer; a list that is cut is none."""
 
 NONE = "none"
 """The name of an empty set of classes in counts and reports."""
@@ -53,7 +58,7 @@ class Classes:
         return "labels" if self.several else "label"
 
     def rows(self, path: Path) -> Iterator[Record]:
-        """Yield the rows of a file; the default `id` is the line number."""
+        """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
         for number, load in case_rows(path):
             yield number, partial(_with_id, number, load)
 
@@ -65,12 +70,13 @@ class Classes:
         fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
         fields = {self.aliases.get(name, name): value for name, value in fields.items()}
         groups = {name: self._group(name, fields[name]) for name in self.groups if name in fields}
-        person = row.get(self.person) or ""
-        if not isinstance(person, str):
+        given = row.get(self.person) or ""
+        if not isinstance(given, str):
             raise UserError(f"{self.person!r} must be a name")
+        person = visible(given)
         return Example(
             id=key,
-            text=text,
+            text=text.replace(given, person) if given else text,
             names=(person,) if person else (),
             inputs={"person": person},
             answer={self.key: self._words(row[self.key])} if self.key in row else None,
@@ -79,6 +85,8 @@ class Classes:
 
     def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
+        if isinstance(value, bool):
+            raise UserError(f"{name!r} must be a name or a number, found {value}")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not names or not isinstance(value, int) or value == -1:  # -1: a missing ClassLabel
@@ -124,16 +132,28 @@ class Classes:
         value = load_json(reply)
         if isinstance(value, dict) and list(value) == [self.key] and self._is_answer(value):
             return Decoded({self.key: value[self.key]})
-        known = {normal(word): word for word in self.words}
-        known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
-        text = field_text(reply, "labels?|answer|答案")
-        parts = SEPARATORS.split(reply[:1024]) if text is None else strings_in(text)
-        snapped = [snap(part, known) for part in parts[: 4 * len(self.words)] if part.strip()]
-        words = [word for word in dict.fromkeys(snapped) if word]
-        if not words and not (self.several and text is not None and not parts):
-            return Decoded(self._fallback(labels), ("no class",), readable=False)
+        words = self._words_in(flatten_forms(reply))
+        if words is None:
+            guess = ((0, self.key),)
+            return Decoded(self._fallback(labels), ("no class",), readable=False, guesses=guess)
         answer = sorted(words, key=self.words.index) if self.several else words[0]
         return Decoded({self.key: answer}, ("not the JSON that was asked for",))
+
+    def _words_in(self, reply: str) -> list[str] | None:
+        """Return the classes that a reply names; None if it names none, or several for one."""
+        known = {normal(word): word for word in self.words}
+        known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
+        objects = Scanner(reply, frozenset(), KEY).objects()
+        given = [of.values for one in objects for of in one.fields if KEY.fullmatch(of.key)]
+        parts = given[0] if given else SEPARATORS.split(reply)
+        if any(values != parts for values in given):
+            return None
+        words = [word for word in dict.fromkeys(snap(part, known) for part in parts) if word]
+        if self.several:
+            return words or ([] if given and not parts and EMPTY.search(reply) else None)
+        text = normal(reply)
+        named = words if given else {word for form, word in known.items() if form in text}
+        return words if len(words) == len(named) == 1 else None
 
     def _is_answer(self, reply: Mapping[str, Any]) -> bool:
         value = reply[self.key]

@@ -22,12 +22,13 @@ const TEXTS = {
     fact: "案件事实", factHint: "把案件事实粘贴到这里，被告人以“被告人某某”引出。",
     defendants: "被告人", defendantsHint: "留空则从事实中找出；找错了请改正后再问一次。",
     add: "添加被告人", remove: "移除", name: "姓名",
-    samples: "方式", fast: "快速：一次推理", careful: "稳妥：多次采样后综合决策", key: "密钥",
-    go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
+    key: "密钥", go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
     charges: "罪名", articles: "法条", penalty: "刑罚",
     asking: "正在生成……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
-    own: "模型自估", confidence: "百分比是模型对自己回答的估计，不是答对的概率。",
+    field: "字段", model: "模型", classifier: "文本分类器", differs: "≠ 与模型不一致",
+    chance: (p) => `分类器认为的概率 ${p}`, chances: "各档刑罚：分类器认为的概率",
+    confidence: "百分比是文本分类器认为该项回答完全正确的概率，不是模型给出的。",
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     empty: "请先填写案件事实。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
@@ -41,12 +42,13 @@ const TEXTS = {
     fact: "Facts of the case", factHint: "Paste the facts here; defendants are introduced by 被告人.",
     defendants: "Defendants", defendantsHint: "If empty, they are found in the facts; correct them and ask again.",
     add: "Add one", remove: "Remove", name: "Name",
-    samples: "Mode", fast: "Fast: one reply", careful: "Careful: decide from samples", key: "Key",
-    go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
+    key: "Key", go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
     charges: "Charges", articles: "Articles", penalty: "Penalty",
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
-    own: "own estimate", confidence: "Percentages are the model's own estimate, not the probability that it is right.",
+    field: "Field", model: "Model", classifier: "Text classifier", differs: "≠ differs from the model",
+    chance: (p) => `the classifier's probability ${p}`, chances: "Penalties: the classifier's probabilities",
+    confidence: "Percentages are the text classifier's probability that exactly this answer is right; the model gives none.",
     odd: "Check this: no training case has this article with these charges.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     empty: "Please enter the facts first.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
@@ -183,7 +185,7 @@ async function ask(event) {
   $("stop").hidden = false;
   try {
     const defendants = names();
-    const body = { fact, samples: Number($("samples").value), stream: true, ...(defendants.length ? { defendants } : {}) };
+    const body = { fact, stream: true, ...(defendants.length ? { defendants } : {}) };
     const response = await post(body, running.signal);
     await loadLabels();
     $("result").hidden = false;
@@ -226,20 +228,35 @@ function show(result) {
 }
 
 function card(judgment, i, result) {
-  const confidence = result.confidence?.[i] ?? {};
+  const own = result.classifier?.[i]; // the classifier's answer
+  const heads = [texts.field, texts.model, texts.classifier].map((text) => element("th", { scope: "col" }, text));
+  const fields = ["charges", "articles", "penalty"].map((name) => field(name, judgment, own, result.confidence?.[i][name]));
   const node = element(
     "article",
     { tabindex: "0", onmouseenter: () => pick(i), onfocus: () => pick(i), onmouseleave: () => pick(-1), onblur: () => pick(-1) },
     element("h3", {}, judgment.name),
-    element(
-      "dl", {},
-      ...field("charges", confidence, judgment.charges.map((charge) => element("p", {}, charge))),
-      ...field("articles", confidence, judgment.articles.map((id) => article(id, judgment.charges))),
-      ...field("penalty", confidence, [element("p", {}, judgment.penalty), bars(result.probabilities?.[i]?.penalty ?? {})]),
-    ),
+    element("table", {}, ...(own ? [element("tr", {}, ...heads)] : []), ...fields),
+    ...bars(result.probabilities?.[i]?.penalty),
   );
   node.style.setProperty("--hue", hue(i));
   return node;
+}
+
+function field(name, judgment, own, confidence) {
+  const head = element("th", { scope: "row" }, texts[name]);
+  const answer = element("td", {}, ...values(name, judgment));
+  if (!own) return element("tr", {}, head, answer);
+  answer.append(element("small", {}, texts.chance(percent(confidence))));
+  const opinion = element("td", {}, ...values(name, own));
+  if (asText(own[name]) !== asText(judgment[name])) opinion.append(element("small", { class: "differs" }, texts.differs));
+  return element("tr", {}, head, answer, opinion);
+}
+
+const asText = (value) => [value].flat().sort().join("、"); // of a class or a label set, whose order does not matter
+
+function values(name, judgment) {
+  if (name === "articles") return judgment.articles.map((id) => article(id, judgment.charges));
+  return [judgment[name]].flat().map((value) => element("p", {}, value));
 }
 
 // An article that no training case has with any of these charges is one to check.
@@ -251,19 +268,16 @@ function article(id, charges) {
 // A guess is never certain, and what is listed is never impossible.
 const percent = (share) => (share > 0.99 ? "> 99%" : share < 0.01 ? "< 1%" : `${Math.round(share * 100)}%`);
 
-function field(name, confidence, values) {
-  const share = name in confidence ? [element("span", {}, `${texts.own} ${percent(confidence[name])}`)] : [];
-  return [element("dt", {}, element("span", {}, texts[name]), ...share), element("dd", {}, ...values)];
-}
-
 function bars(shares) {
+  if (!shares) return [];
   const likeliest = Object.entries(shares).sort((a, b) => b[1] - a[1]).slice(0, 6).filter(([, share]) => share >= 0.005);
-  return element("ul", { class: "bars" }, ...likeliest.map(([name, share]) => element(
+  const list = element("ul", { class: "bars" }, ...likeliest.map(([name, share]) => element(
     "li", {},
     element("b", {}, name.replace("有期徒刑", "")),
     element("meter", { value: share, "aria-label": `${name} ${percent(share)}` }),
     element("span", { "aria-hidden": "true" }, percent(share)),
   )));
+  return [element("h4", {}, texts.chances), list];
 }
 
 function mark(result) {

@@ -1,13 +1,11 @@
-"""What schema and alternatives cost, and what the engine gains: five ways on the same cases.
+"""What the schema costs, and what the engine gains: four ways on the same cases.
 
     python -m tests.bench.generate TRAINED_FOLDER CASES.jsonl [--limit 64]
 
 TRAINED_FOLDER is an adapter or model folder of a run (it has labels.json). Prints, on the same
-prompts: the engine without a schema, with one schema per case, the same with the alternatives of
-each reply's fields (which a run with a text classifier keeps to decide from both), and with one
-schema for all (names free), then transformers' generate. The runs without a schema are made to
-write exactly as many tokens per case as the run with one, so that the figures compare speed and not
-lengths.
+prompts: the engine without a schema, with one schema per case, and with one schema for all (names
+free), then transformers' generate. The runs without a schema are made to write exactly as many
+tokens per case as the run with one, so that the figures compare speed and not lengths.
 """
 
 import asyncio
@@ -22,12 +20,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.files import read_json
-from panjue.prompts.task import Schema, load_task
-from panjue.serve.ask import ALTERNATIVES, Asker, Request, row
+from panjue.prompts.plumbing.run import Run
+from panjue.prompts.task import Schema
+from panjue.serve.ask import Request, row
 from panjue.serve.engine import Engine, RequestOutput, engine
-from panjue.serve.merge import Served, served_model
+from panjue.serve.job import make_job
+from panjue.serve.settings import GenerateConfig
 from tests.bench.common import askable, in_turns, parser, print_rates
 
 HF_BATCH = 16
@@ -43,32 +41,30 @@ def main() -> None:
     options.add_argument("--limit", type=int, default=64)
     options.add_argument("--dtype", default="auto" if IS_GPU else "bfloat16")
     given = options.parse_args()
-    model = served_model(given.trained, "merge").model
-    labels = load_labels(given.trained / "labels.json")
-    max_tokens = read_json(given.trained / "manifest.json")["max_tokens"]
-    asker = Asker(load_task("judgment"), labels, model, max_tokens)
-    pairs = askable(asker, given.cases, given.limit)
-    own = [Request(example.id, question, {"logprobs": 2}) for example, question in pairs]
+    job = make_job(Run(given.trained), GenerateConfig.model_validate({})).with_model()
+    assert job.served
+    pairs = askable(job.asker(), given.cases, given.limit)
+    own = [Request(example.id, question, {}) for example, question in pairs]
     # Without prefix cache: every round must do all the work again.
     settings: dict[str, Any] = {"dtype": given.dtype, "enable_prefix_caching": False}
     settings |= {} if IS_GPU else {"max_num_seqs": 32}
-    with engine(Served(model), settings, max_tokens, seed=0) as llm:
-        lengths = answer(llm, asker, own)  # also warms up
+    with engine(job.served, settings, job.max_tokens, seed=0) as llm:
+        lengths = answer(llm, own)  # also warms up
         ways = all_ways(own, lengths)
-        rates = in_turns({way: partial(rate, llm, asker, ways[way]) for way in ways})
+        rates = in_turns({way: partial(rate, llm, ways[way]) for way in ways})
     free = ways["no schema"]
-    rates["transformers.generate"] = [transformers_rate(model, given.dtype, free)]
+    rates["transformers.generate"] = [transformers_rate(job.served.model, given.dtype, free)]
     print(f"{len(own)} cases, {sum(lengths)} tokens")
     print_rates(rates, "tokens/s", "no schema")
 
 
-def rate(llm: Engine, asker: Asker, requests: list[Request]) -> float:
+def rate(llm: Engine, requests: list[Request]) -> float:
     """Return the tokens a second of one round."""
     began = time.perf_counter()
-    return sum(answer(llm, asker, requests)) / (time.perf_counter() - began)
+    return sum(answer(llm, requests)) / (time.perf_counter() - began)
 
 
-def answer(llm: Engine, asker: Asker, requests: list[Request]) -> list[int]:
+def answer(llm: Engine, requests: list[Request]) -> list[int]:
     """Make the row of every reply, as `generate` does; return how many tokens each has."""
 
     async def ask() -> list[RequestOutput]:
@@ -76,9 +72,8 @@ def answer(llm: Engine, asker: Asker, requests: list[Request]) -> list[int]:
 
     assert llm.runner
     outputs = llm.runner.run(ask())
-    for request, output in zip(requests, outputs, strict=True):
-        wanted = request.sampling.get("logprobs") == ALTERNATIVES
-        row([(request, output)], asker.tokenizer, with_alternatives=wanted)
+    for pair in zip(requests, outputs, strict=True):
+        row([pair])
     return [len(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -96,9 +91,6 @@ def all_ways(own: list[Request], lengths: list[int]) -> dict[str, list[Request]]
     return {
         "no schema": free,
         "a schema per case": own,
-        "the same, alternatives": [
-            replace(request, sampling={"logprobs": ALTERNATIVES}) for request in own
-        ],
         "one schema for all": [
             replace(request, question=request.question._replace(schema=schema)) for request in own
         ],

@@ -3,9 +3,9 @@
     python -m tests.bench.million ANSWERS FOLDER [--cases 1000000]
 
 ANSWERS is the folder of a run's answers to a file of several-defendant cases. Its cases, with a
-number after the facts, and its replies are repeated into FOLDER (a million take some 3 GB and 2 GB)
-and checked, decoded without a decision rule, and scored, each by its own command. Prints the
-minutes of each and the memory of its largest process.
+number after the facts, and its replies are repeated into FOLDER (a million take some 3 GB and 1 GB)
+and checked, decoded and scored, each by its own command. Prints the minutes of each and the memory
+of its largest process.
 """
 
 import os
@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.eval.answers import open_answers
-from panjue.prompts.model import DECISION
 from panjue.prompts.plumbing.files import dump, read_lines, sha256
 from panjue.prompts.plumbing.run import Answers
 from tests.bench.common import PANJUE, parser
@@ -44,12 +43,10 @@ def main() -> None:
 
 
 def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
-    """Write the cases, the run's adapter without its decision rule, and the folder of answers."""
+    """Write the cases, the run's adapter, and the folder of answers."""
     run = open_answers(answers)
     cases, result = folder / "cases.jsonl", folder / "run/answers/cases"
-    shutil.copytree(
-        run.trained, folder / "run/adapter", ignore=shutil.ignore_patterns(DECISION, "*.log")
-    )
+    shutil.copytree(run.trained, folder / "run/adapter")
     shutil.copytree(
         run.folder, result, ignore=lambda *_: ["completions.jsonl", "decode.json", "scores.json"]
     )

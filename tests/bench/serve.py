@@ -25,7 +25,7 @@ import httpx
 import torch
 
 from panjue.prompts.plumbing.run import Run
-from panjue.serve.ask import ALTERNATIVES, Asker
+from panjue.serve.ask import Asker
 from panjue.serve.judge import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
 from tests.bench.common import PANJUE, askable, in_turns, parser, print_rates
@@ -75,7 +75,6 @@ def kinds_of(asker: Asker, cases: Path) -> dict[str, dict[str, Asked]]:
             "prompt": question.prompt,
             "max_tokens": question.room,
             "temperature": 0,
-            "logprobs": ALTERNATIVES,
             "structured_outputs": {"json": question.schema},
         }
         for _, question in pairs

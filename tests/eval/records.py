@@ -1,10 +1,16 @@
 """What every record of a training and of answers has, and the types of the fixtures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.sparse import csr_array
+
+from panjue.eval.classifier import Classifier, FieldWeights, View
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.task import Task
 
 Row = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -16,7 +22,7 @@ ANSWERED: dict[str, Any] = {
 TRAINED: dict[str, Any] = {
     **{"task": "judgment", "base": "base", "base_sha256": "", "train": "train.jsonl"},
     **{"train_sha256": "", "prompt_sha256": "", "max_tokens": 3072, "method": "lora"},
-    **{"dtype": "float32", "seed": 0, "score_examples": 0, "patience": 3},
+    **{"dtype": "float32", "seed": 0, "patience": 3},
     **{"trainer": {}, "lora": {}, "quantization": {}},
 }
 
@@ -25,3 +31,28 @@ def write_answers(folder: Path, test: Path, **more: Any) -> None:
     """Write the record of answers to a test file."""
     made = {**ANSWERED, "test": str(test), "test_sha256": sha256(test)}
     write_json(folder / "manifest.json", {**made, **more})
+
+
+def believing(task: Task, logits: Mapping[str, Mapping[str, float]]) -> Classifier:
+    """Return a classifier that believes the same of every text: field -> label -> logit."""
+    view = View(np.zeros(1, np.uint32), np.ones(1, np.float32))
+    fields = {
+        name: FieldWeights(
+            labels=tuple(of),
+            weights=csr_array((2, len(of)), dtype=np.float32),
+            bias=np.array(list(of.values()), np.float32),
+            scale=1,
+            shift=0,
+            is_set=name in task.answer.sets,
+        )
+        for name, of in logits.items()
+    }
+    return Classifier(task.answer, (view, view), fields)
+
+
+def write_training(folder: Path, classifier: Classifier, **more: Any) -> None:
+    """Write the record of a training that fitted this classifier."""
+    folder.mkdir(parents=True, exist_ok=True)
+    classifier.save(folder / CLASSIFIER)
+    digest = sha256(folder / CLASSIFIER)
+    write_json(folder / "manifest.json", {**TRAINED, "classifier_sha256": digest, **more})

@@ -9,14 +9,17 @@ import pytest
 from panjue.eval.decoding import decode_answers
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from tests.eval.records import Row, Write, write_answers
+from tests.eval.records import Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")
+KEYS = (1, 2, 3, 4, 5, "f")
+PEOPLE = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
 GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
 GOOD: list[dict[str, Any]] = [
     {"name": "甲", "charges": ["诈骗罪"], "articles": ["266"], "penalty": 10},
@@ -27,13 +30,12 @@ GOOD: list[dict[str, Any]] = [
 def completion(key: int | str, text: str, finish: str = "stop", dropped: int = 0) -> dict[str, Any]:
     return {
         "id": key,
-        "texts": [text, "a second sample, which does not count"],
-        "finish": [finish, "stop"],
+        "texts": [text],
+        "finish": [finish],
         "prompt_tokens": 100,
         "cached_tokens": 25,
         "completion_tokens": 40,
         "dropped_sentences": dropped,
-        "near_ties": [12, 30] if dropped else [],
     }
 
 
@@ -52,8 +54,7 @@ COMPLETIONS = [
 @pytest.fixture
 def run(case: Row, write: Write, tmp_path: Path) -> Path:
     """Return a run folder with the completions of six cases, in another order than the cases."""
-    people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
-    test = write("test.jsonl", [case(key, *people, gold=False) for key in (1, 2, 3, 4, 5, "f")])
+    test = write("test.jsonl", [case(key, *PEOPLE, gold=False) for key in KEYS])
     write("run/completions.jsonl", COMPLETIONS)
     training = [(["盗窃罪"], ["264"], 8)] * 2 + [(["诈骗罪"], ["266"], 10)]
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
@@ -78,7 +79,7 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
 
 
 def test_a_case_that_was_never_asked_is_named_everywhere(
-    run: Path, case: Row, write: Write, panjue: Callable[..., CompletedProcess[str]]
+    run: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
     decode_answers(run)
     reason = "id 5: the prompt needs 9000 tokens, max_tokens is 4096"
@@ -87,15 +88,13 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
         "a model with a longer context can be asked"
     )
     assert said in list(decode_answers(run).lines())
-    people = ("甲", ["盗窃罪"], ["264"], 8), ("乙", ["盗窃罪"], ["264"], 8)
-    gold = write("gold.jsonl", [case(key, *people) for key in (1, 2, 3, 4, 5, "f")])
     scores = score(Reader(TASK), gold, run / "submission.jsonl")
     assert {said, "unreadable replies: 16.67%"} <= set(remarks(scores))
     assert scores.to_json()["never_asked"] == [reason.removeprefix("id ")]
     checked = panjue("check", run, "--cases", run.parent / "test.jsonl")
     assert checked.returncode == 1
     assert checked.stdout.splitlines()[0] == f"{run}/submission.jsonl: {said}"
-    write_json(run / "manifest.json", {**read_json(run / "manifest.json"), "trained": None})
+    change(run, trained=None)
     done = panjue("report", run, "--gold", gold)
     assert done.returncode == 0, done.stderr
     assert "never asked: 1" in (run / "report.html").read_text("utf-8")
@@ -116,14 +115,13 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "prompt_tokens": 500,
         "cached_tokens": 125,
         "completion_tokens": 200,
-        "near_ties": 1,
-        "replies": 10,
-        "decided": 5,
         "skipped_rows": 0,
-        "rule": {"exponents": {}, "classifier_alone": False},
-        "warning": "",
-        "decision_sha256": None,
+        "left_out": 1,
+        "missing_fields": 1,
+        "voted": 0,
+        "votes": 0,
         "filled": 0,
+        "answered_by": "answered by the model",
         "fallback": "commonest labels",
         "submission": "submission.jsonl",
         # The name before the colon is gone, so that kinds of repair add up.
@@ -134,6 +132,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         },
         "refusals": ["5: the prompt needs 9000 tokens, max_tokens is 4096"],
         "submission_sha256": sha256(run / "submission.jsonl"),
+        "confidence_sha256": None,
     }
 
 
@@ -142,14 +141,15 @@ def test_the_summary_for_a_person(run: Path) -> None:
     assert lines[0].startswith(
         "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable"
     )
-    assert lines[1] == (
-        "1 cut by length, 1 could not be asked (their answer: commonest labels), 1 shortened to fit"
-    )
-    assert lines[2].startswith("never asked: 1, ")
-    assert lines[3] == "500 prompt tokens (25% from the cache), 200 output tokens"
-    assert lines[4] == "5 answers decided from 10 replies, by the model's replies"
-    assert lines[5].startswith("1 greedy replies pass a near tie")
+    assert lines[1:4] == [
+        "1 cut by length, 1 could not be asked, 1 shortened to fit",
+        "left out by replies: 1 persons, 1 fields",
+        "what no reply has is answered by: commonest labels",
+    ]
+    assert lines[4] == "500 prompt tokens (25% from the cache), 200 output tokens"
+    assert lines[5].startswith("never asked: 1, ")
     assert lines[6] == "      3 × no answer, commonest labels used"
+    assert lines[-1] == "answered by the model"
 
 
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
@@ -162,11 +162,104 @@ def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     assert written() == before
 
 
-def test_greedy_decoding_takes_the_first_replies_and_leaves_no_confidence(run: Path) -> None:
+LOGITS = {"charges": {"诈骗罪": 4, "盗窃罪": -4}, "articles": {"266": 4, "264": -4}}
+FRAUD = believing(TASK, {**LOGITS, "penalty": {PENALTIES[10]: 4, PENALTIES[8]: 0}})
+"""A classifier that believes in fraud whatever the text."""
+
+
+@pytest.fixture
+def adapter(run: Path, tmp_path: Path) -> Path:
+    """Return the training of the run, which fitted a classifier."""
+    write_training(tmp_path / "adapter", FRAUD)
+    change(run, trained=str(tmp_path / "adapter"))
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def gold(case: Row, write: Write) -> Path:
+    """Return the labelled cases of the run."""
+    return write("gold.jsonl", [case(key, *PEOPLE) for key in KEYS])
+
+
+def change(run: Path, **more: Any) -> None:
+    """Change the record of the answers."""
+    write_json(run / "manifest.json", {**read_json(run / "manifest.json"), **more})
+
+
+OWN = {**GOOD[0], "penalty": 10}
+BOTH = [{**OWN, "name": name} for name in ("甲", "乙")]
+
+
+def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path) -> None:
+    tally = decode_answers(run)
+    assert "what no reply has is answered by: text classifier" in tally.lines()
+    rows = [row for _, row in read_lines(run / "submission.jsonl")]
+    assert rows == [
+        {"id": 1, "judgments": GOOD},
+        {"id": 2, "judgments": GOOD},
+        {"id": 3, "judgments": [GOOD[0], BOTH[1]]},
+        {"id": 4, "judgments": BOTH},
+        {"id": 5, "judgments": BOTH},
+        {"id": "f", "judgments": [GOOD[0], {**GOOD[1], "penalty": 10}]},
+    ]
+    told = [row for _, row in read_lines(run / "confidence.jsonl")]
+    assert [row["id"] for row in told] == [row["id"] for row in rows]
+    sure, unsure = (item["charges"] for item in told[0]["confidence"])
+    assert (round(sure, 1), round(unsure, 1)) == (1, 0), "the classifier's, in the model's answer"
+    (adapter / "manifest.json").unlink()
     decode_answers(run)
-    tally = decode_answers(run, greedy=True)
-    assert tally.decided == 0
     assert not (run / "confidence.jsonl").exists()
+
+
+def test_where_the_classifier_answers_no_reply_is_needed(
+    run: Path, adapter: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    (run / "completions.jsonl").unlink()
+    change(run, answered_by="classifier", because="it was better")
+    told = "answered by the text classifier: it was better"
+    assert list(decode_answers(run).lines()) == ["6 examples", told]
+    assert [row["judgments"] for _, row in read_lines(run / "submission.jsonl")] == [BOTH] * 6
+    assert len(list(read_lines(run / "confidence.jsonl"))) == 6
+    assert told in remarks(score(Reader(TASK), gold, run / "submission.jsonl"))
+    done = panjue("report", run, "--gold", gold)
+    assert done.returncode == 0, done.stderr
+    (adapter / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"the text classifier answered, but .*adapter has none"):
+        decode_answers(run)
+
+
+def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, gold: Path) -> None:
+    decode_answers(run)
+    (adapter / CLASSIFIER).unlink()
+    scores = score(Reader(TASK), gold, run)
+    assert scores.baselines["text classifier"] is None
+    told = f"{adapter}/classifier.npz: is missing; restore it, or train again"
+    assert f"text classifier: unknown, {told}" in remarks(scores)
+
+
+LOOKED = "training and the choice between model and text classifier looked at these cases"
+
+
+@pytest.mark.parametrize(
+    ("seen_as", "told", "is_baseline"),
+    [
+        ("train_sha256", "these cases were trained on", False),
+        ("mix_sha256", "these cases were trained on", False),
+        ("dev_sha256", LOOKED, True),
+        ("groups_sha256", None, True),
+    ],
+)
+def test_cases_that_training_has_seen_are_told(
+    run: Path, adapter: Path, gold: Path, seen_as: str, told: str | None, is_baseline: bool
+) -> None:
+    change(run, test=str(gold), test_sha256=sha256(gold))
+    decode_answers(run)
+    write_training(adapter, FRAUD, **{seen_as: sha256(gold)})
+    scores = score(Reader(TASK), gold, run)
+    assert scores.in_sample == told
+    assert ("text classifier" in scores.baselines) == is_baseline
+    change(run, held_out=True)  # a tenth of the file, which was not trained on
+    assert score(Reader(TASK), gold, run).in_sample == LOOKED
 
 
 def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: Write) -> None:

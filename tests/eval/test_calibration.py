@@ -61,7 +61,7 @@ def test_confidence_is_not_taken_for_that_of_another_submission(
     files: tuple[Path, Path], write: Write
 ) -> None:
     gold, submission = files
-    other = submission.with_name("greedy.jsonl")
+    other = submission.with_name("other.jsonl")
     other.write_text(submission.read_text("utf-8").replace("诈骗罪", "抢劫罪"), "utf-8")
     scores = score(Reader(TASK), gold, other)
     assert scores.calibration is None

@@ -104,11 +104,11 @@ def small(field: FieldWeights, name: str = "label") -> Classifier:
 
 def test_probabilities_worked_by_hand() -> None:
     example = Example(id=1, text="甲")
-    [of_class] = small(weights(is_set=False)).opinions(example)
+    [of_class] = small(weights(is_set=False)).probabilities(example)
     assert of_class["label"] == pytest.approx(
         {"a": 1 / (1 + math.exp(-3)), "b": 1 / (1 + math.exp(3))}
     )
-    [of_set] = small(weights(is_set=True, scale=0.5, shift=1)).opinions(example)
+    [of_set] = small(weights(is_set=True, scale=0.5, shift=1)).probabilities(example)
     assert of_set["label"] == pytest.approx(
         {"a": 1 / (1 + math.exp(-2)), "b": 1 / (1 + math.exp(-0.5))}
     )
@@ -126,7 +126,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     first = stored(tmp_path, classifier).read_bytes()
     read = load_classifier(tmp_path, TASK)
     assert read
-    assert read.opinions(example) == classifier.opinions(example)
+    assert read.probabilities(example) == classifier.probabilities(example)
     assert stored(tmp_path, read).read_bytes() == first
 
 

@@ -92,7 +92,7 @@ def test_the_verdict_says_which_way_the_difference_goes() -> None:
     assert said(-0.1, -0.2, -0.05) == ["final: a is better than b by 0.1000", count]
     doubtful = "final: b is better than a by 0.1000, but the 95% interval contains 0"
     assert said(0.1, -0.2, 0.3) == [doubtful, count]
-    assert said(0.0, 0.0, 0.0) == ["final: a and b are equal", count]
+    assert said(0.0, 0.0, 0.0) == ["final: a and b have equal means", count]
     assert said(float("nan"), 0.0, 0.0) == [count]
 
 

@@ -1,7 +1,8 @@
-"""The report page: its numbers by hand, and the page itself in a headless Chromium."""
+"""The report page: its numbers by hand."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.answers import open_answers
-from panjue.eval.report import items_of, page, page_data, split_at_names
+from panjue.eval.answers import AnsweredFile, check_complete, open_answers
+from panjue.eval.report import AGREEMENTS, agreement, items_of, page, page_data, split_at_names
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.metrics import same
 from tests.eval.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
@@ -44,9 +47,47 @@ def run_on(folder: Path, gold: Path, change: Any) -> Path:
             told = {"id": example.id, "confidence": [each] * len(row["judgments"])}
             sure.write(dump(told) + "\n")
     decoding = {"calls": number + 1, "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
+    decoding |= {"left_out": 4, "missing_fields": 9, "answered_by": "answered by the model"}
     decoding["submission_sha256"] = sha256(folder / "submission.jsonl")
     write_json(folder / "decode.json", decoding)
     return folder
+
+
+def answer_by_classifier(run: Path) -> None:
+    """Have a run's submission be the text classifier's."""
+    changes: dict[str, dict[str, Any]] = {
+        "manifest.json": {"answered_by": "classifier"},
+        "decode.json": {"answered_by": "answered by the text classifier: better", "calls": 0},
+    }
+    for name, change in changes.items():
+        write_json(run / name, {**read_json(run / name), **change})
+    (run / "completions.jsonl").unlink()
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Return what gives all runs a classifier: gold, but for what `change` does to an answer."""
+
+    class Advisor:
+        def __init__(self, change: Any) -> None:
+            self._change = change
+
+        def alone(self, example: Example) -> Any:
+            answer = json.loads(dump(example.answer))
+            self._change(example, answer)
+            return answer
+
+    def by(change: Any) -> None:
+        monkeypatch.setattr(AnsweredFile, "advisor", lambda _: Advisor(change))
+
+    return by
+
+
+def think(example: Example, answer: dict[str, Any]) -> None:
+    """Be wrong on the first two defendants' charges of the first case."""
+    if example.id == 1:
+        answer["judgments"][0]["charges"] = ["抢劫罪"]
+        answer["judgments"][1]["charges"] = ["诈骗罪"]
 
 
 @pytest.fixture
@@ -87,6 +128,81 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     assert found.cases[0].reply == ["raw reply of 1"]
 
 
+def test_the_classifier_s_answers_are_compared_with_the_model_s(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    found = page_data(open_answers(hostile))
+    assert found.agreements == {
+        "charges": {"agree, right": 2, "differ, model right": 1, "differ, both wrong": 1},
+        "articles": {"agree, right": 4},
+        "penalty": {"agree, right": 3, "differ, classifier right": 1},
+    }
+    ([first, second, third], [other]) = (case.opinions for case in found.cases)
+    assert [own.predicted for own, _ in first] == [
+        ["抢劫罪"],
+        ["第二百六十四条"],
+        ["有期徒刑九个月以上一年以下"],
+    ]
+    assert [how for _, how in second] == [
+        "differ, both wrong",
+        "agree, right",
+        "differ, classifier right",
+    ]
+    assert {how for _, how in (*third, *other)} == {"agree, right"}
+
+
+def test_without_a_classifier_nothing_is_said_of_one(hostile: Path) -> None:
+    found = page_data(open_answers(hostile))
+    assert [case.opinions for case in found.cases] == [[], []]
+    assert found.agreements == {}
+    assert "who is right" not in page(found)
+
+
+SETS = st.sets(st.sampled_from("甲乙丙"))
+
+
+@given(SETS, SETS, SETS)
+def test_two_answers_have_one_agreement(gold: set[str], model: set[str], other: set[str]) -> None:
+    how = agreement(same("charges", gold, model), same("charges", gold, other))
+    assert how in AGREEMENTS
+    assert how.startswith("agree") == (model == other)
+    assert (how in ("agree, right", "differ, model right")) == (model == gold)
+    assert (how in ("agree, right", "differ, classifier right")) == (other == gold)
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "answered"),
+    [("severity", {"label": 3}, {"label": 2}), ("ecthr", {"labels": [1, 2]}, {"labels": []})],
+)
+def test_a_task_of_classes_is_compared_too(
+    task: str, gold: Any, answered: Any, advised: Callable[[Any], None], tmp_path: Path
+) -> None:
+    test = tmp_path / "gold.jsonl"
+    test.write_text(dump({"id": 1, "text": "事实。", **gold}) + "\n", "utf-8")
+    write_answers(tmp_path, test, task=task)
+    Labels().save(tmp_path)
+    (tmp_path / "submission.jsonl").write_text(dump({"id": 1, **answered}) + "\n", "utf-8")
+    (tmp_path / "completions.jsonl").touch()
+    advised(lambda _example, _answer: None)
+    found = page_data(open_answers(tmp_path))
+    assert found.agreements == {"class": {"differ, classifier right": 1}}
+    [[[(own, _)]]] = [case.opinions for case in found.cases]
+    assert own.predicted == own.gold
+
+
+def test_what_the_classifier_answered_is_shown_once(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    said = "The text classifier answered, not the model."
+    assert said not in page(page_data(open_answers(hostile)))
+    answer_by_classifier(hostile)
+    found = page_data(open_answers(hostile))
+    assert [(case.opinions, case.reply) for case in found.cases] == [([], [])] * 2
+    assert said in page(found)
+
+
 def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
     assert page_data(open_answers(hostile)).decoding["repaired"] == 7
     with (hostile / "submission.jsonl").open("a", encoding="utf-8") as out:
@@ -99,7 +215,7 @@ def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
 def test_gold_of_other_examples_is_refused(hostile: Path, case: Row, write: Write) -> None:
     other = write("other.jsonl", [case(7, ("甲", *THEFT))])
     with pytest.raises(UserError, match="1 examples have no row there, 2 rows no example"):
-        open_answers(hostile, other)
+        check_complete(open_answers(hostile, other))
 
 
 def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
@@ -223,7 +339,7 @@ def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
 
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
-    tiny, told = "A tiny demo model answered.", page(page_data(open_answers(hostile)))
+    tiny, told = "This is the demo:", page(page_data(open_answers(hostile)))
     assert tiny not in told
     made = read_json(hostile / "manifest.json")
     made["trained"] = str(tmp_path / "run/adapter")

@@ -9,12 +9,14 @@ import pytest
 
 from panjue.eval.answers import open_answers
 from panjue.eval.report import page, page_data
+from panjue.prompts.example import Example
 from tests import browser as in_tests
 from tests.eval import test_report
 from tests.eval.records import Row, Write
-from tests.eval.test_report import HOSTILE, run_on
+from tests.eval.test_report import HOSTILE, answer_by_classifier, run_on, think
 
-hostile = test_report.hostile  # the fixture
+hostile = test_report.hostile  # the fixtures
+advised = test_report.advised
 
 browser = in_tests.browser  # the fixture
 
@@ -81,6 +83,46 @@ def test_a_missed_label_is_named_on_the_predicted_side(
     assert cells[2][1] == "✓ 有期徒刑九个月以上一年以下"
 
 
+def test_the_classifier_s_answer_is_beside_the_model_s(
+    opened: Any, hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    found = page_data(open_answers(hostile))
+    found.scores.baselines["text classifier"] = found.scores.total.mean
+    (hostile / "report.html").write_text(page(found), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())
+    heads = opened.locator("#case section >> nth=0 >> tr >> nth=0 >> th")
+    assert heads.all_inner_texts() == ["field", "gold", "model", "text classifier"]
+    second = opened.locator("#case section >> nth=1 >> tr")
+    charges, articles, penalty = (
+        second.nth(number).locator("td").all_inner_texts() for number in (1, 2, 3)
+    )
+    assert charges == ["盗窃罪", "✗ 抢劫罪", "✗ 诈骗罪 ≠ differs"]
+    assert articles == ["第二百六十四条", "✓ 第二百六十四条", "✓ 第二百六十四条"]
+    assert penalty[2] == "✓ 有期徒刑九个月以上一年以下 ≠ differs"
+    table = opened.locator("#agreements tr")
+    assert table.nth(1).locator("td").all_inner_texts() == ["2", "0", "1", "0", "1"]
+    which = opened.get_by_label("model and classifier")
+    for value, cases in [("differ, both wrong", "1 / 2"), ("agree, right", "1 / 2"), ("", "2 / 2")]:
+        which.select_option(value)
+        assert opened.inner_text("#count") == cases
+    assert which.locator("option").count() == 5, "no case has `agree, wrong`"
+    in_tests.take_pictures(opened, "report-differs-en")
+
+
+def test_what_the_classifier_answered_has_no_second_column(
+    opened: Any, hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    answer_by_classifier(hostile)
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())
+    assert opened.inner_text("#by") == "The text classifier answered, not the model."
+    heads = opened.locator("#case section >> nth=0 >> tr >> nth=0 >> th")
+    assert heads.all_inner_texts() == ["field", "gold", "predicted"]
+    assert opened.locator("#case details, #agreements, #decoding").count() == 0
+
+
 def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
     (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())  # the browser is English
@@ -99,12 +141,24 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     assert opened.inner_text("#headline b").startswith("final score")
 
 
+def doubt(_example: Example, answer: dict[str, Any]) -> None:
+    """Differ on the first two defendants."""
+    for judgment in answer["judgments"][:2]:
+        judgment.update(charges=[*judgment["charges"], "寻衅滋事罪"], articles=["264"])
+
+
 def test_the_report_of_real_cases(
-    opened: Any, shared: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+    opened: Any,
+    shared: Path,
+    tmp_path: Path,
+    panjue: Callable[..., CompletedProcess[str]],
+    advised: Callable[[Any], None],
 ) -> None:
     def change(number: int, row: dict[str, Any]) -> None:
         if number % 3 == 0:
             row["judgments"][0]["penalty"] = 14 - row["judgments"][0]["penalty"] // 2
+
+    advised(doubt)
 
     run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", change)
     done = panjue("report", run)
@@ -118,9 +172,10 @@ def test_the_report_of_real_cases(
     assert 0 < some <= 95
     opened.get_by_label("charges").select_option("盗窃罪")
     assert 0 < opened.locator("#list button").count() < some
-    opened.get_by_label("confidence").select_option("≥ 0.8")
+    sure = opened.get_by_label("probability")
+    sure.select_option("≥ 0.8")
     assert opened.locator("#list button").count() == 0
-    opened.get_by_label("confidence").select_option("")
+    sure.select_option("")
     opened.locator("#list button").first.focus()
     opened.keyboard.press("Enter")  # no mouse
     assert opened.locator("#case td:nth-child(3) .added").count() > 0
@@ -142,8 +197,8 @@ def test_the_report_of_real_cases(
     assert opened.inner_text("#case h3") != first, "the only case left is open"
     opened.get_by_label("defendants", exact=True).select_option("")
     opened.locator("#list button").first.press("Enter")
-    names = opened.locator("#case h4 .name").all_inner_texts()
-    assert set(names) <= set(opened.locator("#facts .name").all_inner_texts())
+    names = set(opened.locator("#case h4 .name").all_inner_texts())
+    assert names <= set(opened.locator("#facts .name").all_inner_texts())
     opened.set_viewport_size({"width": 390, "height": 800})  # a phone
     opened.locator("#list button").nth(1).click()
     assert opened.locator("#case h3").bounding_box()["y"] < 200, "what was tapped is in sight"

@@ -12,9 +12,8 @@ from panjue.prompts.plumbing.files import dump, read_lines
 ROBUST_STEPS = (
     "trainer.max_steps=4", "trainer.save_steps=2", "trainer.eval_strategy='no'",
     "trainer.logging_steps=1", "batch=16", "trainer.per_device_train_batch_size=8",
-    "score_examples=0",
 )  # fmt: skip
-UNSCORED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
+UNEVALUATED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 EXACT = ("dtype=float32", "trainer.bf16=false")
 
 

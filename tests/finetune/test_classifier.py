@@ -1,7 +1,7 @@
 """What the text classifier is fitted on, and what it learns."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from panjue.eval.classifier import Classifier, load_classifier
+from panjue.eval.classifier import Classifier, read_classifier
+from panjue.eval.opinions import Advisor, opinion_text
 from panjue.eval.second_stage import PLACES, Array, Items
-from panjue.finetune.classifier import MIN_CASES, MIN_ITEMS, calibration, size_weights
+from panjue.finetune.classifier import (
+    MIN_CASES,
+    MIN_ITEMS,
+    Fitted,
+    calibration,
+    save_fitted,
+    size_weights,
+    training_advisor,
+)
 from panjue.finetune.classifier import fit as fit_known
 from panjue.finetune.second_stage import FOLDS, fit_second_stage
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task, load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 
-SEVERITY = load_task("severity")
+SEVERITY, JUDGMENT = load_task("severity"), load_task("judgment")
 WORDS = {"偷": "一年以下", "抢": "三年以上五年以下", "杀": "十年以上"}
 
 
@@ -33,8 +41,34 @@ def examples(count: int, seed: int = 0) -> Iterator[Example]:
         yield Example(id=i, text=text, answer={"label": WORDS[deed]})
 
 
+CRIMES = {"盗窃罪": "264", "诈骗罪": "266", "赌博罪": "303"}
+DEEDS = {"盗窃罪": "窃取", "诈骗罪": "骗得"}
+
+
+def judgment(name: str, crime: str, penalty: int) -> dict[str, Any]:
+    articles = [CRIMES[crime]]
+    return {"name": name, "charges": [crime], "articles": articles, "penalty": PENALTIES[penalty]}
+
+
+NAMES = ("赵甲", "钱乙", "孙丙", "李丁")
+
+
+def case(
+    key: int | str, text: str, crime: str, penalty: int, names: tuple[str, ...] = NAMES[:2]
+) -> Example:
+    """Return a case of defendants who are judged alike."""
+    judgments = [judgment(name, crime, penalty) for name in names]
+    return Example(key, text, names, answer={"judgments": judgments})
+
+
 def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int) -> Classifier:
     """Fit with the labels of all these cases."""
+    return fitted_on(task, train, mix, seed).classifier
+
+
+def fitted_on(
+    task: Task, train: Iterable[Example], mix: Iterable[Example] = (), seed: int = 0
+) -> Fitted:
     first, second = list(train), list(mix)
     return fit_known(task, first, second, task.ask.labels([*first, *second]), seed)
 
@@ -42,15 +76,22 @@ def fit(task: Task, train: Iterable[Example], mix: Iterable[Example], seed: int)
 def test_labels_that_the_adapter_does_not_know_are_no_answers() -> None:
     train, labels = list(examples(100)), SEVERITY.ask.labels(examples(100))
     mix = [Example(id=f"m{i}", text=f"杀{i}", answer={"label": "没有刑期"}) for i in range(50)]
-    [item] = fit_known(SEVERITY, train, mix, labels, 0).opinions(mix[0])
+    [item] = fit_known(SEVERITY, train, mix, labels, 0).classifier.probabilities(mix[0])
     assert set(item["label"]) == set(WORDS.values())
     assert sum(item["label"].values()) == pytest.approx(1)
+
+
+def test_a_set_of_labels_that_the_adapter_does_not_know_is_not_an_empty_set() -> None:
+    train = [case(i, f"赵甲窃取{i}，钱乙望风", "盗窃罪", 13) for i in range(40)]
+    mix = [case(f"m{i}", f"赵甲赌博{i}，钱乙望风", "赌博罪", 14) for i in range(40)]
+    fitted = fit_known(JUDGMENT, train, mix, JUDGMENT.ask.labels(train), 0)
+    assert fitted.classifier.fields["charges"].sizes[0] == 0
 
 
 def test_what_the_text_tells_is_learnt() -> None:
     classifier = fit(SEVERITY, examples(200), (), seed=0)
     for example in examples(50, seed=1):
-        [item] = classifier.opinions(example)
+        [item] = classifier.probabilities(example)
         assert example.answer
         assert max(item["label"], key=lambda word: item["label"][word]) == example.answer["label"]
         assert sum(item["label"].values()) == pytest.approx(1)
@@ -65,45 +106,32 @@ def test_label_sets_with_the_empty_one_are_learnt() -> None:
     field = (classifier := fit(ecthr, cases, (), seed=0)).fields["labels"]
     assert field.sizes[0]
     for example in cases[:50]:
-        [item] = classifier.opinions(example)
+        [item] = classifier.probabilities(example)
         assert example.answer
         assert [name for name, p in item["labels"].items() if p > 0.5] == example.answer["labels"]
 
 
 def test_an_empty_label_list_that_training_refuses_is_not_learnt() -> None:
-    task = load_task("judgment")
-    judged = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[13]}
-    cases = [
-        Example(
-            id=i,
-            text=f"甲盗窃{i}。",
-            names=("甲",),
-            answer={"judgments": [{**judged, "charges": ["盗窃罪"] if i else []}]},
-        )
-        for i in range(20)
-    ]
-    fields = fit(task, cases, (), seed=0).fields
+    refused = case(0, "赵甲窃取0，钱乙望风", "盗窃罪", 13)
+    assert refused.answer
+    refused.answer["judgments"][0]["charges"] = []
+    cases = [case(i, f"赵甲窃取{i}，钱乙望风", "盗窃罪", 13) for i in range(1, 20)]
+    fields = fit(JUDGMENT, [refused, *cases], (), seed=0).fields
     assert not fields["charges"].sizes[0]
 
 
 def test_two_defendants_are_told_apart_by_their_own_clauses() -> None:
-    task = load_task("judgment")
-
-    def judgment(name: str, *, thief: bool) -> dict[str, Any]:
-        charge, article = ("盗窃罪", "264") if thief else ("诈骗罪", "266")
-        penalty = "六个月以下有期徒刑"
-        return {"name": name, "charges": [charge], "articles": [article], "penalty": penalty}
-
     cases = []
     for i in range(120):
         names = [f"赵{i}", f"钱{i}"][:: 1 if i % 2 else -1]
-        thief, other = (names[0], names[1]) if i % 3 else (names[1], names[0])
-        answer = {"judgments": [judgment(name, thief=name == thief) for name in names]}
+        thief, other = names[:: 1 if i % 3 else -1]
+        crimes = ["盗窃罪" if name == thief else "诈骗罪" for name in names]
+        answer = {"judgments": [judgment(*one, 13) for one in zip(names, crimes, strict=True)]}
         text = f"{thief}窃取手机，{other}骗取钱款。"
         cases.append(Example(id=i, text=text, names=tuple(names), answer=answer))
-    classifier = fit(task, cases, (), seed=0)
+    classifier = fit(JUDGMENT, cases, (), seed=0)
     example = Example(id=0, text="孙乙骗取钱款，李丙窃取手机。", names=("孙乙", "李丙"))
-    charges = [item["charges"] for item in classifier.opinions(example)]
+    charges = [item["charges"] for item in classifier.probabilities(example)]
     assert [max(c, key=lambda label: c[label]) for c in charges] == ["诈骗罪", "盗窃罪"]
 
 
@@ -137,7 +165,8 @@ def test_of_many_cases_those_of_the_lowest_hashes_are_taken(
     labels = SEVERITY.ask.labels(train)
 
     def fitted(first: Iterable[Example], second: Iterable[Example]) -> bytes:
-        return saved(fit_known(SEVERITY, first, second, labels, 0), tmp_path / "fitted.npz")
+        fitted = fit_known(SEVERITY, first, second, labels, 0)
+        return saved(fitted.classifier, tmp_path / "fitted.npz")
 
     def lowest(part: list[Example]) -> list[Example]:
         bound = sorted(map(text_hash, part))[39]
@@ -185,13 +214,13 @@ def test_no_case_sees_itself_nor_its_copy() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_cases_without_a_common_n_gram_are_fitted(count: int) -> None:
     cases = [Example(id=i, text="甲乙"[i], answer={"label": "十年以上"}) for i in range(count)]
-    [item] = fit(SEVERITY, cases, (), 0).opinions(cases[0])
+    [item] = fit(SEVERITY, cases, (), 0).probabilities(cases[0])
     assert item == {"label": {"十年以上": 1.0}}
 
 
 def test_sets_that_are_all_empty_are_fitted() -> None:
     cases = [Example(id=i, text=f"Text {i}", answer={"labels": []}) for i in range(3)]
-    [item] = fit(load_task("ecthr"), cases, (), 0).opinions(cases[0])
+    [item] = fit(load_task("ecthr"), cases, (), 0).probabilities(cases[0])
     assert item == {"labels": {}}
 
 
@@ -201,36 +230,120 @@ def thefts(count: int, seed: int = 0) -> list[Example]:
     cases = []
     for i in range(count):
         amount = draw.choice([2, 30, 400])
-        charge, article = draw.choice([("盗窃罪", "264"), ("诈骗罪", "266")])
-        deed = {"盗窃罪": "窃取", "诈骗罪": "骗得"}[charge]
-        penalty = {2: PENALTIES[13], 30: PENALTIES[8], 400: PENALTIES[6]}[amount]
-        one = {"charges": [charge], "articles": [article], "penalty": penalty}
-        text = f"被告人赵甲{deed}{amount + draw.random():.4f}万元。被告人钱乙望风，编号{i}。"
-        judgments = [{"name": name, **one} for name in ("赵甲", "钱乙")]
-        cases.append(Example(i, text, ("赵甲", "钱乙"), answer={"judgments": judgments}))
+        crime = draw.choice([*DEEDS])
+        penalty = {2: 13, 30: 8, 400: 6}[amount]
+        text = f"赵甲{DEEDS[crime]}{amount + draw.random():.4f}万元。钱乙望风，编号{i}。"
+        cases.append(case(i, text, crime, penalty))
     return cases
 
 
+def without_sense(count: int) -> list[Example]:
+    """Return cases whose answers are those of others."""
+    cases = thefts(count)
+    answers = [one.answer for one in cases]
+    random.Random(0).shuffle(answers)
+    return [replace(one, answer=answer) for one, answer in zip(cases, answers, strict=True)]
+
+
 def test_the_second_stage_learns_from_evidence_and_is_stored(tmp_path: Path) -> None:
-    task = load_task("judgment")
-    classifier = fit(task, thefts(MIN_CASES), (), seed=0)
+    classifier = fit(JUDGMENT, thefts(MIN_CASES), (), seed=0)
     assert classifier.second
-    assert fit(task, thefts(MIN_CASES - 1), (), seed=0).second is None
+    assert fit(JUDGMENT, thefts(MIN_CASES - 1), (), seed=0).second is None
     right = 0
-    for case in thefts(30, seed=1):
-        assert case.answer
-        for item, gold in zip(classifier.opinions(case), case.answer["judgments"], strict=True):
+    for one in thefts(30, seed=1):
+        assert one.answer
+        for item, gold in zip(classifier.probabilities(one), one.answer["judgments"], strict=True):
             assert max(item["charges"], key=lambda c: item["charges"][c]) == gold["charges"][0]
             assert sum(item["penalty"].values()) == pytest.approx(1)
             right += max(item["penalty"], key=lambda c: item["penalty"][c]) == gold["penalty"]
     assert right > 50
     classifier.save(tmp_path / "classifier.npz")
-    write_json(
-        tmp_path / "manifest.json", {"classifier_sha256": sha256(tmp_path / "classifier.npz")}
+    read = read_classifier(tmp_path / "classifier.npz", JUDGMENT)
+    assert read.probabilities(one) == classifier.probabilities(one)
+
+
+SIZES = {13: "数额较大", 6: "数额特别巨大"}
+
+
+def plain(count: int, crimes: Sequence[str], penalties: Sequence[int]) -> list[Example]:
+    """Return cases of four in which a word tells the charge, and another one the penalty."""
+    draw = random.Random(0)
+    cases = []
+    for i in range(count):
+        crime, penalty = draw.choice(crimes), draw.choice(penalties)
+        told = "".join(f"{name}{DEEDS[crime]}{SIZES[penalty]}财物。" for name in NAMES)
+        cases.append(case(i, f"{told}编号{i}。", crime, penalty, NAMES))
+    return cases
+
+
+@pytest.mark.parametrize(("crimes", "penalties"), [(1, 1), (1, 2), (2, 1)])
+def test_a_field_of_one_label_is_fitted(crimes: int, penalties: int, tmp_path: Path) -> None:
+    cases = plain(MIN_CASES, [*DEEDS][:crimes], [*SIZES][:penalties])
+    classifier = fit(JUDGMENT, cases, (), seed=0)
+    assert classifier.second
+    classifier.save(tmp_path / "classifier.npz")
+    read = read_classifier(tmp_path / "classifier.npz", JUDGMENT)
+    for one in cases[:20]:
+        assert one.answer
+        items = read.probabilities(one)
+        assert items == classifier.probabilities(one)
+        for item, gold in zip(items, one.answer["judgments"], strict=True):
+            assert item["charges"][gold["charges"][0]] > 0.9
+            assert item["penalty"][gold["penalty"]] > 0.7
+
+
+Beliefs = Array
+"""Of each item the probabilities of theft and of the penalty of class 13, [items, 2]."""
+
+
+def beliefs_on_the_last(cases: list[Example]) -> tuple[Beliefs, Beliefs]:
+    """Return the cross-fitted beliefs on the last case, and those of the whole classifier."""
+    fitted = fitted_on(JUDGMENT, cases)
+    *_, (_, apart) = fitted.probabilities()
+    both = (apart, fitted.classifier.probabilities(cases[-1]))
+    crossed, whole = (
+        np.array([[item["charges"]["盗窃罪"], item["penalty"][PENALTIES[13]]] for item in items])
+        for items in both
     )
-    read = load_classifier(tmp_path, task)
-    assert read
-    assert read.opinions(case) == classifier.opinions(case)
+    return crossed, whole
+
+
+@pytest.mark.parametrize("count", [100, MIN_CASES])
+def test_no_cross_fitted_opinion_knows_the_answer_of_its_own_case(count: int) -> None:
+    """Of a word that only this case has, only its own answer can tell what it means."""
+    others, rare = plain(count, [*DEEDS], [*SIZES]), "".join(f"{name}麒麟。" for name in NAMES)
+    of_theft = beliefs_on_the_last([*others, case("rare", rare, "盗窃罪", 13, NAMES)])
+    of_fraud = beliefs_on_the_last([*others, case("rare", rare, "诈骗罪", 6, NAMES)])
+    crossed, whole = (a - b for a, b in zip(of_theft, of_fraud, strict=True))
+    assert (whole > 0.7).all()
+    assert (crossed < 0.05).all()
+    if count < MIN_CASES:
+        assert crossed == pytest.approx(0), "without a second stage nothing has seen it"
+
+
+def test_cases_that_are_mixed_in_again_have_the_same_opinions() -> None:
+    train = thefts(MIN_CASES // 2)
+    mix = [replace(one, id=f"m{one.id}", answer=thefts(1)[0].answer) for one in train]
+    opinions = [items for _, items in fitted_on(JUDGMENT, train, mix).probabilities()]
+    assert opinions[: len(train)] == opinions[len(train) :]
+    assert opinions[0] != opinions[1]
+
+
+def test_a_training_shows_cross_fitted_opinions_of_the_cases_that_were_fitted_on(
+    tmp_path: Path,
+) -> None:
+    cases, (other,) = without_sense(60), thefts(1, seed=1)
+    labels = JUDGMENT.ask.labels(cases)
+    fitted = fitted_on(JUDGMENT, cases)
+    save_fitted(fitted, JUDGMENT, labels, tmp_path / "classifier")
+    assert [path.name for path in tmp_path.iterdir()] == ["classifier"]
+    advisor = training_advisor(tmp_path / "classifier", JUDGMENT, labels)
+    whole = Advisor(JUDGMENT, labels, fitted.classifier)
+    assert advisor.show(other) == whole.show(other)
+    for example, items in fitted.probabilities():
+        told = opinion_text(example, whole.with_answers(items), JUDGMENT.answer)
+        assert advisor.show(example).inputs["opinions"] == told
+    assert any(advisor.show(example) != whole.show(example) for example in cases)
 
 
 def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> None:
@@ -256,12 +369,9 @@ def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> N
 
 
 def test_the_second_stage_of_noise_has_learnt_nothing() -> None:
-    task, cases, draw = load_task("judgment"), thefts(400), random.Random(0)
-    answers = [case.answer for case in cases]
-    draw.shuffle(answers)
-    shuffled = [replace(case, answer=a) for case, a in zip(cases, answers, strict=True)]
-    classifier = fit(task, shuffled, (), seed=0)
-    charges = [classifier.opinions(case)[0]["charges"]["盗窃罪"] for case in cases]
+    cases = without_sense(400)
+    classifier = fit(JUDGMENT, cases, (), seed=0)
+    charges = [classifier.probabilities(one)[0]["charges"]["盗窃罪"] for one in cases]
     assert np.mean(np.abs(np.array(charges) - 0.5)) < 0.2, "a case has seen its own answer"
 
 

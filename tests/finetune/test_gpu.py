@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import SFTConfig
 
-from panjue.finetune import journal, scoring
+from panjue.finetune import journal
 from panjue.finetune.libraries import shares
 from panjue.finetune.model import load_base, precision, resolve_dtype
 from panjue.finetune.sft import main
@@ -20,9 +20,8 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 
-from .conftest import UNSCORED, a_config, logged
+from .conftest import UNEVALUATED, a_config, logged
 
-GIB = 2**30
 ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
 
 
@@ -62,7 +61,7 @@ def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
 
     monkeypatch.setattr(SFTConfig, "__post_init__", seeing_two)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
     said = capsys.readouterr().out
     assert "GPUs         1 of 2 are used; gpus=2 uses all" in said
     assert "steps        1, each of 8 examples" in said
@@ -120,42 +119,10 @@ def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
 
 
-def test_an_evaluation_that_runs_out_of_memory_halves_its_batch(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate, sizes = scoring.HeldOut._generate, list[int]()
-
-    def failing(self: Any, trainer: Any, batch: Any) -> list[str]:
-        sizes.append(len(batch))
-        if len(batch) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return generate(self, trainer, batch)
-
-    monkeypatch.setattr(scoring.HeldOut, "_generate", failing)
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
-    words = [*ONE_STEP, "score_examples=5", "dtype=float32", "trainer.bf16=false"]
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
-    assert sizes == [5, 2, 3, 1, 2]
-    [row] = logged(tmp_path / "run", "eval_final")
-    assert 0 <= row["eval_final"] <= 1
-
-
-def test_the_decoding_batch_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}  # Qwen3-8B
-    config = SimpleNamespace(**size)
-    assert scoring.batch_tokens(config) == scoring.CPU_BATCH_TOKENS
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * GIB)
-    for free, tokens in ((40, scoring.MAX_BATCH_TOKENS), (3, 14563)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * GIB, 80 * GIB))
-        assert scoring.batch_tokens(config) == tokens
-
-
 def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [f"run={tmp_path}/run", *UNSCORED]
+    words = [f"run={tmp_path}/run", *UNEVALUATED]
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
     for place in ("trainer.ReplyTrainer.training_loss", "sft.load_base"):
         with monkeypatch.context() as patch:
@@ -174,7 +141,7 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
 @pytest.mark.filterwarnings(
     "ignore:The following (rank|alpha)_pattern keys"
 )  # peft names experts so
-def test_a_mixture_of_experts_is_trained_and_scored(workshop: Path, tmp_path: Path) -> None:
+def test_a_mixture_of_experts_is_trained_and_evaluated(workshop: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(workshop / "base/model")
     shape = Qwen3MoeConfig(
         vocab_size=len(tokenizer),
@@ -191,27 +158,26 @@ def test_a_mixture_of_experts_is_trained_and_scored(workshop: Path, tmp_path: Pa
     )
     Qwen3MoeForCausalLM(shape).save_pretrained(tmp_path / "moe")
     tokenizer.save_pretrained(tmp_path / "moe")
-    words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP, "score_examples=2"]
+    words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP]
     main(workshop / "sft.yaml", words)
-    [row] = logged(tmp_path / "run", "eval_final")
+    [row] = logged(tmp_path / "run", "eval_loss")
     assert row["eval_loss"] > 0
 
 
-def test_all_weights_in_float32_are_scored_as_they_are_trained(
+def test_all_weights_in_float32_are_evaluated_as_they_are_trained(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, seen = scoring.HeldOut._generate, list[bool]()
+    evaluate, seen = ReplyTrainer.evaluation_loop, list[bool]()
 
-    def watched(self: Any, trainer: Any, batch: Any) -> list[str]:
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         def note(*_: Any) -> None:
             seen.append(torch.is_autocast_enabled("cpu"))
 
-        head = trainer.model.get_output_embeddings()
-        with head.register_forward_hook(note):
-            return generate(self, trainer, batch)
+        with self.model.get_output_embeddings().register_forward_hook(note):
+            return evaluate(self, *args, **kwargs)
 
-    monkeypatch.setattr(scoring.HeldOut, "_generate", watched)
-    words = [f"run={tmp_path}/run", "method=full", "trainer.bf16=true", "score_examples=1"]
+    monkeypatch.setattr(ReplyTrainer, "evaluation_loop", watched)
+    words = [f"run={tmp_path}/run", "method=full", "trainer.bf16=true"]
     main(workshop / "sft.yaml", [*words, *ONE_STEP])
     assert seen
     assert all(seen)
@@ -225,7 +191,7 @@ def test_checkpointed_activations_as_on_a_gpu_give_the_same_weights(
     found = []
     for use in ("true", "false"):
         run = tmp_path / use
-        settings = [f"run={run}", f"trainer.gradient_checkpointing={use}", *UNSCORED, *words]
+        settings = [f"run={run}", f"trainer.gradient_checkpointing={use}", *UNEVALUATED, *words]
         main(workshop / "sft.yaml", settings)
         found.append(load_file(run / "adapter/adapter_model.safetensors"))
     once, again = found

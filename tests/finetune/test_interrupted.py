@@ -16,30 +16,28 @@ from panjue.finetune.sft import main
 from .conftest import adapter_bytes, logged
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
-BY_EPOCH = [
-    "trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch",
-    "score_examples=2",
-]  # fmt: skip
+BY_EPOCH = ["trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]
 STOPS: list[tuple[signal.Signals, list[str]]] = [
     (signal.SIGTERM, AT_THE_END),
     (signal.SIGTERM, BY_EPOCH),
     (signal.SIGINT, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
 ]
 DROPOUT = "lora.lora_dropout=0.2"
-"""An evaluation that drew random numbers would change the steps after it."""
+"""Without the random state of the checkpoint, the steps after it would differ."""
+OFTEN = ["trainer.eval_steps=3", "trainer.save_steps=3"]
 
-SCORINGS: list[tuple[str, int, list[str]]] = [
-    ("signal", 6, [DROPOUT]),
-    ("kill", 6, [DROPOUT]),
-    ("fail", 12, [DROPOUT]),
-    ("kill", 14, ["trainer.max_steps=20", *BY_EPOCH[1:]]),
+EVALUATIONS: list[tuple[str, int, int, list[str]]] = [
+    ("signal", 6, 7, [DROPOUT]),
+    ("kill", 6, 3, [DROPOUT, *OFTEN]),
+    ("fail", 12, 6, [DROPOUT]),
+    ("kill", 20, 14, BY_EPOCH),
 ]
-"""What comes while held-out cases are scored, at which step, and the words of the training."""
+"""What comes during an evaluation, at which step, the newest checkpoint, and the words."""
 
 FORKS = """
 import json, os, signal, sys
 from panjue.finetune.journal import Journal
-from panjue.finetune.scoring import HeldOut
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.cli import main
 
 def told_to_stop(number, *words):
@@ -55,17 +53,17 @@ def told_to_stop(number, *words):
     sys.argv[1:] = ["sft", *words]
     main()
 
-def while_scoring(what, step, *words):
-    score = HeldOut.__call__
+def while_evaluating(what, step, *words):
+    evaluate = ReplyTrainer.evaluation_loop
 
-    def disturbed(self, trainer):
-        if trainer.state.global_step == int(step):
+    def disturbed(self, *args, **kwargs):
+        if self.state.global_step == int(step):
             if what == "fail":
-                raise RuntimeError("while scoring")
+                raise RuntimeError("while evaluating")
             os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGTERM)
-        return score(self, trainer)
+        return evaluate(self, *args, **kwargs)
 
-    HeldOut.__call__ = disturbed
+    ReplyTrainer.evaluation_loop = disturbed
     sys.argv[1:] = ["sft", *words]
     main()
 
@@ -92,15 +90,15 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """Return how trainings ended that got a signal (`stop-0`) or were disturbed (`scoring-0`)."""
+    """Return how trainings ended: `stop-0` got a signal, `evaluation-0` was disturbed in one."""
     folder, config = tmp_path_factory.mktemp("ended"), str(workshop / "sft.yaml")
     tries = {
         f"stop-{n}": ("told_to_stop", [str(int(number)), config, f"run={folder}/stop-{n}", *saves])
         for n, (number, saves) in enumerate(STOPS)
     }
-    for n, (name, step, words) in enumerate(SCORINGS):
-        run = f"run={folder}/scoring-{n}"
-        tries[f"scoring-{n}"] = ("while_scoring", [name, str(step), config, run, *words])
+    for n, (name, step, _, words) in enumerate(EVALUATIONS):
+        run = f"run={folder}/evaluation-{n}"
+        tries[f"evaluation-{n}"] = ("while_evaluating", [name, str(step), config, run, *words])
     given = [(name, words, f"{folder}/{key}.err") for key, (name, words) in tries.items()]
     words = [sys.executable, "-c", FORKS, json.dumps(given)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -146,25 +144,21 @@ def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
     assert adapter_bytes(training.run) == adapter_bytes(undisturbed(words))
 
 
-def scores(run: Path) -> list[tuple[int, float, float]]:
-    rows = logged(run, "eval_loss")
-    return [(row["step"], row["eval_loss"], row["eval_final"]) for row in rows]
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["eval_loss"]) for row in logged(run, "eval_loss")]
 
 
-@pytest.mark.parametrize("number", range(len(SCORINGS)))
-def test_an_evaluation_that_is_cut_off_loses_no_step_and_is_made_up_for(
+@pytest.mark.parametrize("number", range(len(EVALUATIONS)))
+def test_a_training_that_ends_during_an_evaluation_goes_on_from_the_checkpoint_before(
     number: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
-    (what, step, words), cut = SCORINGS[number], ended[f"scoring-{number}"]
+    (what, _, saved, words), cut = EVALUATIONS[number], ended[f"evaluation-{number}"]
+    codes = {"signal": 128 + signal.SIGTERM, "kill": -signal.SIGKILL, "fail": 1}
+    assert cut.code == codes[what], cut.errors
     newest = newest_complete(cut.run / "checkpoints")
     assert newest is not None
-    if what == "signal":  # it was finished, and so was the next step
-        assert cut.code == 128 + signal.SIGTERM, cut.errors
-        assert newest.name == f"checkpoint-{step + 1}"
-    else:
-        assert cut.code == (-signal.SIGKILL if what == "kill" else 1), cut.errors
-        assert newest.name == f"checkpoint-{step}"
+    assert newest.name == f"checkpoint-{saved}"
     main(workshop / "sft.yaml", [f"run={cut.run}", *words])
     once = undisturbed(words)
     assert adapter_bytes(cut.run) == adapter_bytes(once)
-    assert scores(cut.run) == scores(once)
+    assert losses(cut.run) == losses(once)

@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.files import read_json
 from panjue.serve.engine import engine_settings
 from panjue.serve.merge import Served, merge, served_model
 
-from .conftest import UNSCORED
+from .conftest import UNEVALUATED
 
 
 @pytest.mark.parametrize("start", ["pissa_niter_4", "PiSSA", "olora", "corda", "loftq", "lora_ga"])
@@ -79,7 +79,7 @@ def test_variants_are_merged_and_what_vllm_cannot_load_unmerged_is_refused(
     words: dict[str, object], complaint: str | None, workshop: Path, tmp_path: Path
 ) -> None:
     settings = [f"lora.{key}={value}" for key, value in words.items()]
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED, *settings])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED, *settings])
     adapter = tmp_path / "run/adapter"
     assert words.items() <= read_json(adapter / "adapter_config.json").items()
     merge(adapter, tmp_path / "run/merged")  # compares the outputs with those of base and adapter

@@ -88,21 +88,20 @@ for name, words in json.loads(sys.argv[2]):
     say(f"waits at most {options._timeout.total_seconds()} seconds")
 """
 PLAIN = ("trainer.max_steps=2", "trainer.logging_steps=1", *EXACT, "trainer.ddp_timeout=4321")
-UNSCORED = (*PLAIN, "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
-SCORED = (*PLAIN, "trainer.eval_steps=1", "trainer.save_steps=1", "score_examples=2")
-FULL = ("method=full", "score_examples=0")
+UNEVALUATED = (*PLAIN, "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
+EVALUATED = (*PLAIN, "trainer.eval_steps=1", "trainer.save_steps=1")
 TRAININGS = {
-    "plain": UNSCORED,
+    "plain": UNEVALUATED,
     "vrex": tuple(robust_words("vrex")),
     "group_dro": tuple(robust_words("group_dro")),
-    "stopped": SCORED,
-    "stopped-again": SCORED,
-    "ddp": SCORED,
-    "fsdp": SCORED,
-    "ddp-full": (*SCORED, *FULL),
-    "fsdp-full": (*SCORED, *FULL),
-    "fsdp-killed": SCORED,
-    "fsdp-resumed": SCORED,
+    "stopped": EVALUATED,
+    "stopped-again": EVALUATED,
+    "ddp": EVALUATED,
+    "fsdp": EVALUATED,
+    "ddp-full": (*EVALUATED, "method=full"),
+    "fsdp-full": (*EVALUATED, "method=full"),
+    "fsdp-killed": EVALUATED,
+    "fsdp-resumed": EVALUATED,
 }
 """Name -> words, in this order; what begins with `fsdp` is trained by FSDP2, all other by DDP."""
 
@@ -143,14 +142,14 @@ def launched(courts: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched
     checkpoints = (folder / "fsdp-killed/checkpoints").glob("checkpoint-*")
     assert [path.name for path in checkpoints] == ["checkpoint-1"], said
     with pytest.raises(UserError, match=r"holds another run \(processes: 2 -> 1\)"):
-        main(courts, [f"run={folder}/fsdp-killed", *SCORED])
+        main(courts, [f"run={folder}/fsdp-killed", *EVALUATED])
     (folder / "fsdp-killed").rename(folder / resumed)
     return Launched(folder, said + launch(courts, folder, resumed), left)
 
 
 def numbers(run: Path) -> list[dict[str, float]]:
     """Return what a training logged, without times."""
-    kept = ("step", "loss", "grad_norm", "num_tokens", "eval_loss", "eval_charge_f1", "eval_final")
+    kept = ("step", "loss", "grad_norm", "num_tokens", "eval_loss")
     rows = [{k: row[k] for k in kept if k in row} for _, row in read_lines(run / "log.jsonl")]
     return [row for row in rows if "loss" in row or "eval_loss" in row]
 
@@ -158,7 +157,7 @@ def numbers(run: Path) -> list[dict[str, float]]:
 def test_two_processes_give_the_loss_of_one_at_the_same_batch(
     courts: Path, tmp_path: Path, launched: Launched
 ) -> None:
-    main(courts, [f"run={tmp_path}/one", *UNSCORED])
+    main(courts, [f"run={tmp_path}/one", *UNEVALUATED])
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
     assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS)
     one, two = (
@@ -183,7 +182,7 @@ def test_accumulation_and_processes_train_by_groups_as_one_batch_does(
             torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=2e-4)
 
 
-def test_a_signal_to_one_process_stops_both_before_the_scoring_and_the_weights_are_the_same(
+def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
     launched: Launched,
 ) -> None:
     for process in (0, 1):
@@ -205,13 +204,13 @@ def test_the_held_out_loss_is_that_of_one_process_with_any_batch(
     """Two processes got padded duplicates, and the mean of batches depends on their size."""
     found = {row["eval_loss"] for row in evaluations(launched.folder / "ddp")[:1]}
     for size in (1, 4, 8):
-        words = [f"run={tmp_path}/{size}", *SCORED, "trainer.max_steps=1", "score_examples=0"]
+        words = [f"run={tmp_path}/{size}", *EVALUATED, "trainer.max_steps=1"]
         main(courts, [*words, f"trainer.per_device_eval_batch_size={size}"])
         found |= {row["eval_loss"] for row in numbers(tmp_path / str(size)) if "eval_loss" in row}
     assert max(found) - min(found) < 1e-4, found
 
 
-def test_fsdp2_equals_ddp_in_losses_norms_scores_and_weights(launched: Launched) -> None:
+def test_fsdp2_equals_ddp_in_losses_norms_and_weights(launched: Launched) -> None:
     assert "processes    2, sharded weights (FSDP); each has 4 × 1 examples" in launched.said
     assert launched.said.count("share of each weight: {0.5}") == 6, "of three trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))

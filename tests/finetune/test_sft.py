@@ -29,7 +29,7 @@ from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-from .conftest import UNSCORED, adapter_bytes, logged
+from .conftest import UNEVALUATED, adapter_bytes, logged
 
 FIELDS = {"charges", "articles", "penalty"}
 UNFINISHED = {"examples": None, "labels_sha256": None, "classifier_sha256": None}
@@ -48,7 +48,9 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
     classifier = load_classifier(trained / "adapter", task)
     assert classifier
     example = next(Reader(task).read(workshop / "demo/test.jsonl"))
-    assert [set(item) for item in classifier.opinions(example)] == [FIELDS] * len(example.names)
+    assert [set(item) for item in classifier.probabilities(example)] == [FIELDS] * len(
+        example.names
+    )
 
 
 def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
@@ -79,7 +81,7 @@ def test_the_plan_counts_the_evaluations(
     assert line.split()[1].strip(",") == (str(number) if number else "none")
 
 
-def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
+def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MAKELEVEL", raising=False)  # make knows what is next
@@ -99,8 +101,7 @@ def test_the_last_lines_have_the_score_of_what_was_kept_and_the_next_command(
     assert checkpoint
     best = read_json(checkpoint / "trainer_state.json")["best_metric"]
     assert lines[-2:] == [
-        f"written: {run}/adapter (final {best:.4f} on 10 held-out cases, free replies without the "
-        "schema; `panjue score` scores all cases, decoded under the schema)",
+        f"written: {run}/adapter (loss {best:.4f} on 10 held-out cases)",
         f"next: panjue generate {run} TEST",
     ]
 
@@ -178,8 +179,8 @@ def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
         with monkeypatch.context() as patch:
             patch.setattr(f"panjue.finetune.sft.{moment}", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED, "seed=1"])
+                main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED, "seed=1"])
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
 
@@ -192,10 +193,8 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
         assert word in said
     lines = said.splitlines()
     assert lines[:2] == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
-    assert (
-        "evaluations  2, after every 6 steps: the loss of 10 held-out cases; "
-        "10 are answered, without the schema, and scored" in lines
-    )
+    assert "evaluations  2, after every 6 steps: the loss of 10 held-out cases" in lines
+    assert "kept         the checkpoint with the best eval_loss" in lines
     assert "next:" not in said
     assert not (tmp_path / "run/adapter").exists()
     assert not (tmp_path / "run/manifest.json").exists()
@@ -204,18 +203,16 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
 def test_a_checkpoint_without_a_record_is_somebodys_work(workshop: Path, tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints/checkpoint-6").mkdir(parents=True)
     with pytest.raises(UserError, match=r"holds another run \(there is no record"):
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNSCORED])
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
 
 
-def test_qlora_takes_real_steps_on_four_bits_and_answers_from_them(
-    workshop: Path, tmp_path: Path
-) -> None:
+def test_qlora_takes_real_steps_on_four_bits(workshop: Path, tmp_path: Path) -> None:
     nf4 = "load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32"
     bits = f"quantization={{{nf4}}}"
     steps = ["trainer.max_steps=2", "trainer.eval_steps=2", "trainer.save_steps=2"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "method=qlora", bits, *steps])
     assert all(0 < entry["loss"] < 100 for entry in logged(tmp_path / "run", "loss"))
-    assert logged(tmp_path / "run", "eval_final"), "the four-bit model answered held-out cases"
+    assert logged(tmp_path / "run", "eval_loss")
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
     checkpoint = newest_complete(tmp_path / "run/checkpoints")
     assert checkpoint
@@ -232,7 +229,7 @@ def test_a_moved_run_keeps_its_best_checkpoint_or_refuses(
     shutil.copytree(trained, run)
     shutil.rmtree(run / "adapter")
     state = run / "checkpoints/checkpoint-12/trainer_state.json"
-    best = {"best_model_checkpoint": "/elsewhere/checkpoints/checkpoint-6", "best_metric": 9.0}
+    best = {"best_model_checkpoint": "/elsewhere/checkpoints/checkpoint-6", "best_metric": 0.0}
     state.write_text(json.dumps({**read_json(state), **best}), "utf-8")
     main(workshop / "sft.yaml", [f"run={run}"])
     sixth = run / "checkpoints/checkpoint-6"
@@ -293,7 +290,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
     kind = BaseConfig if path.stem == "base" else SftConfig
     config = load_section(kind, path, "sft", ["train=x.jsonl"])
     check_library_settings(config)
-    args = trainer_config(config, load_task(config.task), evaluates=True)
+    args = trainer_config(config, evaluates=True)
     assert args.train_batch_size * args.gradient_accumulation_steps == config.batch
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -42,6 +43,21 @@ def end_of_step(listening: StopOnSignal, arguments: TrainingArguments) -> bool:
     listening.on_step_end(arguments, STATE, control)
     assert control.should_training_stop == control.should_save
     return bool(control.should_training_stop)
+
+
+def test_a_signal_at_the_last_step_leaves_the_evaluation_of_a_partial_epoch(
+    one_of_two: StopOnSignal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, signal.SIGTERM])
+    arguments = TrainingArguments(output_dir=str(tmp_path), save_strategy="epoch", report_to=[])
+    last, control = TrainerState(global_step=9, max_steps=9, epoch=1.5), TrainerControl()
+    one_of_two.on_step_end(arguments, last, control)
+    assert not control.should_save, "the checkpoint would be without the evaluation"
+    control.should_evaluate = control.should_save = True
+    one_of_two.on_epoch_end(arguments, last, control)
+    assert control.should_evaluate
+    assert control.should_save
+    one_of_two.on_train_end(arguments, last, control)
 
 
 def test_a_signal_while_the_processes_agree_is_for_the_next_step(

@@ -33,15 +33,15 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import is_flash_attn_2_available
 
 from panjue.finetune.sft import main as sft
-from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_lines, read_object, write_json
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
-from panjue.serve.ask import Asker, Question, Request
+from panjue.serve.ask import Question, Request
 from panjue.serve.engine import RequestOutput, engine
+from panjue.serve.job import make_job
 from panjue.serve.merge import Served, served_model
+from panjue.serve.settings import GenerateConfig
 from tests.gpu.card import IS_GPU, machine, share
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +104,10 @@ class Ground:
 
     def questions(self, run: Run, count: int) -> list[Question]:
         """Return the questions of as many cases, from the start again after the last."""
-        labels = load_labels(run.trained / "labels.json")
-        model = served_model(run.trained, "merge").model
-        asker = Asker(load_task("judgment"), labels, model, run.record.max_tokens)
-        examples = list(Reader(asker.task).read(self.cases / "test.jsonl"))
-        return [asker.question(example) for example in islice(cycle(examples), count)]
+        job = make_job(run, GenerateConfig.model_validate({})).with_model()
+        asker = job.asker()
+        examples = cycle(Reader(job.task).read(self.cases / "test.jsonl"))
+        return [asker.question(example) for example in islice(examples, count)]
 
 
 def demo(_: Ground) -> Iterator[str]:
@@ -223,7 +222,7 @@ def kills(ground: Ground) -> Iterator[str]:
     killed_when(training, lambda: any(run.glob("checkpoints/*/complete")))
     [resumed] = re.findall(r"resuming from .*-(\d+)", run_words(*training))
     yield f"training went on after step {resumed}"
-    generation = [PANJUE, "generate", run, ground.cases / "test.jsonl"]
+    generation = [PANJUE, "generate", run, ground.cases / "test.jsonl", "answer=model"]
     rows = run / "answers/test/completions.jsonl"
     killed_when(generation, lambda: rows.exists() and rows.read_bytes().count(b"\n") > 0)
     kept = rows.read_bytes().count(b"\n")

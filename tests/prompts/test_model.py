@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.model import (
-    DECISION,
-    MIB,
-    has_classifier,
-    is_demo,
-    model_folder,
-    model_sha256,
-)
+from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord, find_answers
@@ -48,7 +41,7 @@ def test_the_first_and_last_mebibyte_and_the_size_of_a_file_count(folder: Path, 
 
 def test_files_that_are_not_of_the_model_do_not_count(folder: Path) -> None:
     first = model_sha256(folder)
-    for name in (DECISION, "README.md", "model.py"):
+    for name in ("opinions.jsonl", "README.md", "model.py"):
         (folder / name).write_text("{}", "utf-8")
     assert model_sha256(folder) == first
     (folder / "labels.json").write_text("{}", "utf-8")

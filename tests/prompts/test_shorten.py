@@ -192,3 +192,16 @@ def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels
     other = shortened_prompt(task, served, labels, Letters(), 800).shortened
     assert one.example.text == other.example.text
     assert one.dropped == other.dropped > 0
+
+
+def test_opinions_count_by_the_length_rule(case: Example, labels: Labels) -> None:
+    task = load_task("judgment")
+    long = Example(case.id, case.text + "其间天气晴朗。" * 500, case.names, case.inputs)
+    told = Example(case.id, long.text, case.names, {**case.inputs, "opinions": "意" * 140})
+    one = shortened_prompt(task, long, labels, Letters(), 1000).shortened
+    other = shortened_prompt(task, told, labels, Letters(), 1000).shortened
+    paragraph = len("\n分类器的意见（可能有误）：\n\n") + 140
+    assert other.full_tokens == one.full_tokens + paragraph
+    assert other.dropped > one.dropped
+    assert other.fits
+    assert other.example.inputs["opinions"] == told.inputs["opinions"], "never shortened"

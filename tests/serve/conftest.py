@@ -48,7 +48,7 @@ def server(trained: Path, merged: Path) -> Iterator[Running]:
     command = [Path(sys.executable).with_name("panjue"), "serve", trained, *SERVE_WORDS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PANJUE_API_KEY", KEY)
-        started = PanjueServe([*command, "max_tokens=3072", "engine.max_num_seqs=32"])
+        started = PanjueServe([*command, "engine.max_num_seqs=32"])
     try:
         yield Running(started.ready())
     finally:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.decoding import decode_answers
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import AnswersRecord, Run
 from panjue.serve.bundle import bundle, verify
-from panjue.serve.settings import GenerateConfig
+from panjue.serve.generate import generate
+from panjue.serve.settings import GenerateConfig, generate_settings
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,20 @@ def test_a_bundle_is_a_run_folder_with_the_settings_of_the_answers(
     record = AnswersRecord.read(run / "answers/test")
     assert (settings.engine, settings.sampling) == (record.engine, record.sampling)
     assert settings.on_bad_row == record.on_bad_row == "skip"
+    assert settings.answer == record.answered_by == "model"
+
+
+def test_what_the_classifier_answered_it_answers_without_an_engine(
+    run: Path, workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make torture` does it with the model."""
+    shutil.copytree(run, tmp_path / "run")
+    other, cases = Run(tmp_path / "run"), workshop / "demo/test.jsonl"
+    settings = generate_settings(other, cases, ["answer=classifier"])
+    generate(other, cases, settings, decode_answers)
+    bundle(other.folder, tmp_path / "bundle.zip")
+    verify(tmp_path / "bundle.zip", cases)
+    assert "gives the same answers" in capsys.readouterr().out
 
 
 def test_it_has_everything_and_no_data(unpacked: Path, run: Path, workshop: Path) -> None:

@@ -21,7 +21,7 @@ SAMPLE = task_folders()["dialogue"] / "sample.folder"
 ROOM = 16384
 """Prompt and reply of the longest request: what the engine of all tests has room for."""
 
-SHORT = ({"logprobs": 2, "max_tokens": 200},)
+SHORT = ({"max_tokens": 200},)
 """Replies of a model that has not learnt to stop: cut, and read as far as they go."""
 
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from panjue.finetune.classifier import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
-from panjue.serve.ask import ALTERNATIVES, UNFINISHED, Asker, Refusal, Request, requests, row
+from panjue.serve.ask import UNFINISHED, Asker, Refusal, Request, requests, row
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput, text_of
 
 TASK = load_task("judgment")
@@ -66,10 +64,12 @@ def test_every_example_is_answered_once_and_obeys_its_own_schema(
 
 
 def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
-    llm: Engine, asker: Asker, examples: list[Example]
+    llm: Engine, asker: Asker, trained: Path, examples: list[Example]
 ) -> None:
+    [fitted] = (trained / "rows").glob("classifier-*")
+    advisor = training_advisor(fitted, TASK, asker.labels)
     maker = RowMaker(TASK, asker.tokenizer, asker.labels, asker.max_tokens)
-    trained_on = maker.rows(examples, RowReport())
+    trained_on = maker.rows(map(advisor.show, examples), RowReport())
     trained_prompts = {
         str(example.id): [
             i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label == -100
@@ -79,65 +79,21 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
     every = [asked(asker, example) for example in examples]
     for request, output in outputs(llm, every):
         assert output.prompt_token_ids == trained_prompts[str(request.id)]
+        assert "分类器的意见" in asker.tokenizer.decode(output.prompt_token_ids)
 
 
-@pytest.fixture(scope="module")
-def sampled(
-    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
-) -> list[dict[str, Any]]:
-    """Return rows of a few examples with four samples each behind the greedy reply."""
-    turns: list[dict[str, Any]] = [{"logprobs": ALTERNATIVES}]
-    turns.append({**turns[0], "n": 4, "temperature": 1.0})
-    return rows_of(llm, asker, examples[:4], in_flight=3, passes=turns)
-
-
-def test_samples_stand_behind_the_greedy_reply_and_forks_where_it_may_part(
+def test_samples_follow_the_first_reply(
+    llm: Engine,
     asker: Asker,
     examples: list[Example],
     finished: list[dict[str, Any]],
-    sampled: list[dict[str, Any]],
+    rows_of: RowsOf,
 ) -> None:
-    greedy = {row["id"]: row["texts"][0] for row in finished}
-    assert {row["id"] for row in sampled} == {example.id for example in examples[:4]}
-    assert any(row["alternatives"][0] for row in sampled)
-    for one in sampled:
-        assert len(one["texts"]) == len(one["alternatives"]) == 5
-        assert one["texts"][0] == greedy[one["id"]]
-        for text, of_text in zip(one["texts"], one["alternatives"], strict=True):
-            for place, ways in of_text:
-                assert (text + asker.tokenizer.eos_token)[place:].startswith(ways[0][0])
-                assert len(ways) > 1
-                assert sum(chance for _, chance in ways) < 1.01
-
-
-def test_the_probabilities_at_a_fork_are_the_models_under_the_schema(
-    asker: Asker, merged: Path, examples: list[Example], sampled: list[dict[str, Any]]
-) -> None:
-    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    by_id = {example.id: example for example in examples}
-    key, before, value, ways = next(
-        (row["id"], row["texts"][0][:place], value, ways)
-        for row in sampled
-        for place, ways in row["alternatives"][0]
-        for value in [row["texts"][0][:place].rpartition('"penalty":"')[2]]
-        if any(penalty.startswith(value) for penalty in PENALTIES)
-    )
-    request = asked(asker, by_id[key])
-    so_far = asker.tokenizer(before, add_special_tokens=False).input_ids
-    with torch.no_grad():
-        logits = model(torch.tensor([request.question.prompt + so_far])).logits[0, -1]
-    # The schema allows only the rest of the name of a class.
-    classes = [p.removeprefix(value) + '"' for p in PENALTIES if p.startswith(value)]
-    texts = {token: asker.tokenizer.decode([token]) for token in range(len(asker.tokenizer))}
-    allowed = [t for t, text in texts.items() if text and any(c.startswith(text) for c in classes)]
-    shares = logits[allowed].softmax(-1).tolist()
-    chances = {texts[token]: share for token, share in zip(allowed, shares, strict=True)}
-    # And the first bytes of characters, so that only ratios are known here.
-    taken, its_chance = ways[0]
-    assert its_chance <= chances[taken] + 2e-3
-    for text, chance in ways:
-        wanted = its_chance * chances[text] / chances[taken]
-        assert chance == pytest.approx(wanted, abs=2e-3)
+    passes = [{}, {"n": 4, "temperature": 1.0}]
+    for one in rows_of(llm, asker, examples[:4], in_flight=3, passes=passes):
+        [greedy] = next(row["texts"] for row in finished if row["id"] == one["id"])
+        assert one["texts"][0] == greedy
+        assert len(one["texts"]) == len(one["finish"]) == 5
 
 
 def reply(reason: str | None, text: str) -> CompletionOutput:
@@ -161,7 +117,7 @@ def test_a_sample_that_the_engine_fails_at_costs_no_other(
 ) -> None:
     turns = requests("1", asker.question(examples[0]), [{}, {"n": 3, "temperature": 1.0}])
     samples = [reply("stop", "一"), reply("error", ""), reply("length", "三")]
-    made = row(list(zip(turns, [output(reply(*first)), output(*samples)], strict=True)), None)
+    made = row(list(zip(turns, [output(reply(*first)), output(*samples)], strict=True)))
     assert made.get("texts") == kept
     assert ("refused" in made) == (kept is None)
     assert kept is None or len(made["finish"]) == len(kept)

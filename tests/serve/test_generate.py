@@ -10,13 +10,19 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from pydantic import TypeAdapter
 
+from panjue.eval.choice import Choice
 from panjue.eval.decoding import decode_answers
+from panjue.eval.opinions import load_advisor
 from panjue.prompts.example import Example
+from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.run import Answers, Run
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import generate
 from panjue.serve.loop import answer_all
@@ -48,7 +54,8 @@ def partial(run: Path) -> Path:
 
 
 def answer(run: Path, test: Path, *words: str) -> None:
-    generate(Run(run), test, generate_settings(Run(run), test, words), decode_answers)
+    settings = generate_settings(Run(run), test, ["answer=model", *words])
+    generate(Run(run), test, settings, decode_answers)
 
 
 def submission(run: Path) -> bytes:
@@ -61,8 +68,8 @@ def test_generate_writes_completions_and_a_clean_submission(
     folder = answered / "answers/test"
     rows = [row for _, row in read_lines(folder / "completions.jsonl")]
     assert len(rows) == 24
-    fields = "id texts finish alternatives prompt_tokens cached_tokens completion_tokens"
-    assert all(" ".join(row) == f"{fields} dropped_sentences near_ties" for row in rows)
+    fields = "id texts finish prompt_tokens cached_tokens completion_tokens dropped_sentences"
+    assert all(" ".join(row) == fields for row in rows)
     done = panjue("check", folder / "submission.jsonl", "--cases", cases)
     assert done.returncode == 0, done.stdout
     report = json.loads((folder / "decode.json").read_text("utf-8"))
@@ -72,33 +79,116 @@ def test_generate_writes_completions_and_a_clean_submission(
     assert (record.task, record.max_tokens, record.is_of_adapter) == ("judgment", 1024, True)
 
 
-def test_a_rule_is_fitted_first_on_the_held_out_cases_once_for_each_kind_of_replies(
-    trained: Path, cases: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+@pytest.fixture
+def fresh(trained: Path, tmp_path: Path) -> Path:
+    """Return a copy of a training that has answered nothing."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def said(panjue: Panjue, *words: object) -> list[str]:
+    """Return the lines that a command prints."""
+    done = panjue(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_first_generate_asks_who_is_better_and_the_classifier_answers(
+    fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
 ) -> None:
-    run = shutil.copytree(trained, tmp_path / "run")
-    rule = run / "adapter/decision.json"
-    done = panjue("generate", run, cases, "greedy=true", "answers=bare")
-    assert "first" not in done.stdout.splitlines()[0]
-    assert not rule.exists()
-    assert json.loads((run / "answers/bare/decode.json").read_text("utf-8"))["decided"] == 0
-    done = panjue("generate", run, cases)
-    assert "the held-out cases first" in done.stdout
-    assert "one reply a case, cross-validation: classifier 0." in done.stdout
-    first = rule.read_bytes()
-    held_out = Answers(run / "answers/held-out").record
-    assert (held_out.held_out, held_out.samples) == (True, 0)
-    assert "held-out" not in panjue("generate", run, cases).stdout
-    assert rule.read_bytes() == first
-    done = panjue("generate", run, cases, "samples=1", "answers=two")
-    assert "2 replies a case" in done.stdout
-    assert sorted(read_json(rule)["rules"]) == ["0", "1"]
-    assert len(running_engine) == 5, "one engine for each file and kind of replies"
-    manifest = read_json(run / "adapter/manifest.json")
-    write_json(run / "adapter/manifest.json", {**manifest, "train": "gone.jsonl"})
-    rule.unlink()
-    done = panjue("generate", run, cases, "answers=three")
-    assert "gone.jsonl: missing, or not the file of the training: no rule" in done.stdout
-    assert not rule.exists()
+    lines = said(panjue, "generate", fresh, cases)
+    choice = TypeAdapter(Choice).validate_python(read_json(fresh / "answers/choice.json"))
+    assert choice.classifier > choice.model, "a model of two layers has learnt little"
+    assert str(choice) in lines
+    assert lines[-2:] == [
+        f"answered by the text classifier: {choice}",
+        f"written: {fresh}/answers/test/submission.jsonl",
+    ]
+    held_out = Answers(fresh / "answers/held-out").record
+    assert (held_out.held_out, held_out.answered_by) == (True, "model")
+    asked = list(read_lines(fresh / "answers/held-out/completions.jsonl"))
+    assert len(asked) == choice.cases > 0
+    assert running_engine == [fresh / "merged"]
+
+    assert Answers(fresh / "answers/test").record.answered_by == "classifier"
+    assert not (fresh / "answers/test/completions.jsonl").exists(), "no test case was asked"
+    task = load_task("judgment")
+    advisor = load_advisor(fresh / "adapter", task, load_labels(fresh / "adapter/labels.json"))
+    assert advisor
+    own = [task.data.write(case, advisor.alone(case)) for case in Reader(task).read(cases)]
+    assert [row for _, row in read_lines(fresh / "answers/test/submission.jsonl")] == own
+
+    assert str(choice) in said(panjue, "generate", fresh, cases, "answers=again")
+    assert len(running_engine) == 1, "the choice is known"
+    said(panjue, "generate", fresh, cases, "answers=free", "constrained=false")
+    assert len(running_engine) == 2, "that of other replies is not"
+
+
+def test_a_comparison_that_was_broken_off_is_resumed(
+    fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    lines = said(panjue, "generate", fresh, cases)
+    torn = fresh / "answers/held-out/completions.jsonl"
+    torn.write_bytes(torn.read_bytes()[:-10])
+    (fresh / "answers/choice.json").unlink()
+    again = said(panjue, "generate", fresh, cases)
+    assert "continuing: 9 of 10 are answered already" in again
+    assert again[-2:] == lines[-2:]
+    assert len(running_engine) == 2
+
+
+def test_where_the_model_is_better_one_engine_answers_both_files(
+    fresh: Path,
+    cases: Path,
+    panjue: Panjue,
+    running_engine: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Choice, "answered_by", "model")
+    lines = said(panjue, "generate", fresh, cases)
+    assert running_engine == [fresh / "merged"]
+    assert (fresh / "answers/held-out/completions.jsonl").exists()
+    assert len(list(read_lines(fresh / "answers/test/completions.jsonl"))) == 24
+    assert lines[-2].startswith("answered by the model: final on ")
+
+
+def test_a_dev_file_of_the_training_is_asked_once(
+    fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    manifest = read_json(fresh / "adapter/manifest.json")
+    manifest |= {"dev": str(cases), "dev_sha256": sha256(cases)}
+    write_json(fresh / "adapter/manifest.json", manifest)
+    lines = said(panjue, "generate", fresh, cases)
+    assert "on 24 held-out cases" in lines[-2]
+    assert [path.parent.name for path in fresh.glob("answers/*/completions.jsonl")] == ["test"]
+    assert said(panjue, "generate", fresh, cases)[-2] == lines[-2]
+    assert len(running_engine) == 1
+
+
+def test_who_answers_can_be_said_and_said_again(
+    run: Path, answered: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    completions = run / "answers/test/completions.jsonl"
+    before = completions.read_bytes()
+    lines = said(panjue, "generate", run, cases, "answer=classifier")
+    assert lines[-2] == "answered by the text classifier: as answer=classifier says"
+    assert submission(run) != submission(answered)
+    lines = said(panjue, "generate", run, cases, "answer=model")
+    assert lines[-2] == "answered by the model: as answer=model says"
+    assert submission(run) == submission(answered)
+    assert completions.read_bytes() == before
+    assert not running_engine, "nothing is asked again"
+    assert not (run / "answers/held-out").exists()
+
+
+def test_without_the_file_of_the_training_the_model_answers(
+    fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    manifest = read_json(fresh / "adapter/manifest.json")
+    write_json(fresh / "adapter/manifest.json", {**manifest, "train": "gone.jsonl"})
+    lines = said(panjue, "generate", fresh, cases)
+    why = "no held-out cases to compare it on: gone.jsonl is not the file of the training"
+    assert lines[-2] == f"answered by the model: {why}"
+    assert len(running_engine) == 1
 
 
 def test_an_interrupted_run_resumes_and_ends_in_the_same_file(
@@ -108,7 +198,7 @@ def test_an_interrupted_run_resumes_and_ends_in_the_same_file(
     completions = partial / "answers/test/completions.jsonl"
     before = completions.read_bytes()
     words = ("engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4", "in_flight=3")
-    done = panjue("generate", partial, cases, *words)
+    done = panjue("generate", partial, cases, "answer=model", *words)
     assert done.returncode == 0, done.stderr
     assert running_engine == [partial / "merged"]
     assert "15 of 24 are answered already" in done.stdout
@@ -144,7 +234,7 @@ def test_files_made_from_completions_are_deleted_with_them(
     (folder / "completions.jsonl").unlink()
     with pytest.raises(UserError, match="engine"):  # so it never answers
         answer(run, cases, "sampling.temperature=0.5", "engine.dtype=float23")
-    assert "deleted submission.jsonl, decode.json" in capsys.readouterr().out
+    assert "deleted submission.jsonl, cases.jsonl, decode.json" in capsys.readouterr().out
     assert {path.name for path in folder.glob("[!.]*")} == {"manifest.json", "labels.json"}
 
 
@@ -176,7 +266,7 @@ def test_one_adapter_answers_several_test_files_each_in_a_folder(
     rows = cases.read_text("utf-8").splitlines(keepends=True)
     other.write_text("".join(rows[3:5]), "utf-8")
     before = sha256(run / "answers/test"), sha256(run / "adapter")
-    done = panjue("generate", run, other)
+    done = panjue("generate", run, other, "answer=model")
     assert done.returncode == 0, done.stderr
     assert f"written: {run}/answers/b/submission.jsonl" in done.stdout
     assert running_engine == [run / "merged"]
@@ -198,7 +288,7 @@ def test_nobody_else_writes_the_answers_until_they_are_decoded(run: Path, cases:
         with ThreadPoolExecutor(1) as another:
             another.submit(decode_answers, folder).result()
 
-    settings = generate_settings(Run(run), cases)
+    settings = generate_settings(Run(run), cases, ["answer=model"])
     with pytest.raises(UserError, match="answers/test: another process is at work there"):
         generate(Run(run), cases, settings, while_held)
     decode_answers(run / "answers/test")
@@ -214,14 +304,15 @@ def test_a_case_that_training_has_no_room_for_is_asked(
     rows = [{"id": key, "fact": texts[key], "defendants": people[key]} for key in texts]
     test = tmp_path / "many.jsonl"
     test.write_text("".join(f"{dump(row)}\n" for row in rows), "utf-8")
-    done = panjue("generate", run, test)
+    done = panjue("generate", run, test, "answer=model")
     assert done.returncode == 0, done.stderr
     made = {row["id"]: row for _, row in read_lines(run / "answers/many/completions.jsonl")}
     asked, refused = made[1], made[2]
     assert len(asked["texts"]) == 1
     assert asked["prompt_tokens"] + asked["completion_tokens"] > Run(run).record.max_tokens
     assert refused["refused"].endswith("shorten the text, or give the engine more memory")
-    assert "1 could not be asked (their answer: text classifier)" in done.stdout
+    assert "1 could not be asked" in done.stdout
+    assert "what no reply has is answered by: text classifier" in done.stdout
     assert f"id 2: {refused['refused']}" in done.stdout
 
 
@@ -250,6 +341,7 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
         (["engine.load_format=pt"], "only safetensors"),
         (["task=drop"], "was trained for 'judgment'; leave out `task`"),
         (["held_out=true"], "held_out: name the training file of"),
+        (["samples=2"], "samples: 'judgment' uses one reply per question; set samples=0"),
         (["replicas=2"], "replicas: needs ray=auto"),
         (["ray=auto", "endpoint=http://127.0.0.1:1/v1#x"], "leave out `ray` or `endpoint`"),
     ],

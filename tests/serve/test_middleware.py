@@ -312,8 +312,8 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
     server: Running, http: httpx.Client, path: str, stream: bool
 ) -> None:
     if path == "/v1/judgments":
-        names = [f"被告人{n}" for n in range(12)]  # a reply of several hundred tokens
-        body: dict[str, Any] = {"fact": FACT, "defendants": names, "samples": 16}
+        names = [f"被告人{n}" for n in range(20)]  # a reply of several hundred tokens
+        body: dict[str, Any] = {"fact": FACT, "defendants": names}
     else:
         # At the highest temperature a reply hardly ever ends by itself.
         body = {"messages": SAY, "max_tokens": 2500, "temperature": 2}

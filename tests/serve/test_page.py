@@ -1,7 +1,8 @@
 """The page in a real headless Chromium, against the running server."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ def ask(page: Any, fact: str, key: str) -> None:
     page.evaluate("document.getElementById('keyed').hidden = false")
     page.fill("#key", key)
     page.click("#go")
+
+
+def change_results(page: Any, change: Callable[[dict[str, Any]], None]) -> None:
+    """Have the page see other results than the server sends."""
+
+    def changed(route: Any) -> None:
+        response = route.fetch()
+        before, event, data = response.text().partition("event: result\ndata: ")
+        result = json.loads(data)
+        change(result)
+        body = f"{before}{event}{json.dumps(result)}\n\n"
+        route.fulfill(response=response, body=body)
+
+    page.route("**/v1/judgments", changed)
 
 
 def test_articles_are_written_as_elsewhere(page: Any) -> None:
@@ -97,16 +112,57 @@ def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any, server: A
     page.wait_for_selector("article")
     assert "演示用的小模型" in page.inner_text("#demo")
     assert "没有任何法律意义" in page.inner_text("#demo")
-    assert "百分比是模型对自己回答的估计，不是答对的概率。" in page.inner_text("#state")
-    assert "模型自估 " in page.locator("article dt").first.inner_text()
+    said = "百分比是文本分类器认为该项回答完全正确的概率，不是模型给出的。"
+    assert said in page.inner_text("#state")
+    assert "分类器认为的概率 " in page.locator("article td").first.inner_text()
+    assert page.inner_text("article h4 >> nth=0") == "各档刑罚：分类器认为的概率"
     page.click("#language")
     assert "A tiny demo model answers." in page.inner_text("#demo")
-    assert "not the probability that it is right" in page.inner_text("#state")
+    assert "the model gives none" in page.inner_text("#state")
+    assert "the classifier's probability " in page.locator("article td").first.inner_text()
     labels = {"task": "judgment", "demo": False}
     page.route("**/v1/labels", lambda route: route.fulfill(json=labels))
     page.reload()
     page.wait_for_load_state("networkidle")
     assert page.is_hidden("#demo"), "another model answers"
+
+
+def test_the_classifier_s_answer_is_beside_the_model_s(page: Any, server: Any) -> None:
+    def change(result: dict[str, Any]) -> None:
+        answer = {"charges": ["盗窃罪", "抢劫罪"], "articles": ["264"], "penalty": "拘役"}
+        for judgment, own in zip(result["answer"]["judgments"], result["classifier"], strict=True):
+            judgment.update(answer)
+            own.update(charges=["抢劫罪", "盗窃罪"], articles=["264", "263"], penalty="拘役")
+
+    change_results(page, change)
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article")
+    rows = page.locator("article >> nth=0 >> tr")
+    assert rows.nth(0).locator("th").all_inner_texts() == ["字段", "模型", "文本分类器"]
+    charges, articles, penalty = (rows.nth(n).locator("td").nth(1).inner_text() for n in (1, 2, 3))
+    assert "抢劫罪" in charges
+    assert "≠" not in charges, "the order of a set does not matter"
+    assert articles.endswith("≠ 与模型不一致")
+    assert "第二百六十三条" in articles
+    assert penalty == "拘役"
+    in_tests.take_pictures(page, "page-differs-zh")
+    page.click("#language")
+    assert "≠ differs from the model" in rows.nth(2).inner_text()
+    in_tests.take_pictures(page, "page-differs-en")
+
+
+def test_without_a_classifier_nothing_is_said_of_one(page: Any, server: Any) -> None:
+    def change(result: dict[str, Any]) -> None:
+        for key in ("classifier", "confidence", "probabilities"):
+            del result[key]
+
+    change_results(page, change)
+    ask(page, FACT, server.key)
+    page.wait_for_selector("article")
+    assert "分类器" not in page.inner_text("#result")
+    assert "%" not in page.inner_text("#result")
+    assert page.locator("article >> nth=0 >> tr >> nth=0 >> td").count() == 1
+    in_tests.take_pictures(page, "page-alone-zh")
 
 
 def test_an_article_that_training_never_had_with_the_charges_is_doubted(
@@ -120,12 +176,13 @@ def test_an_article_that_training_never_had_with_the_charges_is_doubted(
 
     ask(page, FACT, server.key)
     page.wait_for_selector("article")
-    articles = page.locator("dd >> nth=1 >> p").count()
+    articles = page.locator("article tr >> nth=2 >> td >> nth=0 >> p").count()
     page.route("**/v1/labels", without_pairs)
     page.reload()
     ask(page, FACT, server.key)
     page.wait_for_selector("article")
-    assert page.locator("dd >> nth=1 >> small:has-text('从未与所列罪名')").count() == articles
+    doubted = "article tr >> nth=2 >> td >> nth=0 >> small:has-text('从未与所列罪名')"
+    assert page.locator(doubted).count() == articles
 
 
 def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any, server: Any) -> None:

@@ -18,7 +18,8 @@ from panjue.prompts.plumbing.files import read_lines
 
 PANJUE = str(Path(sys.executable).with_name("panjue"))
 STEPS = 30
-WORDS = [f"trainer.max_steps={STEPS}", "trainer.save_steps=2", "trainer.eval_strategy='no'"]
+WORDS = [f"trainer.max_steps={STEPS}", "trainer.save_steps=2"]
+EVALUATIONS = {1: ["trainer.eval_steps=2", f"patience={STEPS}"], 2: ["trainer.eval_strategy='no'"]}
 
 
 def kill(words: list[str], run: Path, draw: random.Random) -> None:
@@ -48,7 +49,7 @@ def test_a_killed_training_ends_in_the_same_weights(
     run, draw, complete = tmp_path / "run", random.Random(keep), None
     order = "group_by_length" if keep == 1 else "random"
     limits = [f"trainer.save_total_limit={keep}", f"trainer.train_sampling_strategy={order}"]
-    words = [str(workshop / "sft.yaml"), *WORDS, *limits]
+    words = [str(workshop / "sft.yaml"), *WORDS, *EVALUATIONS[keep], *limits]
     for _ in range(10):
         kill(words, run, draw)
         newest = newest_complete(run / "checkpoints")

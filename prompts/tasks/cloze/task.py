@@ -46,7 +46,7 @@ BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
 
 def read(row: Mapping[str, Any]) -> Example:
     """Read one question."""
-    if not isinstance(row.get("qid"), str) or not row["qid"]:
+    if not isinstance(row.get("qid"), str) or not row["qid"].strip():
         raise UserError("'qid' must be a text that is not empty")
     query = row.get("query")
     if not isinstance(query, str) or query.count(MASK) != 1:

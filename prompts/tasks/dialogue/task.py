@@ -10,7 +10,7 @@ from typing import Any
 from panjue.prompts.example import Answer, Example, Solve, Turn
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Score, Task
+from panjue.prompts.task import Ask, Data, Messages, Score, Task, id_of
 from panjue.prompts.tasks.dialogue import metric
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
@@ -47,7 +47,7 @@ def read(row: Mapping[str, Any]) -> Example:
     if is_labelled:
         notes += _unknown_labels(sextuples, holders or [])
     return Example(
-        id=str(row["id"]),
+        id=str(id_of(row)),
         text=transcript(turns),
         names=tuple(map(head, turns)),
         answer={"sentences": sextuples, "holders": holders} if is_labelled else None,

@@ -1,7 +1,7 @@
 """Read an article of the Criminal Law in any usual spelling as its id in the label set."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from panjue.prompts.plumbing.decode import flatten_forms
 
@@ -71,11 +71,14 @@ def article_name(article: str) -> str:
     return f"第{numeral(int(parts[1]))}条{inserted}{paragraph}"
 
 
-def article_of(written: str, known: Mapping[str, str]) -> str | None:
+def article_of(
+    written: str, known: Mapping[str, str], with_charge: Container[str] = ()
+) -> str | None:
     """Return the known article that `written` means, or None.
 
-    条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. A paragraph
-    (款) is dropped only if no paragraph of its article is a label, and added only if one alone is.
+    条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. So may be
+    another paragraph (款): one is dropped only if no paragraph of its article is a label, and added
+    only if one alone is, and training has it `with_charge`, with a charge of the same reply.
 
     `known` has `normal(label)` -> label.
     """
@@ -90,7 +93,8 @@ def article_of(written: str, known: Mapping[str, str]) -> str | None:
     paragraph = match["paragraph"] or match["hyphen"]
     paragraphs = [label for form, label in known.items() if form.startswith(f"{article}-")]
     if paragraph is None:
-        return known.get(article) or (paragraphs[0] if len(paragraphs) == 1 else None)
+        is_sure = len(paragraphs) == 1 and paragraphs[0] in with_charge
+        return known.get(article) or (paragraphs[0] if is_sure else None)
     if exact := known.get(f"{article}-{number(paragraph)}"):
         return exact
     if match["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:

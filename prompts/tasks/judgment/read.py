@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Answer, Example
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, located
 from panjue.prompts.task import id_of, text_of
@@ -53,9 +54,11 @@ def sentence(**given: Any) -> dict[str, Any]:
 def read(row: Mapping[str, Any]) -> Example:
     """Read one case."""
     key, fact = id_of(row), text_of(row, "fact")
-    names: Any = row.get("defendants")
-    if not _is_names(names):
-        raise UserError("'defendants' must list the defendants' names, one or more, each once")
+    names, notes = _names(row.get("defendants")), []
+    for given, name in zip(row["defendants"], names, strict=True):
+        if given != name:
+            fact = fact.replace(given, name)
+            notes.append(f"the name {given!r} has invisible characters, left out")
     answer: Answer | None = None
     if "outcomes" in row:
         judgments = _judgments(row["outcomes"])
@@ -69,6 +72,7 @@ def read(row: Mapping[str, Any]) -> Example:
         inputs={"defendants": "、".join(names)},
         answer=answer,
         groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
+        notes=tuple(notes),
     )
 
 
@@ -77,13 +81,13 @@ def by_hand(fact: str, names: Sequence[str]) -> Example:
     return read({"id": 0, "fact": fact, "defendants": list(names)})
 
 
-def _is_names(names: Any) -> bool:
-    return (
-        isinstance(names, list)
-        and bool(names)
-        and all(isinstance(name, str) and name.strip() for name in names)
-        and len(set(names)) == len(names)
-    )
+def _names(given: Any) -> list[str]:
+    """Return the names without invisible characters."""
+    given = given if isinstance(given, list) else []
+    names = [visible(name) for name in given if isinstance(name, str) and visible(name).strip()]
+    if not names or len(set(names)) < len(given):
+        raise UserError("'defendants' must list the defendants' names, one or more, each once")
+    return names
 
 
 def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
@@ -91,8 +95,9 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
         raise UserError(f"'outcomes' must be a list, found {shown(outcomes)}")
     judgments: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        name = outcome.get("name") if isinstance(outcome, dict) else None
-        if not isinstance(name, str) or name in judgments:
+        given = outcome.get("name") if isinstance(outcome, dict) else None
+        name = visible(given) if isinstance(given, str) else None
+        if name is None or name in judgments:
             raise UserError(f"'outcomes' needs each name once, found {shown(outcome)}")
         with located(f"defendant {name!r}"):
             judgments[name] = {"name": name, **_judgment(outcome)}
@@ -115,7 +120,7 @@ def _labels_of(field: str, value: Any) -> list[str]:
     if not isinstance(value, list):  # a string would be read as a list of its characters
         raise UserError(f"{field!r} must be a list, found {shown(value)}")
     for label in value:
-        is_text = isinstance(label, str) and label.strip()
+        is_text = isinstance(label, str) and visible(label).strip()
         if not is_text and (field == "charges" or type(label) is not int or label < 1):
             raise UserError(f"{field!r} has {shown(label)}, which is no label")
-    return list(dict.fromkeys(str(label).strip() for label in value))
+    return list(dict.fromkeys(visible(str(label)).strip() for label in value))

@@ -2,21 +2,15 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from panjue.prompts.example import Decoded
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import (
-    field_texts,
-    flatten_forms,
-    normal,
-    snap,
-    strings_in,
-)
+from panjue.prompts.plumbing.decode import flatten_forms, normal, snap
+from panjue.prompts.plumbing.objects import Field, Found, Scanner
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.articles import article_of
-from panjue.prompts.tasks.judgment.objects import Named, Scanner
 
 PENALTIES = (
     "死刑",
@@ -45,12 +39,16 @@ PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES} | dict.fromkeys(
 )
 """A penalty class as a reply may write it -> the class."""
 
-NAME_KEYS = "name|姓名|被告人"
-KEYS = {"charges": "charges?|罪名", "articles": "articles?|法条|条文"}
-PENALTY_KEYS = "penalty|刑罚等级|刑罚"
+NAME_KEYS = frozenset({"name", "姓名", "被告人"})
+FIELD_OF = {
+    **dict.fromkeys(("charges", "charge", "罪名"), "charges"),
+    **dict.fromkeys(("articles", "article", "法条", "条文"), "articles"),
+    **dict.fromkeys(("penalty", "刑罚等级", "刑罚"), "penalty"),
+}
+"""A key as a reply may write it -> the field of a judgment."""
+
+KEY = re.compile("|".join((*NAME_KEYS, *FIELD_OF)))
 SEPARATORS = re.compile(r"[、,，;；]")
-KEY = re.compile("|".join((NAME_KEYS, *KEYS.values(), PENALTY_KEYS)))
-FIELD = re.compile(rf'"(?:{"|".join((*KEYS.values(), PENALTY_KEYS))})"\s*+:')
 
 
 def name_in_reply(name: str) -> str:
@@ -82,35 +80,36 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     )
 
 
-def _objects(text: str) -> list[Named]:
+def _objects(text: str) -> list[Found]:
     """Return the objects that have a name and a field of a judgment."""
-    objects = Scanner(text, frozenset(NAME_KEYS.split("|")), KEY).objects()
-    return [found for found in objects if FIELD.search(flatten_forms(found.text))]
+    objects = Scanner(text, NAME_KEYS, KEY).objects()
+    return [found for found in objects if found.names and _fields_of(found)]
 
 
-def _assign(objects: Sequence[Named], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Give each defendant the text of the first object with their name.
+def _fields_of(found: Found) -> set[str]:
+    return {field for field in map(_field_of, found.fields) if field}
 
-    A name in another width, case or spacing counts if it can be one defendant's alone, and if that
-    one has no object with the exact name.
+
+def _field_of(field: Field) -> str | None:
+    return FIELD_OF.get(flatten_forms(field.key))
+
+
+def _assign(objects: Sequence[Found], names: Sequence[str]) -> tuple[dict[str, Found], list[str]]:
+    """Give each defendant their object: of several the last complete one, else the first.
+
+    A name in another width, case or spacing counts if it can be one defendant's alone.
     """
     exact, similar = (_by_form(form, names) for form in (name_in_reply, _loose))
-    assigned: dict[str, str] = {}
-    repairs, others = [], []
+    assigned: dict[str, Found] = {}
+    repairs = []
     for found in objects:
-        forms = map(name_in_reply, found.names)
-        owners = {name for form in forms for name in exact.get(form, ())}
-        if len(found.names) > 1:
+        [written, *others] = found.names
+        owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), set())
+        if others:
             repairs.append("an object with several names, dropped")
-        elif len(owners) != 1:
-            others.append(found)
-        else:
-            _add(assigned, owners.pop(), found, repairs)
-    for found in others:
-        [written] = found.names
-        owners = similar.get(_loose(written), set())
-        if len(owners) == 1:
-            _add(assigned, next(iter(owners)), found, repairs)
+        elif len(owners) == 1:
+            [owner] = owners
+            _add(assigned, owner, found, repairs)
         else:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
     return assigned, repairs
@@ -127,11 +126,12 @@ def _loose(name: str) -> str:
     return "".join(flatten_forms(name).split()).casefold()
 
 
-def _add(assigned: dict[str, str], name: str, found: Named, repairs: list[str]) -> None:
+def _add(assigned: dict[str, Found], name: str, found: Found, repairs: list[str]) -> None:
+    is_complete = found.is_closed and len(_fields_of(found)) == len(Judged._fields)
     if name in assigned:
-        repairs.append(f"{name}: answered twice, the first counts")
-    else:
-        assigned[name] = flatten_forms(found.text)
+        repairs.append(f"{name}: answered twice, the last complete answer counts")
+    if name not in assigned or is_complete:
+        assigned[name] = found
 
 
 class Judged(NamedTuple):
@@ -142,13 +142,14 @@ class Judged(NamedTuple):
     guessed: list[str]
 
 
-def _judge(name: str, segment: str | None, labels: Labels) -> Judged:
-    """Read one defendant's segment; missing parts get the commonest labels."""
-    charges, repairs = _labels_in(segment, "charges", labels)
-    articles, article_repairs = _labels_in(segment, "articles", labels)
-    penalty, penalty_repairs = _penalty_in(segment)
+def _judge(name: str, found: Found | None, labels: Labels) -> Judged:
+    """Read one defendant's object; missing parts get the commonest labels."""
+    charges, repairs = _labels_in(found, "charges", labels)
+    with_charge = {article for charge in charges for article in labels.pairs.get(charge, ())}
+    articles, article_repairs = _labels_in(found, "articles", labels, with_charge)
+    penalty, penalty_repairs = _penalty_in(found)
     repairs += [*article_repairs, *penalty_repairs]
-    if segment is None:
+    if found is None:
         repairs = ["no answer, commonest labels used"]
     read = {"charges": charges, "articles": articles, "penalty": penalty}
     guessed = [field for field, value in read.items() if not value]
@@ -162,37 +163,44 @@ def _judge(name: str, segment: str | None, labels: Labels) -> Judged:
     return Judged(judgment, repairs, guessed)
 
 
-def _labels_in(segment: str | None, field: str, labels: Labels) -> tuple[list[str], list[str]]:
+def _labels_in(
+    found: Found | None, field: str, labels: Labels, with_charge: Container[str] = ()
+) -> tuple[list[str], list[str]]:
     most = labels.most.get(field, 0)
-    text, repairs = _one_text(segment, KEYS[field], field)
-    known = labels.normal_forms.get(field, {})
-    found: dict[str, None] = {}
+    values, repairs = _values_of(found, field)
+    exact, known = labels.counts.get(field, {}), labels.normal_forms.get(field, {})
+    read: dict[str, None] = {}
     # Limits a runaway list: no answer needs many more labels than those in training.
-    for written in _split_joined(strings_in(text)[: 4 * most], field, known):
-        label = article_of(written, known) if field == "articles" else snap(written, known)
+    for written in _split_joined(values[: 4 * most], field, known):
+        label: str | None = written
+        if written not in exact and field == "articles":
+            label = article_of(written, known, with_charge)
+        elif written not in exact:
+            label = snap(written, known)
         if label != written:
             repairs.append(
                 f"{field} {written[:40]!r} -> {label!r}"
                 if label
                 else f"{field} {written[:40]!r} unknown, dropped"
             )
-        if label in found:
+        if label in read:
             repairs.append(f"{field} {label!r} repeated")
         if label:
-            found[label] = None
-    if len(found) > most:
+            read[label] = None
+    if len(read) > most:
         repairs.append(f"{field} cut to {most}, the most in training")
-    if not found:
+    if not read:
         repairs.append(f"{field} missing, commonest used")
-    return list(found)[:most], repairs
+    return list(read)[:most], repairs
 
 
-def _one_text(segment: str | None, keys: str, field: str) -> tuple[str, list[str]]:
-    """Return the text of a field; empty if the field has several values, which may be others'."""
-    texts = field_texts(segment or "", keys)
-    if len(set(texts)) > 1:
-        return "", [f"{field} given {len(texts)} times, dropped"]
-    return (texts or [""])[0], [f"{field} repeated"] * (len(texts) > 1)
+def _values_of(found: Found | None, field: str) -> tuple[list[str], list[str]]:
+    """Return the values of a field; none if it is given twice, since they may be others'."""
+    fields = found.fields if found else ()
+    given = [of.values for of in fields if _field_of(of) == field]
+    if any(values != given[0] for values in given):
+        return [], [f"{field} given {len(given)} times, dropped"]
+    return given[0] if given else [], [f"{field} repeated"] * (len(given) > 1)
 
 
 def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
@@ -214,19 +222,27 @@ def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) 
     return result
 
 
-def _penalty_in(segment: str | None) -> tuple[str, list[str]]:
-    """Return the penalty class of a segment, empty if it has none, and the repairs."""
-    text, repairs = _one_text(segment, PENALTY_KEYS, "penalty")
-    written = next(iter(strings_in(text)), "")
-    if penalty := PENALTY_WORDS.get(normal(written)):
-        is_other = normal(written) != penalty
-        return penalty, [*repairs, *[f"penalty {written!r} -> {penalty!r}"] * is_other]
-    # Only the number of a class: the 6 of 6个月 is not one.
-    number = re.fullmatch(r'[\s"\[第]*(\d{1,2})(?:\.0+)?[\s"\]级档类]*', text or "")
+def _penalty_in(found: Found | None) -> tuple[str, list[str]]:
+    """Return the penalty class of an object, empty if it names none or several, and the repairs."""
+    values, repairs = _values_of(found, "penalty")
+    read = {written: _class_of(written) for written in values}
+    named = {penalty for penalty in read.values() if penalty}
+    if len(named) != 1:
+        return "", [*repairs, "penalty missing or of no class, commonest used"]
+    for written, penalty in read.items():
+        if not penalty:
+            repairs.append(f"penalty {written[:40]!r} unknown, dropped")
+        elif normal(written) != penalty:
+            repairs.append(f"penalty {written[:40]!r} -> {penalty!r}")
+    return named.pop(), repairs
+
+
+def _class_of(written: str) -> str | None:
+    """Return the penalty class that a word or a number means; the 6 of 6个月 is no number."""
+    number = re.fullmatch(r"第?\s*(\d{1,2})(?:\.0+)?\s*[级档类]?", flatten_forms(written).strip())
     if number and int(number[1]) < len(PENALTIES):
-        penalty = PENALTIES[int(number[1])]
-        return penalty, [*repairs, f"penalty {number[1]} -> {penalty!r}"]
-    return "", [*repairs, "penalty missing or of no class, commonest used"]
+        return PENALTIES[int(number[1])]
+    return PENALTY_WORDS.get(normal(written))
 
 
 def _commonest(labels: Labels, field: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The tools that read replies, and strict reading of a judgment."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,13 +10,13 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import (
     after_thinking,
+    closed_objects,
     field_text,
     flatten_forms,
     load_json,
     normal,
     snap,
     strings_in,
-    value_spans,
 )
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.tasks.judgment.task import decode, target
@@ -62,7 +61,8 @@ def test_the_tools_take_any_text(text: str) -> None:
     assert flatten_forms(flatten_forms(text)) == flatten_forms(text)
     assert normal(normal(text) + "罪") == normal(normal(text))
     assert snap(text, KNOWN) in {None, *KNOWN.values()}
-    assert after_thinking(text) in text
+    assert len(after_thinking(text)) <= len(text)
+    assert sum(end - start for start, end in closed_objects(text)) <= len(text)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,85 @@ def test_the_tools_take_any_text(text: str) -> None:
     [
         ("<think>\n\n</think>\n\n{}", "\n\n{}"),
         ("让我想想</think>{}", "{}"),
-        ("<think>a</think>b</think>c", "b</think>c"),
+        ("<think>a</think>b</think>c", "c"),
+        ("<think>a<think>b</think>c</think>d", "d"),
         ("<think>{}", ""),
-        (" <think>\n{}", ""),
-        ("a <think>", "a <think>"),
+        (" <think>\n{}", " "),
+        ("{1}<think>{2}", "{1}"),
+        ("{1}<think>{2}</think>{3}<think>{4}", "{1}{3}"),
         ("{}", "{}"),
+        ("a < think > b", "a < think > b"),
+        ("[thinking about it] {}", "[thinking about it] {}"),
+        ("<answer>{}</answer>", "<answer>{}</answer>"),
+        *(
+            (text.format(inner="{0}") + "{1}", "{1}")
+            for text in (
+                "<THINK>{inner}</Think>",
+                "<thinking>{inner}</thinking>",
+                "[THINK]{inner}[/THINK]",
+                "<seed:think>{inner}</seed:think>",
+                "<thought>{inner}</thought>",
+                "<reasoning>{inner}</reasoning>",
+                "◁think▷{inner}◁/think▷",
+                "<|think|>{inner}<|/think|>",
+                "<|START_THINKING|>{inner}<|END_THINKING|>",
+                "{inner}</thought>",
+                "<|channel|>analysis<|message|>{inner}<|end|><|start|>assistant"
+                "<|channel|>final<|message|>",
+                "<|channel|>commentary to=x<|message|>{inner}<|channel|>analysis<|message|>{inner}"
+                "<|channel|>final <|constrain|>json<|message|>",
+                "analysis{inner}assistantfinal",
+            )
+        ),
+        *(
+            (text + "{1}", "")
+            for text in (
+                "[THINK]",
+                "<thought>",
+                "◁think▷",
+                "<seed:think>",
+                "<|channel|>analysis<|message|>",
+                "</think><think>",
+            )
+        ),
     ],
 )
 def test_thinking_is_dropped(reply: str, rest: str) -> None:
     assert after_thinking(reply) == rest
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("{1}", ["{1}"]),
+        ('5" {"a":"}{"} 6" {"b":{"c":[]}} }', ['{"a":"}{"}', '{"b":{"c":[]}}']),
+        ('{"a":[{"b":1},{"c":2},', ['{"b":1}', '{"c":2}']),  # what is around them is not closed
+        ('{"a":"\\"}"}', ['{"a":"\\"}"}']),
+        ('{"a":"}', []),
+        ("{{{1}", ["{1}"]),
+    ],
+)
+def test_closed_objects_by_hand(text: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in closed_objects(text)] == found
+
+
+LENGTH = 300_000
+TAGS = ("<think>", "</think>", "[", "<", "<|channel|>final", "<|channel|>", '"', '\\"', "{", "}")
+
+
+@pytest.mark.parametrize("piece", [*TAGS, '{"', "{}", '"{', "<a:", "start_", "assistantfinal "])
+def test_time_is_linear(piece: str) -> None:
+    # Were it quadratic in the length, this would take minutes.
+    text = piece * (LENGTH // len(piece))
+    assert len(after_thinking(text)) <= LENGTH
+    assert sum(end - start for start, end in closed_objects(text)) <= LENGTH
+
+
+def test_a_key_that_is_given_twice_is_found_in_linear_time() -> None:
+    pairs = [f'"{number}":0' for number in range(50_000)]
+    assert load_json("{" + ",".join(pairs) + "}") is not None
+    assert load_json("{" + ",".join([*pairs, pairs[0]]) + "}") is None
 
 
 def test_a_valid_reply_is_read_without_repair(case: Example, labels: Labels) -> None:
@@ -88,41 +158,3 @@ def test_a_valid_reply_is_read_without_repair(case: Example, labels: Labels) -> 
         assert decoded.answer == case.answer
         assert decoded.repairs == ()
         assert decoded.readable
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
-)
-
-
-def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
-    if isinstance(value, dict):
-        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
-    if isinstance(value, list):
-        return [leaf for i, inner in enumerate(value) for leaf in leaves(inner, (*path, i))]
-    return [(path, value)]
-
-
-@given(JSON)
-def test_every_value_is_found_where_it_stands_whatever_the_json(value: Any) -> None:
-    text = dump(value)
-    found = [(path, json.loads(text[start:end])) for start, end, path in value_spans(text)]
-    wanted = [
-        # Keys are given as they are written: an escape in a key stays one.
-        (tuple(dump(k)[1:-1] if isinstance(k, str) else k for k in path), leaf)
-        for path, leaf in leaves(value)
-    ]
-    assert found == wanted
-
-
-def test_a_string_that_is_cut_is_one_value_however_many_quotation_marks_it_has() -> None:
-    """In a time that grows with its length: 40,000 characters took 8.9 s, their square."""
-    for reply in ('["' + '\\"' * 500_000, '["' + '\\"' * 500_000 + "\\"):
-        assert list(value_spans(reply)) == [(1, len(reply), (0,))]
-
-
-def test_what_nests_too_deep_ends_the_search() -> None:
-    assert list(value_spans('{"a":' * 500_000 + "1")) == []
-    assert len(list(value_spans("[1," * 500_000))) == 64

@@ -10,8 +10,10 @@ from panjue.prompts.plumbing.files import (
     atomic_write,
     dump,
     load,
+    parse_case,
     parse_line,
     read_lines,
+    read_object,
     sha256,
     stream,
 )
@@ -168,3 +170,13 @@ def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> 
     assert str(error.value).startswith(f"{path}:2: not JSON: Expecting ',' delimiter at character ")
     with pytest.raises(UserError, match="line 2 column 1"):
         load(b"[1,\n}")
+
+
+def test_a_key_given_twice_is_a_fault_in_a_row_and_none_in_a_library_s_file(tmp_path: Path) -> None:
+    """Some models' config.json name a key twice, and transformers reads them."""
+    twice = '{"id":1,"a":{"b":1,"b":2}}'
+    for read in (parse_line, parse_case):
+        with pytest.raises(UserError, match=r"^not JSON: the key 'b' is given twice"):
+            read(twice.encode())
+    (tmp_path / "config.json").write_text(twice, "utf-8")
+    assert read_object(tmp_path / "config.json") == {"id": 1, "a": {"b": 2}}

@@ -12,7 +12,7 @@ from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run, RunRecord, 
 TRAINED: dict[str, Any] = {
     **{"task": "judgment", "base": "b", "base_sha256": "1", "train": "t", "train_sha256": "2"},
     **{"prompt_sha256": "3", "max_tokens": 64, "method": "lora", "dtype": "auto", "seed": 0},
-    **{"score_examples": 0, "patience": 3, "trainer": {"max_steps": 1}, "lora": {"r": 8}},
+    **{"patience": 3, "trainer": {"max_steps": 1}, "lora": {"r": 8}},
     **{"quantization": {}, "versions": {"torch": "2"}},
 }
 ANSWERED: dict[str, Any] = {
@@ -44,6 +44,17 @@ def test_records_differ_by_all_but_versions_and_moved_files() -> None:
     told = f"trainer.max_steps: 1 -> 2; trainer.x: null -> {'a' * 12}…{'a' * 12}"
     assert old.difference(new) == told
     assert "versions.torch: 2 -> null" in old.difference(new, versions=True)
+
+
+def test_who_answered_is_no_other_setting_of_the_replies() -> None:
+    model, classifier = (
+        AnswersRecord.model_validate(
+            {**ANSWERED, "answered_by": who, "because": f"{who} is better"}
+        )
+        for who in ("model", "classifier")
+    )
+    assert model.difference(classifier) == ""
+    assert model.difference(classifier.model_copy(update={"seed": 1})) == "seed: 0 -> 1"
 
 
 def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Classes of a closed list: FairLex's files in their published field names, and odd replies."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.classes import macro_f1
 
@@ -60,6 +63,7 @@ def test_scotus_and_fscs_take_numbers_or_names() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"id": None}, "'id' must be"),
+    ({"id": ""}, "'id' is an empty text"),
     ({"fact": ""}, "'fact' must be"),
     ({"label": 6}, "'label' must be one of the numbers from 0 to 5"),
     ({"label": "1"}, "'label' must be one of the numbers"),
@@ -73,6 +77,24 @@ def test_a_bad_line(fields: dict[str, Any], complaint: str) -> None:
         SEVERITY.data.read({"id": 1, "fact": "某案", "label": 1, **fields})
     with pytest.raises(UserError, match="a list of numbers from 0 to 9"):
         ECTHR.data.read({"id": 1, "text": "…", "labels": [10]})
+
+
+def test_the_line_number_is_the_id_of_a_row_that_has_none(tmp_path: Path) -> None:
+    """FairLex's files have no ids."""
+    rows = [{"text": "…", "label": 1}, {"id": "x", "text": "…"}, {"id": "", "text": "…"}]
+    path = tmp_path / "cases.jsonl"
+    path.write_text("// a remark\n" + "\n".join(map(dump, rows)), "utf-8")
+    reader = Reader(FSCS, on_bad_row="skip")
+    assert [example.id for example in reader.read(path)] == [2, "x"]
+    assert list(reader.skipped.rows.values()) == ["'id' is an empty text"]
+
+
+def test_invisible_characters_make_no_other_person_and_no_other_group() -> None:
+    row = {"id": 7, "fact": "李\u200b某A行窃。", "label": 5, "region": "北京", "defendant": "李某A"}
+    marked = {**row, "region": "北京\ufeff", "defendant": "李\u200b某A"}
+    example = SEVERITY.data.read(marked)
+    assert (example.names, example.groups) == (("李某A",), {"region": "北京"})
+    assert example.text == "李某A行窃。"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +132,80 @@ def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -
 def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     decoded = ECTHR.ask.decode(reply, Example(1, ""), Labels())
     assert (decoded.answer, len(decoded.repairs)) == ({"labels": labels}, repairs)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"label":"一年以下","label":"十年以上"}',
+        '{"label":["一年以下","十年以上"]}',
+        '{"label":[["一年以下"],["十年以上"]]}',
+        '{"label":"一年以下","十年以上"}',
+        '{"label":"一年以下","answer":"十年以上"}',
+        '{"label":"一年以下、十年以上"}',
+        '{"label":"一年以下或十年以上"}',
+        '[{"label":"一年以下"},{"label":"十年以上"}]',
+        '{"label":"一年以下"} 更正：{"label":"十年以',
+        '{"label":"一年以下"} 更正：{"label":"不明"}',
+        '{"label":{"主刑":"一年以下"}}',
+        "一年以下、十年以上",
+        "一年以下，不是十年以上",
+        "一年以下\n更正：十年以上",
+        "",
+    ],
+)
+def test_several_classes_where_one_is_asked_for_are_no_answer(reply: str) -> None:
+    decoded = SEVERITY.ask.decode(reply, Example(1, ""), LABELS)
+    assert decoded.answer == {"label": "一年以下"}, "the fallback"
+    assert decoded.guesses == ((0, "label"),)
+    assert decoded.is_guess(0, "label")
+    assert not decoded.readable
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"label":"十年以上","label":"十年以上"}',
+        '{"label":["十年以上","有期徒刑十年以上"]}',
+        '{"label":["十年以上","并处罚金"]}',
+        '{"label":"十年\u200b以上"}。',
+        '{"label":"一年以下"} 更正：{"label":"十年以上"}',
+        '{"label":"一年以下"} 更正：{"label":"十年以上",}',
+        '{"label":"一年以下"}{"label":"十年以上"} 见{法条}',
+        "<thought>一年以下</thought>十年以上",
+        "十年以上，因为数额特别巨大",
+        "有期徒刑十年以上。",
+    ],
+)
+def test_one_class_is_the_answer_however_often_it_is_named(reply: str) -> None:
+    decoded = SEVERITY.ask.decode(reply, Example(1, ""), LABELS)
+    assert decoded.answer == {"label": "十年以上"}
+    assert decoded.readable
+    assert decoded.repairs
+    assert decoded.guesses == ()
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels"),
+    [
+        ('{"labels":[', None),  # cut: nobody can say that the set is empty
+        ('{"labels":[}', None),
+        ('{"labels":[null]}', None),
+        ('{"labels":{}}', None),
+        ('{"labels":[],"labels":["Article 3"]}', None),
+        ('{"labels":["Article 5"],"labels":["Article 3"]}', None),
+        ('{"labels":["Article 3"],"labels":["Article 3"]}', ["Article 3"]),
+        ('{"labels":[["Article 5"],["Article 3"]]}', ["Article 3", "Article 5"]),
+        ('{"labels":["Article 5"]} Correction: {"labels":["Article 3"]}', ["Article 3"]),
+        ('{"labels":["Article 5"]} Correction: {"labels":[]}', []),
+        ('```{"labels": [ ] }```', []),
+    ],
+)
+def test_a_set_counts_as_it_is_given_or_not_at_all(reply: str, labels: list[str] | None) -> None:
+    decoded = ECTHR.ask.decode(reply, Example(1, ""), Labels())
+    assert decoded.answer == {"labels": ["Article 2"] if labels is None else labels}
+    assert decoded.is_guess(0, "labels") == (labels is None)
+    assert decoded.guesses == (((0, "labels"),) if labels is None else ())
 
 
 THREE = macro_f1(3)

@@ -82,6 +82,10 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
     ("change", "complaint"),
     [
         (without("id"), "'id' must be a number or a string"),
+        (put("", "id"), "'id' is an empty text"),
+        (put(" ", "id"), "'id' is an empty text"),
+        (put(["甲", "\u200b"], "defendants"), NAMES),
+        (put(["甲", "甲\ufeff"], "defendants"), NAMES),
         (put(" \n", "fact"), "'fact' must be a text that is not empty"),
         (without("defendants"), NAMES),
         (put(["甲", 2], "defendants"), NAMES),
@@ -101,6 +105,7 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
                 (("charges",), None, "must be a list, found null"),
                 (("charges",), "诈骗罪", 'must be a list, found "诈骗罪"'),
                 (("charges",), ["盗窃罪", " "], 'has " ", which is no label'),
+                (("charges",), ["盗窃罪", "\u200b"], 'has "\u200b", which is no label'),
                 (("charges",), [12], "has 12, which is no label"),
                 (("articles",), [True], "has true, which is no label"),
                 (("articles",), [264.0], "has 264.0, which is no label"),
@@ -126,6 +131,57 @@ def test_a_wrong_line_is_told_what_is_wrong(
     with pytest.raises(UserError) as caught:
         next(examples)
     assert str(caught.value) == f"{path}:3: {complaint}"
+
+
+TWICE = {
+    "id": ('"id":0', '"id":0,"id":1'),
+    "fact": ('"fact":', '"fact":"甲行窃。","fact":'),
+    "charges": ('"charges":', '"charges":["盗窃罪"],"charges":'),
+    "imprisonment": ('"imprisonment":', '"imprisonment":6,"imprisonment":'),
+}
+
+
+@pytest.mark.parametrize("key", TWICE)
+def test_a_key_that_is_given_twice_makes_a_bad_row(tmp_path: Path, key: str) -> None:
+    twice = dump(CASE).replace(*TWICE[key])
+    path = tmp_path / "cases.jsonl"
+    path.write_text(f"{twice}\n{dump({**CASE, 'id': 2})}\n", "utf-8")
+    with pytest.raises(UserError, match=f":1: not JSON: the key {key!r} is given twice$"):
+        list(read(path))
+    reader = Reader(load_task("judgment"), on_bad_row="skip")
+    assert [example.id for example in reader.read(path)] == [2]
+    path.write_text(f"[{twice}]", "utf-8")
+    with pytest.raises(UserError, match=f"the key {key!r} is given twice$"):
+        list(read(path))
+
+
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u200e", "\u00ad"])
+def test_invisible_characters_are_left_out_of_names_and_labels(tmp_path: Path, sign: str) -> None:
+    [plain] = read(written(tmp_path, CASE))
+    outcomes: list[dict[str, Any]] = CASE["outcomes"]
+    marked = [
+        {
+            **outcome,
+            "name": f"{sign}{outcome['name']}",
+            "charges": [f"{charge}{sign}" for charge in outcome["charges"]],
+            "articles": [f"{sign}{article}" for article in outcome["articles"]],
+        }
+        for outcome in outcomes
+    ]
+    case = {**CASE, "fact": CASE["fact"].replace("甲", f"甲{sign}") + sign, "outcomes": marked}
+    [read_as] = read(written(tmp_path, {**case, "defendants": [f"甲{sign}", "乙"]}))
+    assert read_as.answer == plain.answer
+    assert read_as.names == plain.names
+    assert read_as.inputs == plain.inputs
+    assert read_as.text == plain.text + sign, "a name is found in the facts, which stay as they are"
+    assert read_as.notes == (f"the name {f'甲{sign}'!r} has invisible characters, left out",)
+    assert plain.notes == ()
+
+
+def written(folder: Path, case: dict[str, Any]) -> Path:
+    path = folder / "cases.jsonl"
+    path.write_text(dump(case), "utf-8")
+    return path
 
 
 def test_another_format_is_named_only_at_the_first_row(tmp_path: Path) -> None:

@@ -119,11 +119,64 @@ def penalties(decoded: Decoded) -> list[int]:
     return [PENALTIES.index(judgment["penalty"]) for judgment in decoded.answer["judgments"]]
 
 
-def test_of_two_answers_the_first_counts(case: Example, labels: Labels) -> None:
+TWICE = "answered twice, the last complete answer counts"
+
+
+def test_of_two_answers_the_last_complete_one_counts(case: Example, labels: Labels) -> None:
     reply = reply_of(("李某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
     decoded = decode(reply, case, labels)
-    assert penalties(decoded) == [4, 3]
-    assert decoded.repairs == ("李某: answered twice, the first counts",)
+    assert penalties(decoded) == [4, 5]
+    assert decoded.repairs == (f"李某: {TWICE}",)
+    # The second one is cut, or lacks a field.
+    for end in ('"}]}', f'"penalty":"{PENALTIES[5]}"}}]}}'):
+        assert reply.endswith(end)
+        decoded = decode(reply.removesuffix(end), case, labels)
+        assert penalties(decoded) == [4, 3]
+        assert decoded.repairs == (f"李某: {TWICE}",)
+    lacking = reply.replace(f',"penalty":"{PENALTIES[5]}"', "")
+    assert penalties(decode(lacking, case, labels)) == [4, 3]
+
+
+def test_the_last_answer_counts_however_its_name_is_written(case: Example, labels: Labels) -> None:
+    for name in ("李 某", "李某\u200b"):
+        reply = reply_of(("李某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), (name, "诈骗罪", 5))
+        decoded = decode(reply, case, labels)
+        assert penalties(decoded) == [4, 5]
+        assert decoded.repairs == (f"李某: {TWICE}",)
+
+
+DRAFT = (("张某甲", "盗窃罪", 0), ("李某", "盗窃罪", 0))
+FINAL = (("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
+CORRECTIONS = {
+    "correction": "{}\n更正：{}",
+    "fences": "初步判断：\n```json\n{}\n```\n复核后：\n```json\n{}\n```",
+    "one object": '{{"draft":{},"final":{}}}',
+    "nothing between": "{}{}",
+    "a mark after it": "{} [更正] {} 以上，见{{法条}}。",
+    "in a list": "[{},{}]",
+}
+
+
+@pytest.mark.parametrize("way", CORRECTIONS)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_draft_is_not_the_answer(case: Example, labels: Labels, way: str, listed: bool) -> None:
+    draft, final = reply_of(*DRAFT), reply_of(*FINAL)
+    if listed:  # without the object around the list
+        draft, final = (text[len('{"judgments":') : -1] for text in (draft, final))
+    decoded = decode(CORRECTIONS[way].format(draft, final), case, labels)
+    assert penalties(decoded) == [4, 5]
+    assert [row["charges"] for row in decoded.answer["judgments"]] == [["诈骗罪"]] * 2
+    assert any("the last" in repair for repair in decoded.repairs)
+    # A correction that is cut corrects those whom it answers whole.
+    cut = CORRECTIONS[way].format(draft, final[: final.index('"李某"') + 30])
+    assert penalties(decode(cut, case, labels)) == [4, 0]
+
+
+def test_of_one_person_the_last_complete_answer_counts_too(labels: Labels) -> None:
+    case = Example(id=1, text="事实", names=("李某",))
+    draft, final = reply_of(DRAFT[1]), reply_of(FINAL[1])
+    assert penalties(decode(f"{draft}更正：{final}", case, labels)) == [5]
+    assert penalties(decode(f"{draft}更正：{final[:-9]}", case, labels)) == [0]
 
 
 def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
@@ -162,8 +215,8 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ("articles", ["《刑法》第287.2条"], ["287.2"], "articles '《刑法》第287.2条' -> '287.2'"),
         ("articles", [266, "266"], ["266"], "articles '266' repeated"),
         ("articles", 266, ["266"], "not the JSON that was asked for"),
-        ("penalty", "3", PENALTIES[3], "penalty 3 -> '管制一年以上'"),
-        ("penalty", "第3档", PENALTIES[3], "penalty 3 -> '管制一年以上'"),
+        ("penalty", "3", PENALTIES[3], "penalty '3' -> '管制一年以上'"),
+        ("penalty", "第3档", PENALTIES[3], "penalty '第3档' -> '管制一年以上'"),
         ("penalty", "有期徒刑 六个月以下", "有期徒刑六个月以下", "not the JSON that was asked for"),
         (
             "penalty",
@@ -180,7 +233,7 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
             "penalty '免予刑事处罚' -> '单处罚金或免予刑事处罚'",
         ),
         ("penalty", "单处罚金", PENALTIES[14], "penalty '单处罚金' -> '单处罚金或免予刑事处罚'"),
-        ("penalty", 3.0, PENALTIES[3], "penalty 3 -> '管制一年以上'"),
+        ("penalty", 3.0, PENALTIES[3], "penalty '3.0' -> '管制一年以上'"),
         ("penalty", 15, PENALTIES[10], "penalty missing or of no class, commonest used"),
         ("penalty", -1, PENALTIES[10], "penalty missing or of no class, commonest used"),
         ("penalty", None, PENALTIES[10], "penalty missing or of no class, commonest used"),

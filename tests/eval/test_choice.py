@@ -1,0 +1,122 @@
+"""Who answers: the model or the text classifier, as their held-out answers say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from panjue.eval.choice import CHOICE, Choice, choose, read_choice, shape_of
+from panjue.eval.decoding import decode_answers
+from panjue.prompts.labels import collect
+from panjue.prompts.model import model_sha256
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_json, write_json
+from panjue.prompts.plumbing.run import AnswersRecord
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import Row, Write, believing, write_answers, write_training
+
+TASK = load_task("judgment")
+GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
+
+
+def reply(article: str) -> str:
+    one = {"charges": ["盗窃罪"], "articles": [article], "penalty": PENALTIES[13]}
+    return dump({"judgments": [{"name": name, **one} for name in ("甲", "乙")]})
+
+
+@pytest.fixture
+def held_out(case: Row, write: Write, tmp_path: Path) -> Path:
+    """Return answers to ten held-out cases; every other one has a wrong article."""
+    test = write("cases.jsonl", [case(i, *GOLD) for i in range(10)])
+    rest = {"finish": ["stop"], "dropped_sentences": 0}
+    rest |= dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), 1)
+    rows = [{"id": i, "texts": [reply("266" if i % 2 else "264")], **rest} for i in range(10)]
+    folder = write("run/answers/held-out/completions.jsonl", rows).parent
+    labels = [(["盗窃罪"], ["264"], 13), (["诈骗罪"], ["266"], 8)]
+    collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in labels).save(
+        folder
+    )
+    write_answers(folder, test, trained=str(tmp_path / "run/adapter"))
+    return folder
+
+
+def chosen(held_out: Path, article: str = "264", penalty: int = 13) -> Choice:
+    """Return the choice between the model and a classifier that always answers this."""
+    articles = {"264": -4.0, "266": -4.0, article: 4.0}
+    one = {"charges": {"盗窃罪": 4.0}, "articles": articles, "penalty": {PENALTIES[penalty]: 0.0}}
+    adapter = held_out.parents[1] / "adapter"
+    write_training(adapter, believing(TASK, one))
+    record = read_json(held_out / "manifest.json")
+    write_json(held_out / "manifest.json", {**record, "trained_sha256": model_sha256(adapter)})
+    decode_answers(held_out)
+    return choose(held_out)
+
+
+@pytest.mark.parametrize(
+    ("article", "penalty", "score", "better"),
+    [("264", 13, 1, "classifier"), ("266", 13, 0.7, "model"), ("264", 8, 0.6, "model")],
+)
+def test_the_better_one_answers(
+    held_out: Path, article: str, penalty: int, score: float, better: str
+) -> None:
+    choice = chosen(held_out, article, penalty)
+    assert choice.answered_by == better
+    # 0.3 + 0.3 + 0.4, or 0.3 + 0 + 0.4 with a wrong article.
+    assert (choice.metric, choice.cases) == ("final", 10)
+    assert (choice.model, choice.classifier) == pytest.approx((0.85, score))
+    assert choice.difference == pytest.approx(0.85 - score)
+
+
+def test_the_interval_worked_by_hand(held_out: Path) -> None:
+    choice = chosen(held_out)
+    # The model loses 0.3 on five of ten: a mean of 0.15 with a standard error of 0.15 / √10.
+    error = 1.96 * 0.15 / 10**0.5
+    assert (choice.low, choice.high) == pytest.approx((-0.15 - error, -0.15 + error), abs=0.02)
+    assert str(choice) == (
+        "final on 10 held-out cases: model 0.8500, text classifier 1.0000 "
+        f"(difference -0.1500, 95% interval {choice.low:+.4f} to {choice.high:+.4f})"
+    )
+
+
+def test_of_two_that_are_equal_the_model_answers(held_out: Path, write: Write) -> None:
+    rows = [{"id": i, "refused": "too long"} for i in range(10)]  # the classifier answers these
+    write("run/answers/held-out/completions.jsonl", rows)
+    choice = chosen(held_out, "266")
+    assert (choice.model, choice.difference, choice.answered_by) == (choice.classifier, 0, "model")
+    assert replace(choice, difference=-1e-12).answered_by == "model", "a difference by rounding"
+    assert replace(choice, difference=-1e-6).answered_by == "classifier"
+
+
+def test_a_choice_counts_for_replies_of_its_shape_alone(held_out: Path) -> None:
+    run = held_out.parents[1]
+    assert read_choice(run, shape_of(AnswersRecord.read(held_out))) is None
+    choice = chosen(held_out)
+    record = AnswersRecord.read(held_out)
+    of_test = record.model_copy(update={"test": "test.jsonl", "test_sha256": "2", "seed": 3})
+    assert read_choice(run, shape_of(of_test)) == choice
+    others: list[dict[str, Any]] = [
+        {"trained_sha256": "8"},
+        {"adapter": "merge"},
+        {"sampling": {"temperature": 0.7}},
+        {"constrained": False},
+    ]
+    for other in others:
+        assert read_choice(run, shape_of(record.model_copy(update=other))) is None
+    assert str(run) not in (run / "answers" / CHOICE).read_text("utf-8"), "it can be moved"
+
+
+@pytest.mark.parametrize("change", [{"cases": "many"}, {"model": None}])
+def test_a_choice_of_another_version_is_one_line(held_out: Path, change: dict[str, Any]) -> None:
+    choice, path = chosen(held_out), held_out.parent / CHOICE
+    write_json(path, {**read_json(path), **change})
+    with pytest.raises(UserError, match=r"choice\.json: is of another version; delete it"):
+        read_choice(held_out.parents[1], choice.made_of)
+
+
+def test_cases_without_gold_decide_nothing(held_out: Path, case: Row, write: Write) -> None:
+    test = write("cases.jsonl", [case(i, *GOLD, gold=False) for i in range(10)])
+    write_answers(held_out, test, trained=str(held_out.parents[1] / "adapter"))
+    with pytest.raises(UserError, match="id 0 has no gold answer"):
+        chosen(held_out)

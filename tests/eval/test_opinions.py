@@ -1,0 +1,169 @@
+"""The classifier's opinion: its sets, its text in prompts, and its answers beside a reply's."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import chain, combinations
+from math import exp
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.eval import opinions as module
+from panjue.eval.opinions import Advisor, Opinion, best_set, likely_sets, opinion_text
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
+from tests.eval.records import believing
+
+JUDGMENT = load_task("judgment")
+
+
+def all_sets(labels: str, most: int) -> list[frozenset[str]]:
+    sizes = (combinations(labels, size) for size in range(most + 1))
+    return [frozenset(picked) for picked in chain.from_iterable(sizes)]
+
+
+def f1(chosen: frozenset[str], gold: frozenset[str]) -> float:
+    return 2 * len(chosen & gold) / (len(chosen) + len(gold)) if chosen or gold else 1.0
+
+
+def expected_f1(chosen: frozenset[str], chances: dict[frozenset[str], float]) -> float:
+    return sum(p * f1(chosen, gold) for gold, p in chances.items())
+
+
+LABEL_SETS = st.frozensets(st.sampled_from("abcdef"), max_size=3)
+CHANCES = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 0.99), min_size=1)
+SIZES = st.tuples(st.just(0.0) | st.floats(0.1, 3), *[st.floats(0.1, 3)] * 3)
+
+
+@given(st.dictionaries(LABEL_SETS, st.floats(0.05, 1), min_size=1, max_size=5), st.integers(1, 6))
+def test_the_best_set_is_the_best_of_all_sets(weights: Any, most: int) -> None:
+    chances = {labels: weight / sum(weights.values()) for labels, weight in weights.items()}
+    chosen = best_set(chances, most)
+    assert len(chosen) <= most
+    best = max(expected_f1(candidate, chances) for candidate in all_sets("abcdef", most))
+    assert expected_f1(chosen, chances) == pytest.approx(best)
+
+
+def test_of_two_equally_good_sets_the_smaller_is_chosen() -> None:
+    # Gold is {a} or {a, b} with even odds. {a}: (1 + 2/3) / 2; {a, b}: (2/3 + 1) / 2; {b}: 1/3.
+    assert best_set({frozenset("a"): 0.5, frozenset("ab"): 0.5}, 2) == {"a"}
+
+
+def field(*sizes: float) -> Any:
+    """Return the weights of a label set, of which only those of the sizes count here."""
+    return replace(believing(JUDGMENT, {"charges": {}}).fields["charges"], sizes=sizes)
+
+
+def test_sets_of_independent_labels_worked_by_hand() -> None:
+    opinion = {"a": 0.5, "b": 0.8}  # odds 1 and 4
+    sets = {frozenset("a"): 1 / 9, frozenset("b"): 4 / 9, frozenset("ab"): 4 / 9}
+    assert likely_sets(field(0, 1, 1, 1), opinion) == pytest.approx(sets)
+    assert likely_sets(field(1, 1, 1, 1), opinion)[frozenset()] == pytest.approx(1 / 10)
+    # Chances 0.5 of one label and 0.4 of two; training had sets of two half as often as that.
+    rare = dict(zip(sets, (0.1 / 0.7, 0.4 / 0.7, 0.2 / 0.7), strict=True))
+    assert likely_sets(field(0, 1, 0.5, 1), opinion) == pytest.approx(rare)
+
+
+def test_sets_that_are_left_out_keep_their_probability() -> None:
+    sets = likely_sets(field(1, 1, 1, 1), dict.fromkeys("abcdefgh", 0.1))
+    # Of eight labels, six form sets of up to three, and one each of four, five and six.
+    ways = [1, 6, 15, 20, 1, 1, 1]
+    assert len(sets) == sum(ways)
+    formed = sum(n * 0.1**k * 0.9 ** (8 - k) for k, n in enumerate(ways))
+    assert sum(sets.values()) == pytest.approx(formed)
+
+
+@given(CHANCES, SIZES)
+def test_all_sets_together_are_certain(opinion: Any, sizes: tuple[float, ...]) -> None:
+    every = module.set_chances(field(*sizes), opinion, all_sets("".join(opinion), len(opinion)))
+    assert sum(every) == pytest.approx(1)
+    for labels, chance in likely_sets(field(*sizes), opinion).items():
+        assert module.set_chance(field(*sizes), opinion, [*labels]) == chance
+
+
+def test_every_process_has_the_same_sets_to_the_last_bit() -> None:
+    """Texts have other hashes in each process, and a sum of floats depends on its order."""
+    code = (
+        "from types import SimpleNamespace\n"
+        "from panjue.eval.opinions import best_set, likely_sets\n"
+        "opinion = {name: 0.1 + 0.07 * i for i, name in enumerate('abcdefgh')}\n"
+        "sets = likely_sets(SimpleNamespace(sizes=(0, 1, 1, 1)), opinion)\n"
+        "print([chance.hex() for chance in sets.values()], sorted(best_set(sets, 5)))\n"
+    )
+    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in "12"]
+    command = [sys.executable, "-c", code]
+    assert len({subprocess.check_output(command, env=given) for given in environments}) == 1
+
+
+def test_opinions_in_a_prompt_worked_by_hand() -> None:
+    penalty = {"x": 0.4, "y": 0.6}
+    few = {"charges": {"a": 0.079, "b": 0.08, "c": 0.3, "d": 0.9}, "penalty": penalty}
+    many = {"charges": dict.fromkeys("fedcba", 0.2), "penalty": penalty}
+    told = [
+        Opinion(few, {"charges": ["d"], "penalty": "y"}),
+        Opinion(many, {"charges": ["a", "b", "c"], "penalty": "y"}),
+        Opinion(many, {"charges": [*"abcde"], "penalty": "y"}),
+    ]
+    assert opinion_text(Example(1, "", ("甲", "乙", "丙")), told, JUDGMENT.answer).split("\n") == [
+        "甲: d 90% | c 30%, b 8%; y 60% | x 40%",
+        "乙: a 20%, b 20%, c 20% | d 20%; y 60% | x 40%",
+        "丙: a 20%, b 20%, c 20%, d 20%, e 20%; y 60% | x 40%",
+    ]
+    ecthr = load_task("ecthr").answer
+    for chance, line in ((0.07, "-"), (0.4, "- | a 40%")):
+        none = Opinion({"labels": {"a": chance}}, {"labels": []})
+        assert opinion_text(Example(1, "", ("甲",)), [none], ecthr) == line
+
+
+OWN = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[8]}
+MODEL = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": PENALTIES[13]}
+CASE = Example(
+    1, "事实。", ("甲", "乙"), answer={"judgments": [{"name": n, **MODEL} for n in "甲乙"]}
+)
+LABELS = JUDGMENT.ask.labels([CASE, Example(2, "", answer={"judgments": [OWN]})])
+LOGITS = {"charges": {"盗窃罪": 4, "诈骗罪": -4}, "articles": {"264": 4, "266": -4}}
+PENALTY = {PENALTIES[8]: 4, PENALTIES[13]: 0}
+ADVISOR = Advisor(JUDGMENT, LABELS, believing(JUDGMENT, {**LOGITS, "penalty": PENALTY}))
+WHOLE = JUDGMENT.ask.target(CASE)
+
+
+@pytest.mark.parametrize(
+    ("reply", "guessed"),
+    [
+        (WHOLE, {}),
+        (dump({"judgments": [{"name": "甲", **MODEL}]}), {"乙": OWN}),
+        (WHOLE.replace(dump(PENALTIES[13]), '"?"', 1), {"甲": ("penalty",)}),
+        (WHOLE.replace('["266"]', "[]", 1), {"甲": ("articles",)}),
+        ("???", {"甲": OWN, "乙": OWN}),
+        ("", {"甲": OWN, "乙": OWN}),
+    ],
+)
+def test_the_classifier_answers_what_a_reply_leaves_out(reply: str, guessed: Any) -> None:
+    decoded = JUDGMENT.ask.decode(reply, CASE, LABELS)
+    answer = ADVISOR.complete(decoded, ADVISOR.opinions(CASE))
+    for name, judgment in zip(CASE.names, answer["judgments"], strict=True):
+        own = {key: OWN[key] for key in guessed.get(name, ())}
+        assert judgment == {"name": name, **MODEL, **own}
+
+
+def test_confidence_is_the_probability_of_what_was_answered() -> None:
+    assert CASE.answer
+    # The odds of 盗窃罪, of 诈骗罪 and of both; the same for the articles.
+    charges = exp(-4) / (exp(4) + exp(-4) + 1)
+    wanted = {"charges": charges, "articles": charges, "penalty": 1 / (1 + exp(4))}
+    told = ADVISOR.confidence(CASE.answer, ADVISOR.opinions(CASE))
+    assert told == [pytest.approx(wanted)] * 2
+
+
+def test_what_is_known_of_a_case_wins_over_the_classifier() -> None:
+    knowing = replace(ADVISOR, known={module.case_key(CASE): "known"})
+    assert knowing.show(replace(CASE, id=2)).inputs["opinions"] == "known"
+    other = replace(CASE, names=("甲", "丙"))
+    told = opinion_text(other, ADVISOR.opinions(other), JUDGMENT.answer)
+    assert knowing.show(other).inputs["opinions"] == told

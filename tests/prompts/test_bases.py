@@ -1,0 +1,133 @@
+"""Folders of base models that are broken, and settings that libraries refuse: one line each."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from panjue.finetune.settings import sft_settings
+from panjue.prompts.model import load_tokenizer, model_folder
+from panjue.prompts.plumbing.config import load_section
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
+from panjue.prompts.render import prompt_ids
+from panjue.serve.settings import GenerateConfig
+
+Panjue = Callable[..., CompletedProcess[str]]
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 8467464\n"
+
+
+@pytest.fixture
+def base(workshop: Path, tmp_path: Path) -> Path:
+    """Return a copy of the tiny base that may be broken."""
+    return shutil.copytree(workshop / "base/model", tmp_path / "base")
+
+
+def lfs(base: Path) -> None:
+    (base / "model.safetensors").write_text(POINTER, "utf-8")
+
+
+def cut(base: Path) -> None:
+    path = base / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def torn(base: Path) -> None:
+    (base / "model.safetensors").unlink()
+
+
+def shard(base: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    write_json(base / "model.safetensors.index.json", index)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "problem"),
+    [
+        (lfs, "model.safetensors: is no whole file of weights"),
+        (cut, "model.safetensors: is no whole file of weights: it has 100000 bytes of "),
+        (torn, "has no .safetensors weights; the copy or download is incomplete"),
+        (shard, "has no model-00001-of-00002.safetensors; the copy or download is incomplete"),
+    ],
+)
+def test_weights_that_are_not_whole_are_found_before_anything_long(
+    breaks: Callable[[Path], None], problem: str, base: Path
+) -> None:
+    model_folder(str(base))
+    breaks(base)
+    with pytest.raises(UserError) as error:
+        model_folder(str(base))
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"model_type": "qwen9_moe", "architectures": ["Qwen9MoeForCausalLM"]}, "qwen9_moe"),
+        ({"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}, ""),
+    ],
+)
+def test_an_architecture_that_cannot_be_trained_is_one_line(
+    change: dict[str, Any], problem: str, base: Path, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    write_json(base / "config.json", {**read_json(base / "config.json"), **change})
+    words = ("dry_run=true", f"model={base}", f"run={tmp_path}/run")
+    done = panjue("sft", workshop / "sft.yaml", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"panjue: {base}")
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_tokenizer_that_is_no_file_is_one_line(base: Path) -> None:
+    (base / "tokenizer.json").write_text(POINTER, "utf-8")
+    with pytest.raises(UserError, match=r"base: its tokenizer: .*; restore its files$"):
+        load_tokenizer(base)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["trainer.learning_rate=fast"], "trainer: "),
+        (["trainer.adam_beta1=2.0"], "trainer: Invalid beta"),
+        (["lora.target_modules=("], "lora: "),
+        (["run=[1]"], "run=[1]: run: "),
+    ],
+)
+def test_values_that_a_library_refuses_are_one_line(
+    words: list[str], problem: str, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    done = panjue("sft", workshop / "sft.yaml", f"run={tmp_path}/run", "dry_run=true", *words)
+    assert done.returncode == 2, done.stderr
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_path_of_digits_is_a_path(workshop: Path) -> None:
+    settings = sft_settings(workshop / "sft.yaml", ["run=2024_11"])
+    assert settings.run == Path("2024_11")
+    assert load_section(GenerateConfig, Path("none"), "generate", ["answers=007"]).answers == "007"
+
+
+def test_a_prompt_is_the_same_on_another_day(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = base / "chat_template.jinja"
+    today = "{{ strftime_now('%d %b %Y') }}"
+    template.write_text(today + template.read_text("utf-8"), "utf-8")
+    ids = prompt_ids(load_tokenizer(base), [{"role": "user", "content": "甲"}])
+    assert load_tokenizer(base).decode(ids).startswith("26 Jul 2024")
+
+
+def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new/weights").touch(0o600)
+        replace_folder(tmp_path / "new", tmp_path / "adapter")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "adapter/weights").stat().st_mode & 0o777 == 0o644
