@@ -107,7 +107,14 @@ def penalty_in(draw: random.Random, penalty: str) -> Any:
         [penalty, penalty],
         f" {penalty}。",
     )
-    odd = ([penalty, other], f"{penalty}、{other}", [[penalty], [other]], f"{number}个月", None, [])
+    odd: tuple[Any, ...] = (
+        [penalty, other],
+        f"{penalty}、{other}",
+        [[penalty], [other]],
+        f"{number}个月",
+        None,
+        [],
+    )
     return draw.choice(odd if draw.random() < 0.12 else ways)
 
 
@@ -287,7 +294,7 @@ def charges_in(texts: list[str]) -> list[str]:
 
 
 def article_forms() -> dict[str, str]:
-    forms = {}
+    forms: dict[str, str] = {}
     for article in CRIMES.values():
         number, _, paragraph = article.partition("-")
         base, _, inserted = number.partition(".")
