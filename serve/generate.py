@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from panjue.eval.answers import CASES
 from panjue.eval.choice import Choice, choose, read_choice, shape_of
 from panjue.eval.decoding import decode_answers
 from panjue.prompts.model import has_classifier, model_sha256, prompt_sha256
@@ -24,7 +25,7 @@ from panjue.serve.output import Rest, answered_ids, load_rows
 from panjue.serve.settings import RESOURCES, GenerateConfig
 
 # Made from completions, besides the submission.
-DERIVED = ("decode.json", "confidence.jsonl", "scores.json", "report.html")
+DERIVED = (CASES, "decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 Decode = Callable[[Path], object]
 

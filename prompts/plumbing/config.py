@@ -1,5 +1,6 @@
 """YAML file plus `key=value` words -> a frozen pydantic model. Unknown keys stop the run."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,8 +78,8 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    return dict(values)
+    values = OmegaConf.to_container(config, resolve=True)
+    return dict(json.loads(json.dumps(values)))  # keys are texts then
 
 
 def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Files of rows: JSON lines or one JSON list, read in their order; JSON lines read by id."""
 
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -27,13 +29,22 @@ from panjue.prompts.plumbing.files import (
 
 def case_rows(path: Path) -> Iterator[Record]:
     """Yield the rows of a file of cases: JSON lines, as `lines` reads them, or one JSON list."""
-    with open_bytes(path) as file:
-        is_list = file.read(64).removeprefix(BOM).lstrip().startswith(b"[")
-    if is_list:
+    if _is_one_list(path):
         yield from list_rows(path)
     else:
         for number, raw in lines(path):
             yield number, partial(parse_case, raw)
+
+
+def _is_one_list(path: Path) -> bool:
+    """Say whether a file is one JSON list, and not lines of which the first is a list."""
+    rows = [raw for _, raw in islice(lines(path), 2)]
+    if not rows or not rows[0].lstrip().startswith(b"["):
+        return False
+    with suppress(UserError):
+        load(rows[0])
+        return len(rows) == 1
+    return True  # a list over several lines
 
 
 def list_rows(path: Path) -> Iterator[Record]:
@@ -73,7 +84,11 @@ def format_hint(path: Path, fields: Sequence[str]) -> str:
 
     The last of the `fields` of a case is the answer.
     """
-    with suppress(UserError, StopIteration):
+    with suppress(UserError, StopIteration, UnicodeDecodeError):
+        first = next(lines(path))[1].decode("utf-8-sig")
+        if {*fields} & {cell.strip('" ') for cell in re.split("[,;\t\r\n]", first)}:
+            way_out = "pandas: to_json(FILE, orient='records', lines=True)"
+            return f"; the file looks like CSV; write a line of JSON for each case ({way_out})"
         row = next(case_rows(path))[1]()
         if row.keys() >= CAIL2018 and "defendants" in fields:
             converted = f"`panjue convert {quote(str(path))} OUT.jsonl` converts it"

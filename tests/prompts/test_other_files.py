@@ -30,6 +30,7 @@ FILES = {
     "deep": (b'{"id":' + b"[" * 970 + b"]" * 970 + b"}\n", ""),
     "a long first line": (b'{"id":0,"x":"' + b"a" * 140_000 + b'"}\n', ""),
     "numbers": (b"1\n2\n", ""),
+    "a list, then cases": (f"[1,2]\n{ROW}\n".encode(), ""),
     "nothing": (b"", ""),
     "no id": (b'{"x": 1}\n', ""),
 }
@@ -64,3 +65,33 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
         assert done.stderr.count("\n") == (done.returncode == 2), (words, done.stderr)
         if "cloze" not in words and "reading" not in words and str(path) in done.stderr:
             assert told in done.stderr + done.stdout, words
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "id,fact,defendants\n0,甲盗窃。,甲\n",
+        "\ufeffid\tfact\tdefendants\r\n0\t甲盗窃。\t甲\r\n",
+        '"id";"fact";"defendants"\n0;"甲盗窃。";"甲"\n',
+    ],
+)
+def test_csv_is_named_with_the_way_out(content: str, demo: Path, panjue: Panjue) -> None:
+    path = demo.with_name("cases.csv")
+    path.write_text(content, "utf-8")
+    for words in (("check", path), ("score", path, demo), ("check", demo, "--cases", path)):
+        done = panjue(*words)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"panjue: {path}:")
+        assert "the file looks like CSV; write a line of JSON for each case" in done.stderr
+
+
+def test_a_list_as_the_first_row_is_a_bad_row(demo: Path, panjue: Panjue) -> None:
+    path = demo.with_name("cases.jsonl")
+    for first, told in (("[1,2]", "list"), ("3", "int")):
+        path.write_text(f"{first}\n{ROW}\n", "utf-8")
+        done = panjue("check", path)
+        assert done.returncode == 1
+        assert done.stdout.splitlines()[0] == f"{path}:1: expected a JSON object, found {told}"
+    for whole in (f"[{ROW}]", f"[\n{ROW}\n]\n", f"[{ROW},\n{ROW.replace('0', '1', 1)}]\n\n"):
+        path.write_text(whole, "utf-8")
+        assert panjue("check", path).returncode == 0, whole

@@ -234,7 +234,7 @@ def test_files_made_from_completions_are_deleted_with_them(
     (folder / "completions.jsonl").unlink()
     with pytest.raises(UserError, match="engine"):  # so it never answers
         answer(run, cases, "sampling.temperature=0.5", "engine.dtype=float23")
-    assert "deleted submission.jsonl, decode.json" in capsys.readouterr().out
+    assert "deleted submission.jsonl, cases.jsonl, decode.json" in capsys.readouterr().out
     assert {path.name for path in folder.glob("[!.]*")} == {"manifest.json", "labels.json"}
 
 

@@ -29,7 +29,7 @@ LONGEST_S = 600
 DEMO = "See it work"
 AFTER_DEMO = {
     *("Ask it", "Serve", "Many cases", "Export", "Score", "Fair to whom", "Hand it in"),
-    "How an answer is decided",
+    "Who answers",
 }
 """The sections whose commands need the demo's finished run."""
 
@@ -54,7 +54,7 @@ WORDS: dict[str, dict[str, str]] = {
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
     "Hand it in": {},
-    "How an answer is decided": {},  # after those that mean the run's only answers
+    "Who answers": {},  # after those that mean the run's only answers
     "Ask it": {},
     "Serve": {},
     "Many cases": {

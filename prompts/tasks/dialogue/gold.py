@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from panjue.prompts.example import Example
-from panjue.prompts.tasks.dialogue.sextuples import FIELDS, speakers
+from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.tasks.dialogue.sextuples import FIELDS, speakers, target
 from panjue.prompts.tasks.dialogue.similarity import best_pairs, ngrams
 from panjue.prompts.tasks.dialogue.solve import OTHER
 from panjue.prompts.tasks.metrics import Row
@@ -36,8 +37,8 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
             case "emotions":
                 chains = _gold_chains(question, emotions)
                 result = {"holders": None if gold["holders"] is None else chains}
-            case _:
-                result = dict(gold)
+            case _:  # real gold also lists holders who say nothing; the reply does not
+                result = load_json(target(dialogue))
         return replace(question, answer=result)
 
     return answer

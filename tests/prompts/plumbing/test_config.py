@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from panjue.finetune.settings import sft_settings
 from panjue.prompts.plumbing.config import Config, load_section, load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 
@@ -56,7 +57,7 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
 
 def test_an_unknown_key_is_named_with_the_nearest(path: Path) -> None:
     assert complaint(path, "max_token=3") == (
-        f"{path}: no setting 'max_token'; did you mean 'max_tokens'?"
+        "max_token=3: no setting 'max_token'; did you mean 'max_tokens'?"
     )
     path.write_text("sft: {name: a, max_tokns: 3}\n", "utf-8")
     assert "'max_tokns'; did you mean 'max_tokens'?" in complaint(path)
@@ -75,8 +76,22 @@ def test_keys_inside_a_section_are_named_too(path: Path) -> None:
     assert "no setting 'section.depht'" in complaint(path, "section.depth=1", "section.depht=1")
 
 
+@pytest.mark.parametrize("values", ["[1, 2]", "3", "abc"])
+def test_a_section_without_keys_is_named(path: Path, values: str) -> None:
+    path.write_text(f"sft: {values}\n", "utf-8")
+    assert complaint(path) == f"{path}: section 'sft' must be lines of `key: value`"
+
+
+def test_a_number_is_no_key(path: Path) -> None:
+    path.write_text("sft: {name: a, 1: 3}\n", "utf-8")
+    assert complaint(path) == f"{path}: no setting '1'"
+    path.write_text("sft: {1: 3}\n", "utf-8")
+    with pytest.raises(UserError, match=f"{path}: no setting '1'"):
+        sft_settings(path, ["run=r", "model=m", "train=t"])
+
+
 def test_a_wrong_type_is_named_with_the_value(path: Path) -> None:
-    assert complaint(path, "max_tokens=viel").startswith(f"{path}: max_tokens: ")
+    assert complaint(path, "max_tokens=viel").startswith("max_tokens=viel: max_tokens: ")
     assert complaint(path, "max_tokens=viel").endswith("got 'viel'")
     assert "trainer: " in complaint(path, "trainer=3")
 

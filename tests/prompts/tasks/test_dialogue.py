@@ -210,6 +210,17 @@ def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
         assert reasons(answer["holders"]) == reasons(gold["holders"])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_gold_of_a_holder_who_says_nothing_is_not_taught(way: dict[str, Any]) -> None:
+    task = configured(TASK, way)
+    example = next(Reader(task).read(SAMPLE))
+    gold = example.answer or {}
+    absent = {"holder": "不在场的人", "events": gold["holders"][0]["events"]}
+    real = replace(example, answer={**gold, "holders": [absent, *gold["holders"]]})
+    taught = list(task.answer.training_examples(real))
+    assert taught == list(task.answer.training_examples(example))
+
+
 def reasons(holders: Any) -> dict[str, list[str]]:
     return {
         one["holder"]: sorted(m["reason"] for e in one["events"] for m in e["emotions"])
