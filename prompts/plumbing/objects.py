@@ -129,11 +129,11 @@ class Scanner:
     def _add_word(self, word: str, words: list[str], key: str | None) -> list[str]:
         """Add a bare word; return the values that it is in.
 
-        Words without a comma between them are one value, which is no label. After another value
-        they are a remark.
+        Words without a comma between them are one value, which is no label: the first one and a
+        bar. After another value they are a remark.
         """
         if words:
-            words[-1] += f"|{word}"
+            words[-1] += "|" * (not words[-1].endswith("|"))
         elif key is not None or not self._levels[-1].is_object:
             words = self._values(key)
             words.append(word)

@@ -208,6 +208,13 @@ def test_a_set_counts_as_it_is_given_or_not_at_all(reply: str, labels: list[str]
     assert decoded.guesses == (((0, "labels"),) if labels is None else ())
 
 
+@pytest.mark.parametrize("piece", ["a ", "a, ", "9 ", '"a" ', '"labels":[', "{label ", "ﷺ"])
+def test_a_hostile_reply_comes_to_an_end(piece: str) -> None:
+    # Were the reading quadratic in the reply, this would take minutes.
+    reply = '{"labels":[' + piece * (200_000 // len(piece))
+    assert ECTHR.ask.decode(reply, Example(1, ""), Labels()).is_guess(0, "labels")
+
+
 THREE = macro_f1(3)
 
 
