@@ -121,35 +121,38 @@ def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
             f"{test}: missing, or not the file that {answers.folder}/completions.jsonl was "
             "made from"
         )
-    task = configured(load_task(record.task), record.solve)
-    reader = Reader(task, held_out=record.held_out, on_bad_row=record.on_bad_row)
+    reader = reader_of(answers, gold)
     label_file = answers.folder / "labels.json"
     labels = load_labels(label_file)
     if record.labels_sha256 not in (None, sha256(label_file)):
         raise UserError(f"{label_file}: was changed since the answers were made; restore it")
-    answered = AnsweredFile(answers, record, reader, test, labels)
-    if gold:
-        check_texts(answered)
-    return answered
+    return AnsweredFile(answers, record, reader, test, labels)
 
 
 CASES = "cases.jsonl"
 """File beside answers with the hash of each case's text."""
 
 
-def check_texts(answered: AnsweredFile) -> None:
-    """Refuse gold with a text that differs from the one that was answered under the same id."""
-    path = answered.folder / CASES
-    if sha256(answered.test) == answered.record.test_sha256 or not path.exists():
-        return
+def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
+    """Return what reads the cases that were answered, as they were read then.
+
+    `gold` is refused if a text in it differs from the one that was answered under the same id.
+    """
+    record = answers.record
+    task = configured(load_task(record.task), record.solve)
+    reader = Reader(task, held_out=record.held_out, on_bad_row=record.on_bad_row)
+    path = answers.folder / CASES
+    if gold is None or not path.exists() or sha256(gold) == record.test_sha256:
+        return reader
     rows = Rows(path)
-    for example in answered.examples():
+    for example in reader.read(gold):
         row = rows.get(example.id)
         if row and row["text_sha256"] != text_hash(example):
             raise UserError(
-                f"{answered.test}: id {example.id} is another case than the one that was answered "
-                f"in {answered.folder}; give the gold file of {answered.record.test}"
+                f"{gold}: id {example.id} is another case than the one that was answered in "
+                f"{answers.folder}; give the gold file of {record.test}"
             )
+    return reader
 
 
 def check_complete(answered: AnsweredFile) -> None:

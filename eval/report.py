@@ -1,6 +1,5 @@
 """The report of a run as one HTML page: scores, errors by class, and every case."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,13 +18,14 @@ from panjue.eval.fairness import remarks as fairness_remarks
 from panjue.eval.group_counts import Counts
 from panjue.eval.opinions import Advisor
 from panjue.eval.score import ScoreResult, remarks, score
+from panjue.eval.shown import class_fields, items_of, split_at_names
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import protect_inputs
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
+from panjue.prompts.tasks.metrics import Field, Item
 
 FOLDER = Path(__file__).parent / "page"
 
@@ -173,7 +173,7 @@ def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCa
     completions = None if by_classifier else answered.rows()
     advisor = None if by_classifier else answered.advisor()
     task = answered.task
-    class_fields = [name for names in _class_fields(task) for name in names]
+    shown_fields = [name for names in class_fields(task) for name in names]
     for example in answered.examples():
         calls = list(_calls(completions, example))
         confidence = confidences.get(example.id) if confidences else None
@@ -185,7 +185,7 @@ def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCa
             groups=example.groups,
             text=split_at_names(example.text, [name for name, _ in items]),
             items=items,
-            classes={name: _values(f for f in fields if f.name == name) for name in class_fields},
+            classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
             opinions=list(_opinions(task, example, advisor, items)),
             confidence=mean_confidence(confidence) if confidence else None,
@@ -250,20 +250,9 @@ def _handled(
             yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
 
-def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
-    """Split a text at the `names`: (piece, index of the name that it is, or None).
-
-    张某甲 does not name 张某.
-    """
-    indices = {name: index for index, name in enumerate(names) if name}
-    longest_first = sorted(map(re.escape, indices), key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(longest_first)})", text) if indices else [text]
-    return [(piece, indices.get(piece)) for piece in pieces if piece]
-
-
 def _count(task: Task, result: PageData) -> None:
     """Count classes, confusions and confused pairs over the cases."""
-    sets, single = _class_fields(task)
+    sets, single = class_fields(task)
     fields = [field for case in result.cases for _, fields in case.items for field in fields]
     if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
         single = sets
@@ -291,44 +280,6 @@ def _count(task: Task, result: PageData) -> None:
         }
         is_unanswered = any(pair[1] == NO_ANSWER for pair in result.confusion.get(name, ()))
         result.orders[name] = [*order, NO_ANSWER] if is_unanswered else order
-
-
-def _class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the fields that are sets of classes, and the fields that always have one class."""
-    if task.answer.items:
-        return task.answer.sets, task.answer.classes
-    return (("class",) if task.score.classes else ()), ()
-
-
-def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield items with their fields: as the task shows them, or by items, classes or keys."""
-    if task.score.shown:
-        yield from task.score.shown(gold, row)
-    elif task.answer.items:
-        items = task.answer.items_of(row) if row else []
-        predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
-        for item in task.answer.items_of(gold):
-            name = item["name"]
-            yield str(name), list(_decided(task, item, predicted.get(name, {})))
-    elif task.score.classes:
-        yield "", [same("class", task.score.classes(gold), task.score.classes(row) if row else ())]
-    else:
-        keys = [key for key in dict.fromkeys([*gold, *(row or {})]) if key != "id"]
-        yield "", [same(key, texts(gold.get(key)), texts((row or {}).get(key))) for key in keys]
-
-
-def _decided(task: Task, gold: Mapping[str, Any], predicted: Mapping[str, Any]) -> Iterator[Field]:
-    for name in task.answer.fields:
-        order, readable = task.answer.order.get(name, ()), task.score.readable.get(name, str)
-        values = (_as_texts(judged.get(name), order) for judged in (gold, predicted))
-        yield same(name, *(map(readable, value) for value in values))
-
-
-def _as_texts(value: Any, order: Sequence[str]) -> list[str]:
-    """Return the texts of a value; a class number becomes the name of the class."""
-    if isinstance(value, int) and 0 <= value < len(order):
-        return [order[value]]
-    return texts(value)
 
 
 def page(result: PageData) -> str:

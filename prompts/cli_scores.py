@@ -49,7 +49,7 @@ def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path
     Task and treatment of bad rows are those of the run folder. If there is none, the note is for
     errors.
     """
-    from panjue.eval.answers import open_answers
+    from panjue.eval.answers import reader_of
 
     answers = find_answers(path, gold)
     if answers is None:
@@ -58,9 +58,7 @@ def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path
     record = answers.record
     if name not in (None, record.task):
         raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {name!r}")
-    reader = Reader(load_task(record.task), on_bad_row=record.on_bad_row)
-    if gold:
-        reader = open_answers(answers.folder, gold).reader
+    reader = reader_of(answers, gold)
     is_whole = path.is_dir() and not reader.task.data.submission.is_one(path)
     return answers.folder if is_whole else path, reader, ""
 

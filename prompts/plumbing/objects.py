@@ -9,8 +9,8 @@ from panjue.prompts.plumbing.decode import unquote
 
 TOKEN = re.compile(
     r"(?P<remark>//[^\n{}]*+|/\*(?:[^*{}]++|\*(?!/))*+(?:\*/)?)"
-    r'|(?P<string>"(?:[^"\\]++|\\.)*+(?:(?P<end>")(?P<key>\s*+:)?|\\?\Z))'
-    r'|[\[\]{},]|(?P<word>[^\s\[\]{},:"]++)(?P<colon>\s*+:)?',
+    r'|(?P<string>"(?:[^"\\]++|\\.)*+(?:(?P<end>")(?P<key>\s*+[:：])?|\\?\Z))'
+    r'|[\[\]{},，]|(?P<word>[^\s\[\]{},，:："]++)(?P<colon>\s*+[:：])?',
     re.DOTALL,
 )
 """A remark has no braces: one without its end would hide where the next person begins. A string
@@ -109,7 +109,7 @@ class Scanner:
                 self._end(is_object=token[0] == "}")
                 if not self._levels:
                     return token.end()
-            key = "" if token[0] in "[{," else None
+            key = "" if token[0] in "[{,，" else None
         del words[-1:]  # the text ends here: the 12 may be 120, the 3 may be 3个月
         return len(self._text)
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.answers import AnsweredFile, check_complete, open_answers
-from panjue.eval.report import AGREEMENTS, agreement, items_of, page, page_data, split_at_names
+from panjue.eval.report import AGREEMENTS, agreement, page, page_data
+from panjue.eval.shown import items_of, split_at_names
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError

@@ -122,7 +122,8 @@ def _sentence_of_term(term: Mapping[str, Any]) -> Noted:
 def _amount(value: Any, rule: str) -> int | float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise UserError(f"{rule}, 0 or more, found {value!r}")
-    return value
+    amount: int | float = value
+    return amount
 
 
 def _list(meta: Mapping[str, Any], key: str) -> list[str]:

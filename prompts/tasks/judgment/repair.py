@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from panjue.prompts.example import Decoded
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import flatten_forms, normal, snap
-from panjue.prompts.plumbing.objects import Field, Found, Scanner
+from panjue.prompts.plumbing.objects import Scanner
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.articles import article_of
 
@@ -80,38 +80,49 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     )
 
 
-def _objects(text: str) -> list[Found]:
+class Said(NamedTuple):
+    """What an object says of a person."""
+
+    names: set[str]
+    given: dict[str, list[list[str]]]  # field -> its values, each time that it is given
+    is_complete: bool
+
+
+def _objects(text: str) -> list[Said]:
     """Return the objects that have a name and a field of a judgment."""
-    objects = Scanner(text, NAME_KEYS, KEY).objects()
-    return [found for found in objects if found.names and _fields_of(found)]
+    said = []
+    for found in Scanner(text, NAME_KEYS, KEY).objects():
+        given: dict[str, list[list[str]]] = {}
+        for key, values in found.fields:
+            if field := FIELD_OF.get(flatten_forms(key)):
+                given.setdefault(field, []).append(values)
+        if found.names and given:
+            said.append(Said(found.names, given, found.is_closed and len(given) == 3))
+    return said
 
 
-def _fields_of(found: Found) -> set[str]:
-    return {field for field in map(_field_of, found.fields) if field}
-
-
-def _field_of(field: Field) -> str | None:
-    return FIELD_OF.get(flatten_forms(field.key))
-
-
-def _assign(objects: Sequence[Found], names: Sequence[str]) -> tuple[dict[str, Found], list[str]]:
+def _assign(objects: Sequence[Said], names: Sequence[str]) -> tuple[dict[str, Said], list[str]]:
     """Give each defendant their object: of several the last complete one, else the first.
 
     A name in another width, case or spacing counts if it can be one defendant's alone.
     """
     exact, similar = (_by_form(form, names) for form in (name_in_reply, _loose))
-    assigned: dict[str, Found] = {}
+    assigned: dict[str, Said] = {}
     repairs = []
-    for found in objects:
-        [written, *others] = found.names
+    for said in objects:
+        [written, *others] = said.names
         owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), set())
         if others:
             repairs.append("an object with several names, dropped")
-        elif len(owners) == 1:
-            [owner] = owners
-            _add(assigned, owner, found, repairs)
-        else:
+            continue
+        if len(owners) != 1:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
+            continue
+        [name] = owners
+        if name in assigned:
+            repairs.append(f"{name}: answered twice, the last complete answer counts")
+        if name not in assigned or said.is_complete:
+            assigned[name] = said
     return assigned, repairs
 
 
@@ -126,14 +137,6 @@ def _loose(name: str) -> str:
     return "".join(flatten_forms(name).split()).casefold()
 
 
-def _add(assigned: dict[str, Found], name: str, found: Found, repairs: list[str]) -> None:
-    is_complete = found.is_closed and len(_fields_of(found)) == len(Judged._fields)
-    if name in assigned:
-        repairs.append(f"{name}: answered twice, the last complete answer counts")
-    if name not in assigned or is_complete:
-        assigned[name] = found
-
-
 class Judged(NamedTuple):
     """One defendant's judgment, what was repaired in it, and its fields that the reply lacks."""
 
@@ -142,14 +145,14 @@ class Judged(NamedTuple):
     guessed: list[str]
 
 
-def _judge(name: str, found: Found | None, labels: Labels) -> Judged:
+def _judge(name: str, said: Said | None, labels: Labels) -> Judged:
     """Read one defendant's object; missing parts get the commonest labels."""
-    charges, repairs = _labels_in(found, "charges", labels)
+    charges, repairs = _labels_in(said, "charges", labels)
     with_charge = {article for charge in charges for article in labels.pairs.get(charge, ())}
-    articles, article_repairs = _labels_in(found, "articles", labels, with_charge)
-    penalty, penalty_repairs = _penalty_in(found)
+    articles, article_repairs = _labels_in(said, "articles", labels, with_charge)
+    penalty, penalty_repairs = _penalty_in(said)
     repairs += [*article_repairs, *penalty_repairs]
-    if found is None:
+    if said is None:
         repairs = ["no answer, commonest labels used"]
     read = {"charges": charges, "articles": articles, "penalty": penalty}
     guessed = [field for field, value in read.items() if not value]
@@ -164,10 +167,10 @@ def _judge(name: str, found: Found | None, labels: Labels) -> Judged:
 
 
 def _labels_in(
-    found: Found | None, field: str, labels: Labels, with_charge: Container[str] = ()
+    said: Said | None, field: str, labels: Labels, with_charge: Container[str] = ()
 ) -> tuple[list[str], list[str]]:
     most = labels.most.get(field, 0)
-    values, repairs = _values_of(found, field)
+    values, repairs = _values_of(said, field)
     exact, known = labels.counts.get(field, {}), labels.normal_forms.get(field, {})
     read: dict[str, None] = {}
     # Limits a runaway list: no answer needs many more labels than those in training.
@@ -194,13 +197,12 @@ def _labels_in(
     return list(read)[:most], repairs
 
 
-def _values_of(found: Found | None, field: str) -> tuple[list[str], list[str]]:
+def _values_of(said: Said | None, field: str) -> tuple[list[str], list[str]]:
     """Return the values of a field; none if it is given twice, since they may be others'."""
-    fields = found.fields if found else ()
-    given = [of.values for of in fields if _field_of(of) == field]
+    given = said.given.get(field, [[]]) if said else [[]]
     if any(values != given[0] for values in given):
         return [], [f"{field} given {len(given)} times, dropped"]
-    return given[0] if given else [], [f"{field} repeated"] * (len(given) > 1)
+    return given[0], [f"{field} repeated"] * (len(given) > 1)
 
 
 def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
@@ -222,9 +224,9 @@ def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) 
     return result
 
 
-def _penalty_in(found: Found | None) -> tuple[str, list[str]]:
+def _penalty_in(said: Said | None) -> tuple[str, list[str]]:
     """Return the penalty class of an object, empty if it names none or several, and the repairs."""
-    values, repairs = _values_of(found, "penalty")
+    values, repairs = _values_of(said, "penalty")
     read = {written: _class_of(written) for written in values}
     named = {penalty for penalty in read.values() if penalty}
     if len(named) != 1:

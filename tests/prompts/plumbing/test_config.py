@@ -57,7 +57,7 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
 
 def test_an_unknown_key_is_named_with_the_nearest(path: Path) -> None:
     assert complaint(path, "max_token=3") == (
-        f"{path}: no setting 'max_token'; did you mean 'max_tokens'?"
+        "max_token=3: no setting 'max_token'; did you mean 'max_tokens'?"
     )
     path.write_text("sft: {name: a, max_tokns: 3}\n", "utf-8")
     assert "'max_tokns'; did you mean 'max_tokens'?" in complaint(path)
@@ -91,7 +91,7 @@ def test_a_number_is_no_key(path: Path) -> None:
 
 
 def test_a_wrong_type_is_named_with_the_value(path: Path) -> None:
-    assert complaint(path, "max_tokens=viel").startswith(f"{path}: max_tokens: ")
+    assert complaint(path, "max_tokens=viel").startswith("max_tokens=viel: max_tokens: ")
     assert complaint(path, "max_tokens=viel").endswith("got 'viel'")
     assert "trainer: " in complaint(path, "trainer=3")
 

@@ -294,7 +294,7 @@ def charges_in(texts: list[str]) -> list[str]:
 
 
 def article_forms() -> dict[str, str]:
-    forms: dict[str, Any] = {}
+    forms: dict[str, str] = {}
     for article in CRIMES.values():
         number, _, paragraph = article.partition("-")
         base, _, inserted = number.partition(".")

@@ -234,3 +234,13 @@ def test_invisible_characters_make_no_other_label_and_no_other_name(
     assert value(decoded, "charges") == ["盗窃罪"]
     assert value(decoded, "articles") == ["264"]
     assert value(decoded, "penalty") == "拘役"
+
+
+def test_chinese_commas_and_colons_are_read_between_values(labels: Labels) -> None:
+    reply = (
+        '{"name"："甲"，"charges"：["盗窃罪"，"诈骗罪"],"articles":[264，"266"],"penalty":2，"x":1}'
+    )
+    decoded = decode(reply, CASE, labels)
+    assert value(decoded, "charges") == ["盗窃罪", "诈骗罪"]
+    assert value(decoded, "articles") == ["264", "266"]
+    assert value(decoded, "penalty") == "拘役"
