@@ -2,16 +2,20 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from panjue.eval.decoding import decoding_of, never_asked
+from panjue.eval.values import metric_values, other_cases
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.rows import format_hint
 from panjue.prompts.reader import Reader, Skipped
 from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Row
 
 MAX_SHOWN = 15
 """Labels or groups of one kind that are shown, the most frequent first: all penalty classes."""
@@ -32,6 +36,9 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     case_ids = {str(example.id) for example in reader.read(cases)}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
+    if message := _other_cases(reader, submission, cases):
+        yield message
+        return
     remaining = reader.read(cases)
     seen: dict[str, int | str] = {}
     skipped: dict[str, Example] = {}
@@ -55,9 +62,8 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
         if key in skipped:
             yield f"{place}: id {key} is out of order"
         example = skipped.pop(key, None) or _advance(remaining, key, skipped)
-        yield from (
-            f"{place}: id {key}: {fault}" for fault in task.data.check(example, row, labels)
-        )
+        faults = list(task.data.check(example, row, labels)) or list(unscorable(task, example, row))
+        yield from (f"{place}: id {key}: {fault}" for fault in faults)
     skipped.update((str(example.id), example) for example in remaining)
     yield from (f"{submission}: id {key} is not answered" for key in skipped)
     decoding = decoding_of(submission) if submission.is_file() else None
@@ -65,6 +71,23 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
         yield f"{submission}: {never_asked([refusal])}"
     if not records:
         yield f"{submission}: the file is empty"
+
+
+def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
+    """Return a message if all is about other cases; rows that cannot be read are named later."""
+    rows = None
+    with suppress(UserError):
+        rows = reader.task.data.submission.index(submission)
+    return other_cases(reader, cases, rows) if rows else ""
+
+
+def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
+    """Yield a fault if the metric cannot read a row, even as its own gold."""
+    try:
+        metric_values(task, {**row, "references": [[""]]}, row, "")
+    except UserError:
+        right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
+        yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"
 
 
 def _advance(remaining: Iterator[Example], key: str, skipped: dict[str, Example]) -> Example:
@@ -77,7 +100,7 @@ def _advance(remaining: Iterator[Example], key: str, skipped: dict[str, Example]
 def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
     """Return the bad rows and the labels that look equal, and a line for each kind of count."""
     way_out = "; to check a submission, add --cases CASES"
-    if (path / "manifest.json").exists():
+    if (path / "manifest.json").exists() and not reader.task.data.submission.is_one(path):
         raise UserError(f"{path}: is a run folder{way_out}")
     reader = replace(reader, on_bad_row="skip", skipped=Skipped())
     labels = reader.task.ask.labels(reader.read(path))

@@ -83,7 +83,8 @@ def score_rows(
 
     Yield it with its gold row and the row of the submission, None if there is none.
     """
-    check_answered(reader, gold, rows)
+    if message := other_cases(reader, gold, rows):
+        raise UserError(message)
     for example, gold_row in counted(gold_rows(reader, gold), len(rows)):
         row = rows.get(example.id)
         place = f"{rows.path}: id {example.id}"
@@ -195,34 +196,38 @@ COMPARED = 100
 """Examples whose names are compared before a submission is scored."""
 
 
-def check_answered(reader: Reader, gold: Path, rows: Rows) -> None:
-    """Refuse a submission of other cases, which would score 0.
+def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
+    """Return a message if a submission, with these rows, answers other cases; else nothing.
 
-    Files of other cases may have the same ids, and some of the names (张某). The gold file is read
-    up to `COMPARED` examples that the submission answers.
+    Files of other cases may have the same ids, and some of the names (张某). The cases are read up
+    to `COMPARED` that the submission answers.
     """
     example, named, seen, foreign = None, "", 0, 0
-    for example, gold_row in gold_rows(reader, gold):
+    for example in reader.read(cases):
         row = rows.get(example.id)
         if row is None:
             continue
-        wanted, found = _names(reader.task, gold_row), _names(reader.task, row)
+        wanted, found = example.names, _names(reader.task, row)
         seen += 1
-        if wanted and found and not wanted.keys() & found.keys():
+        if wanted and found and not found.keys() & set(wanted):
             foreign += 1
             both = f"{'、'.join(wanted)} there and {'、'.join(found)} here"
             named = named or f"id {example.id} has {both}"
         if seen == COMPARED:
             break
     if example is None:
-        raise UserError(f"{gold}: has no examples")
+        raise UserError(f"{cases}: has no examples")
     if foreign > seen / 2:
-        raise UserError(
-            f"{rows.path}: names other defendants than {gold} in {foreign} of {seen} cases; "
+        return (
+            f"{rows.path}: names other defendants than {cases} in {foreign} of {seen} cases; "
             f"{named}; are these the right files?"
         )
     if len(rows) and not seen:
-        raise UserError(f"{rows.path}: no row has an id of {gold}; are these the right files?")
+        return (
+            f"{rows.path}: none of its {len(rows)} rows has an id of {cases}; "
+            "are these the right files?"
+        )
+    return ""
 
 
 def _names(task: Task, row: Row | None) -> dict[str, None]:

@@ -1,14 +1,16 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from panjue.eval.check import check
+from panjue.eval.check import check, unscorable
+from panjue.eval.values import metric_values
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
+from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from tests.eval.records import Row, Write
 
@@ -184,3 +186,57 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
     ]
+
+
+def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(
+    faults: Faults, rows: Rows, row: Row, cases: Path
+) -> None:
+    others = [row(key, ("丙", ["盗窃罪"], ["264"], 8), ("丁", *ALSO[1:])) for key in (1, 2, 3, "x")]
+    assert faults(others) == [
+        f" names other defendants than {cases} in 4 of 4 cases; id 1 has 甲、乙 there and 丙、丁 "
+        "here; are these the right files?"
+    ]
+    assert faults([{**one, "id": 70 + i} for i, one in enumerate(rows)]) == [
+        f" none of its 4 rows has an id of {cases}; are these the right files?"
+    ]
+    assert len(faults(others[:2] + rows[2:])) > 2, "half of the rows are of these cases"
+
+
+VALUES = ("dismissal", "positive", "盗窃罪", 0, -1, 1.5, True, None, [], [1], ["盗窃罪"], {}, [[1]])
+
+
+def altered(value: Any) -> Iterator[Any]:
+    """Yield the value with another one in each of its places, and without each of its parts."""
+    yield from VALUES
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            rest = value.copy()
+            part = rest.pop(key)
+            yield rest
+            for other in altered(part):
+                yield {**value, key: other} if isinstance(value, dict) else [other, *rest]
+
+
+@pytest.mark.parametrize("name", task_folders())
+def test_what_is_clean_can_be_scored(name: str, tmp_path: Path) -> None:
+    task = load_task(name)
+    [sample] = task_folders()[name].glob("sample.*")
+    example = next(Reader(task).read(sample))
+    right = task.data.write(example, example.answer or {})
+    refused = 0
+    for row in altered(right):
+        if isinstance(row, dict) and row.get("id") == example.id:
+            faults = list(task.data.check(example, row, None)) or [*unscorable(task, example, row)]
+            try:
+                metric_values(task, task.gold(example), row, "")
+            except UserError:
+                refused += 1
+                assert faults, row
+    assert refused > 3
+
+
+def test_a_word_where_the_file_has_numbers_is_named(tmp_path: Path, write: Write) -> None:
+    cases = write("cases.jsonl", [{"text": "Une affaire."}, {"text": "Ein Fall."}])
+    path = write("submission.jsonl", [{"id": 1, "label": "dismissal"}, {"id": 2, "label": 0}])
+    told = '`panjue score` cannot read it; a right row is {"id":1,"label":0}'
+    assert list(check(Reader(load_task("fscs")), path, cases)) == [f"{path}:1: id 1: {told}"]

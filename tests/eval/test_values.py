@@ -52,7 +52,9 @@ def test_a_submission_of_other_ids_is_refused(
     path = write("submission.jsonl", [row(7, ("甲", *THEFT))])
     with pytest.raises(UserError) as raised:
         COMMANDS[command](READER, gold, path)
-    assert str(raised.value) == f"{path}: no row has an id of {gold}; are these the right files?"
+    assert str(raised.value) == (
+        f"{path}: none of its 1 rows has an id of {gold}; are these the right files?"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
