@@ -43,7 +43,7 @@ $(TRAINED): $(AGAIN) | .venv/installed $(addsuffix train.jsonl,$(DEMO)) $(if $(f
 	$(if $(and $(TEST),$(filter generate score check-submission,$(MAKECMDGOALS))),[ -e '$(TEST)' ] || { echo "TEST: no file $(TEST)" >&2; exit 2; })
 	.venv/bin/panjue sft finetune/configs/$(CONFIG).yaml 'run=$(RUN)' $(if $(TASK),task=$(TASK)) $(if $(MODEL),'model=$(MODEL)') $(if $(TRAIN),'train=$(TRAIN)') $(if $(DEV),'dev=$(DEV)') $(SFT)
 sft: $(TRAINED)  # fine-tune: cases in, adapter out
-generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case, and decide
+generate: $(TRAINED); .venv/bin/panjue generate '$(RUN)' '$(GOLD)' $(GENERATE)  # answer every test case
 score: generate; .venv/bin/panjue score '$(GOLD)' '$(RUN)' --json '$(ANSWERS)/scores.json' $(SCORE)  # the official metric with intervals
 check-submission: .venv/installed; .venv/bin/panjue check '$(RUN)' --cases '$(GOLD)'  # every fault of a submission, with its place
 serve: $(TRAINED); .venv/bin/panjue serve '$(RUN)' $(SERVE)  # answer over HTTP, with a page to ask from

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,10 +10,10 @@ from panjue.eval.compare import TIE, paired_differences
 from panjue.eval.values import MetricValues, metric_values, score_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.run import ANSWERS, AnsweredBy, AnswersRecord
+from panjue.prompts.plumbing.run import AnsweredBy
 
 CHOICE = "choice.json"
-"""File in RUN/answers with the scores of both on the held-out cases."""
+"""File beside the answers to the held-out cases, with the scores of both."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,11 @@ class Choice:
     """The scores of the model's replies and of the text classifier on the same held-out cases.
 
     Attributes:
-        made_of: What shaped the replies, from `shape_of`.
         metric: The task's headline metric.
         difference: The model's score less the classifier's.
         low, high: Its 95% interval, from a paired bootstrap over cases.
     """
 
-    made_of: dict[str, Any]
     metric: str
     cases: int
     model: float
@@ -44,22 +41,15 @@ class Choice:
 
     def __str__(self) -> str:
         """Return both scores in one line."""
+        interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}" if self.cases > 1 else ""
         return (
             f"{self.metric} on {self.cases} held-out cases: model {self.model:.4f}, text "
-            f"classifier {self.classifier:.4f} (difference {self.difference:+.4f}, 95% interval "
-            f"{self.low:+.4f} to {self.high:+.4f})"
+            f"classifier {self.classifier:.4f} (difference {self.difference:+.4f}{interval})"
         )
 
 
-def shape_of(record: AnswersRecord) -> dict[str, Any]:
-    """Return what shaped replies, apart from the cases."""
-    return record.model_dump(
-        mode="json", include={"trained_sha256", "adapter", "sampling", "constrained"}
-    )
-
-
-def choose(folder: Path) -> Choice:
-    """Compare both on the answers to the held-out cases in `folder`, and record the result.
+def choose(folder: Path, into: Path) -> Choice:
+    """Compare both on the answers to the held-out cases in `folder`; write the result `into`.
 
     The folder has a submission of the model's replies.
     """
@@ -75,7 +65,6 @@ def choose(folder: Path) -> Choice:
     metric = task.score.names[-1]
     scores = paired_differences(of_classifier, of_model)[metric]
     choice = Choice(
-        made_of=shape_of(answered.record),
         metric=metric,
         cases=len(of_model),
         model=scores.second,
@@ -84,17 +73,17 @@ def choose(folder: Path) -> Choice:
         low=scores.low,
         high=scores.high,
     )
-    write_json(folder.parent / CHOICE, asdict(choice))
+    into.mkdir(exist_ok=True)
+    write_json(into / CHOICE, asdict(choice))
     return choice
 
 
-def read_choice(run: Path, made_of: dict[str, Any]) -> Choice | None:
-    """Return the recorded choice of a run for replies of this shape, if there is one."""
-    path = run / ANSWERS / CHOICE
+def read_choice(folder: Path) -> Choice | None:
+    """Return the choice that was made on the held-out cases of a folder, if there is one."""
+    path = folder / CHOICE
     if not path.exists():
         return None
     try:
-        choice = TypeAdapter(Choice).validate_python(read_json(path))
+        return TypeAdapter(Choice).validate_python(read_json(path))
     except ValidationError:
         raise UserError(f"{path}: is of another version; delete it") from None
-    return choice if choice.made_of == made_of else None

@@ -148,10 +148,10 @@ def _decode(answered: AnsweredFile) -> Tally:
     rows = None if by_classifier else answered.rows()
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
     decoding = _Decoding(answered, rows, advisor, tally)
-    with (
-        task.data.submission.writing(submission) as write,
+    with (  # the submission is the first that is replaced
         atomic_write(folder / "confidence.jsonl") as confidences,
         atomic_write(folder / CASES) as cases,
+        task.data.submission.writing(submission) as write,
     ):
         for example in counted(answered.examples(), total):
             cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
@@ -172,10 +172,13 @@ def _decode(answered: AnsweredFile) -> Tally:
     return tally
 
 
+BY_CLASSIFIER = "answered by the text classifier"
+
+
 def who_answered(record: AnswersRecord) -> str:
     """Return a line on who answered, and why."""
-    name = "the text classifier" if record.answered_by == "classifier" else "the model"
-    return f"answered by {name}{record.because and f': {record.because}'}"
+    by = BY_CLASSIFIER if record.answered_by == "classifier" else "answered by the model"
+    return f"{by}: {record.because}" if record.because else by
 
 
 @dataclass(frozen=True)

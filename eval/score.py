@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.decoding import decoding_of, never_asked
+from panjue.eval.decoding import BY_CLASSIFIER, decoding_of, never_asked
 from panjue.eval.values import UNWEIGHTED, MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
@@ -81,6 +81,7 @@ class ScoreResult:
             "extra_rows": self.extra_rows,
             "doubled": self.doubled,
             "faulty": self.faulty,
+            "answered_by": self.answered_by,
             "unknown_gold_labels": self.unknown_labels,
             **({"compared_by": self.compared_by} if self.compared_by else {}),
             **({"notes": self.notes} if self.notes else {}),
@@ -168,7 +169,7 @@ def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
 def in_sample(answers: Answers) -> str | None:
     """Say how the model or the choice of who answers was fitted to the answered cases."""
     record, training = answers.record, answers.training
-    if not record.is_of_adapter or training is None:
+    if training is None:
         return None
     if record.test_sha256 == training.dev_sha256 or record.held_out:
         return "training and the choice between model and text classifier looked at these cases"
@@ -228,6 +229,15 @@ def _unweighted_groups(groups: Mapping[str, Mapping[str, Summary]]) -> Iterator[
             yield f"by {attribute}, unweighted means as all weights are 0: {', '.join(names)}"
 
 
+def _unreadable(scores: ScoreResult) -> Iterator[str]:
+    """Yield the rate of unreadable replies, unless the classifier answered."""
+    if scores.answered_by.startswith(BY_CLASSIFIER):
+        return
+    rate = scores.unreadable_rate
+    unknown = "unknown, there is no decode.json of this submission"
+    yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
+
+
 def remarks(scores: ScoreResult) -> Iterator[str]:
     """Yield the lines that are printed below the tables."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
@@ -247,8 +257,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     if scores.notes:
         yield f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)"
         yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
-    rate, unknown = scores.unreadable_rate, "unknown, there is no decode.json of this submission"
-    yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
+    yield from _unreadable(scores)
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
     headline, value = list(scores.total.mean.items())[-1]

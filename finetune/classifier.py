@@ -34,6 +34,7 @@ from panjue.finetune.second_stage import FOLDS, fit_second_stage, platt
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_lines, replace_folder
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
@@ -108,6 +109,11 @@ def fit(
     assert decides.fields, "only fields that are decided have a classifier"
     own_cases, mixed = (_cases(task, _sample(part), known) for part in (train, mix))
     cases = [*own_cases, *mixed]
+    if not cases:
+        raise UserError(
+            "train: no example is left to train on; all are skipped, held out, in dev, or have no "
+            "labels"
+        )
     sizes = np.array([len(items) for _, items in cases])
     texts = [text for example, items in cases for text in views(example, len(items))]
     whole, own = zip(*texts, strict=True)
@@ -150,7 +156,7 @@ def fit(
 
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
     """Write a classifier and its cross-fitted opinions; `folder` appears when it is complete."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     fitted.classifier.save(temporary / CLASSIFIER)

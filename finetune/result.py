@@ -12,7 +12,7 @@ from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
+from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256, task_sha256
 from panjue.prompts.plumbing.config import DATA, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -46,6 +46,7 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         solve=task.answer.provenance().get("solve", {}),
         opinions=shows_opinions(config, task),
         prompt_sha256=prompt_sha256(config.task),
+        task_sha256=task_sha256(config.task),
         processes=PartialState().num_processes,
         trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
         versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
@@ -71,7 +72,8 @@ def is_finished(run: Run, record: RunRecord) -> bool:
         return False  # no work can be lost
     reason = "there is no record of how it was made"
     if (run.folder / MANIFEST).exists():
-        reason = RunRecord.read(run.folder).difference(record)
+        old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
+        reason = old.difference(record)
     if reason:
         raise UserError(
             f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "
@@ -80,9 +82,21 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     return has_result
 
 
-def claim(config: SftConfig, record: RunRecord) -> None:
-    """Write config.yaml and manifest.json, which assign the run folder to this training."""
+def claim(config: SftConfig, record: RunRecord, classifier: Path | None) -> None:
+    """Write config.yaml and manifest.json, which assign the run folder to this training.
+
+    A training with checkpoints goes on only with the opinions of the same classifier.
+    """
     run = Run(config.run)
+    if classifier and record.opinions:
+        record = record.model_copy(update={"classifier_sha256": sha256(classifier)})
+        has_checkpoints = any((config.run / "checkpoints").glob("checkpoint-*"))
+        old = RunRecord.read(run.folder) if (run.folder / MANIFEST).exists() else record
+        if has_checkpoints and old.classifier_sha256 != record.classifier_sha256:
+            raise UserError(
+                f"{config.run}: its checkpoints saw the opinions of another text classifier; "
+                "restore rows/, or choose another run=FOLDER"
+            )
     sections = load_values(config.path) if config.path else {}
     sections = {**sections, "sft": config.model_dump(mode="json")}
     with atomic_write(run.config) as out:

@@ -53,7 +53,15 @@ from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
 
-DATA_KEYS = {"task", "train_sha256", "dev_sha256", "mix_sha256", "mix_ratio", "on_bad_row"}
+DATA_KEYS = {
+    "task",
+    "task_sha256",
+    "train_sha256",
+    "dev_sha256",
+    "mix_sha256",
+    "mix_ratio",
+    "on_bad_row",
+}
 """Entries of the record that decide the examples."""
 
 ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "groups_sha256", "solve"}
@@ -99,6 +107,7 @@ def run_training(
     by = config.robust.by if config.robust else None
     maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
     fitted = fitted_classifier(config, examples, maker, record, console)
+    classifier = fitted / CLASSIFIER if fitted else None
     rows = make_rows(config, record, maker, examples, fitted)
     args = trainer_config(config, evaluates=len(rows.held_out) > 0)
     print_stage(config, console, 2, "loading the base model")
@@ -114,7 +123,7 @@ def run_training(
         print_example(console, trainer.train_dataset[0], rows.tokenizer)
         return
     if trainer.is_world_process_zero():
-        claim(config, record)
+        claim(config, record, classifier)
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
@@ -122,7 +131,6 @@ def run_training(
     train_or_resume(trainer, config, console)
     trainer.accelerator.wait_for_everyone()
     print_stage(config, console, 4, "saving")
-    classifier = fitted / CLASSIFIER if fitted else None
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
     console.print(f"written: {result}{kept_loss(trainer)}", markup=False)
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on

@@ -8,6 +8,7 @@ from typing import Any
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
+from panjue.prompts.task import task_folders
 
 CLASSIFIER = "classifier.npz"
 """The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
@@ -177,6 +178,13 @@ def _ends_sha256(path: Path) -> str:
         data.seek(max(MIB, path.stat().st_size - MIB))
         digest.update(data.read(MIB))
     return digest.hexdigest()
+
+
+def task_sha256(task: str) -> str:
+    """Return the hash of a task's code and templates."""
+    folder = task_folders()[task]
+    files = sorted([*folder.glob("*.py"), *folder.glob("*.md")])
+    return hashlib.sha256("\n".join(map(sha256, files)).encode()).hexdigest()
 
 
 def prompt_sha256(task: str) -> str:

@@ -116,6 +116,8 @@ def names_opinions(task: str) -> bool:
 def without_opinions(template: str) -> str:
     """Return a template without the paragraph that names `{opinions}`."""
     paragraphs = template.removesuffix("\n").split("\n\n")
+    if any(OPINIONS in part and "{text}" in part for part in paragraphs):
+        raise UserError(f"prompt.md: {OPINIONS} needs a paragraph of its own, without {{text}}")
     kept = [part for part in paragraphs if OPINIONS not in part]
     return "\n\n".join(kept) + "\n" * template.endswith("\n")
 

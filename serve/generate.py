@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,20 @@ from typing import Any
 from rich.console import Console
 
 from panjue.eval.answers import CASES
-from panjue.eval.choice import Choice, choose, read_choice, shape_of
+from panjue.eval.choice import Choice, choose, read_choice
 from panjue.eval.decoding import decode_answers
 from panjue.prompts.model import has_classifier, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, dump, exclusive_lock, sha256
-from panjue.prompts.plumbing.run import ANSWERS, HELD_OUT, MANIFEST, AnsweredBy, AnswersRecord, Run
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    HELD_OUT,
+    MANIFEST,
+    AnsweredBy,
+    AnswersRecord,
+    Run,
+    RunRecord,
+)
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
 from panjue.serve.engines import Answering, answering
@@ -26,6 +34,14 @@ from panjue.serve.settings import RESOURCES, GenerateConfig
 
 # Made from completions, besides the submission.
 DERIVED = (CASES, "decode.json", "confidence.jsonl", "scores.json", "report.html")
+
+SHAPE = {
+    *("trained_sha256", "labels_sha256", "prompt_sha256", "adapter", "constrained"),
+    *("max_tokens", "seed", "engine", "sampling", "solve"),
+}
+"""Entries of a record that shape replies, apart from the cases."""
+
+FOR_CHOICE = "to compare its replies with the text classifier"
 
 Decode = Callable[[Path], object]
 
@@ -56,7 +72,8 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
     console.print("1/3 reading the cases")
     if config.held_out:
         check_held_out(run, test)
-    cases = read_cases(job, test, config.answers or test.stem, held_out=config.held_out)
+    reader = Reader(job.task, held_out=config.held_out, on_bad_row=config.on_bad_row)
+    cases = read_cases(test, reader, job.run / ANSWERS / (config.answers or test.stem))
     with exclusive_lock(cases.folder):
         with answering(job, console) as engine:
             answer_cases(run, job, cases, engine, console)
@@ -71,16 +88,10 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
             raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
         claim(job, cases, "classifier", "as answer=classifier says", console)
         return
-    held_out = held_out_cases(run, job, cases)
-    if isinstance(held_out, str):
-        ask(job, cases, engine, held_out, console)
+    choice = choice_of(run, job, cases, engine, console)
+    if isinstance(choice, str):
+        ask(job, cases, engine, choice, console)
         return
-    if held_out is cases:  # TEST is the training's own dev file
-        ask(job, cases, engine, "to compare its replies with the text classifier", console)
-        decode_answers(cases.folder)
-        choice = choose(cases.folder)
-    else:
-        choice = choice_on(job, held_out, engine, console)
     console.print(str(choice), markup=False)
     if choice.answered_by == "model":
         ask(job, cases, engine, str(choice), console)
@@ -88,38 +99,54 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
         claim(job, cases, "classifier", str(choice), console)
 
 
-def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) -> Choice:
-    """Return the choice between model and text classifier; ask the held-out cases if need be."""
-    made_of = shape_of(record_of(job, held_out, "model", ""))
-    if choice := read_choice(job.run, made_of):
-        return choice
-    console.print(
-        f"first the {held_out.count} cases that training held out: they say who is better, the "
-        "model or the text classifier"
-    )
-    with exclusive_lock(held_out.folder):
-        ask(job, held_out, engine, "to compare its replies with the text classifier", console)
-        decode_answers(held_out.folder)
-        return choose(held_out.folder)
+def choice_of(
+    run: Run, job: Job, cases: Cases, engine: Answering, console: Console
+) -> Choice | str:
+    """Return the choice between model and text classifier, or why the model answers.
 
-
-def held_out_cases(run: Run, job: Job, cases: Cases) -> Cases | str:
-    """Return the cases on which model and classifier are compared, or why the model answers."""
+    If there is none yet, the held-out cases are asked; they are those of TEST if that is the
+    training's own dev file.
+    """
     if job.config.answer == "model":
         return "as answer=model says"
     if not chooses(job):
         return ""
+    folder = held_out_folder(job, cases)
+    if choice := read_choice(folder):
+        return choice
     record = run.record
+    if record.dev and sha256(cases.file) == record.dev_sha256:
+        ask(job, cases, engine, FOR_CHOICE, console)
+        decode_answers(cases.folder)
+        return choose(cases.folder, folder)
+    held_out = held_out_cases(record, job, folder)
+    if isinstance(held_out, str):
+        return held_out
+    with exclusive_lock(folder, wait=True):
+        return read_choice(folder) or choice_on(job, held_out, engine, console)
+
+
+def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases | str:
+    """Return the cases that a training held out, or why there are none."""
     file = Path(record.dev or record.train)
     if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
-        return f"no held-out cases to compare it on: {file} is not the file of the training"
-    if record.dev and sha256(cases.file) == record.dev_sha256:
-        return cases
+        return f"no held-out cases to compare it on: {file} is missing, or was changed"
+    reader = Reader(job.task, held_out=record.dev is None, on_bad_row=record.on_bad_row)
     try:
-        name = held_out_name(job.config)
-        return replace(read_cases(job, file, name, held_out=record.dev is None), for_choice=True)
+        return read_cases(file, reader, folder, for_choice=True)
     except NoCases:
         return "no case was held out to compare it on"
+
+
+def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) -> Choice:
+    """Ask the held-out cases and return the choice that they give."""
+    console.print(
+        f"first the {held_out.count} cases that training held out: they say who is better, the "
+        "model or the text classifier"
+    )
+    ask(job, held_out, engine, FOR_CHOICE, console)
+    decode_answers(held_out.folder)
+    return choose(held_out.folder, held_out.folder)
 
 
 def chooses(job: Job) -> bool:
@@ -130,26 +157,25 @@ def chooses(job: Job) -> bool:
     return bool(job.task.answer.fields) and has_classifier(trained)
 
 
-def held_out_name(config: GenerateConfig) -> str:
-    """Return the name of the answers to the held-out cases; it depends on how replies are made."""
-    if not config.sampling and config.constrained:
-        return HELD_OUT
-    made = dump({**config.sampling, "constrained": config.constrained})
-    return f"{HELD_OUT}-{hashlib.sha256(made.encode()).hexdigest()[:8]}"
+def held_out_folder(job: Job, cases: Cases) -> Path:
+    """Return the folder of the answers to the held-out cases: one for each way to make replies."""
+    made = record_of(job, cases, "model", "").model_dump(mode="json", include=SHAPE)
+    made["engine"] = {key: value for key, value in made["engine"].items() if key not in RESOURCES}
+    digest = hashlib.sha256(dump(made).encode()).hexdigest()[:8]
+    return job.run / ANSWERS / f"{HELD_OUT}-{digest}"
 
 
 class NoCases(UserError):
     """A file has no cases."""
 
 
-def read_cases(job: Job, file: Path, name: str, *, held_out: bool) -> Cases:
+def read_cases(file: Path, reader: Reader, folder: Path, *, for_choice: bool = False) -> Cases:
     """Return the cases of a file, which must have some."""
-    reader = Reader(job.task, held_out=held_out, on_bad_row=job.config.on_bad_row)
     count = sum(1 for _ in reader.read(file))
     if not count:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise NoCases(f"{file}: has no cases{skipped}")
-    return Cases(file, reader, job.run / ANSWERS / name, count)
+    return Cases(file, reader, folder, count, for_choice)
 
 
 def ask(job: Job, cases: Cases, engine: Answering, because: str, console: Console) -> None:
@@ -189,7 +215,7 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
     """Return what the answers depend on; a run resumes only with an equal record."""
     config, trained = job.config, job.trained
     optional: dict[str, Any] = {"endpoint": config.endpoint} if config.endpoint else {}
-    if config.on_bad_row == "skip":
+    if cases.reader.on_bad_row == "skip":
         optional["on_bad_row"] = "skip"
     return AnswersRecord(
         task=job.task_name,
@@ -228,6 +254,8 @@ def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console
     folder = cases.folder
     record = record_of(job, cases, answered_by, because)
     if (folder / "completions.jsonl").exists():
+        if AnswersRecord.read(folder).answered_by != answered_by:
+            _delete_derived(job, folder, console)
         record = _resumed(folder, record, console)
     elif (folder / MANIFEST).exists():
         _delete_derived(job, folder, console)

@@ -80,6 +80,8 @@ class RunRecord(Record):
     opinions: bool = False
     """Whether the prompts show what the text classifier thinks."""
     prompt_sha256: str
+    task_sha256: str | None = None
+    """The task's code, which makes the token rows."""
     batch: int = 16
     processes: int = 1
     """Each has its own random state and its share of every step."""
@@ -195,9 +197,11 @@ class Answers:
         if not recorded:
             return None
         folder = self.folder.resolve()
-        beside = folder.parent.parent / Path(recorded).name
-        is_in_run = folder.parent.name == ANSWERS and beside.is_dir()
-        return beside if is_in_run else Path(recorded)
+        run = folder.parent.parent
+        for beside in (run / Path(recorded).name, run):  # an adapter alone may be the run folder
+            if folder.parent.name == ANSWERS and (beside / "labels.json").is_file():
+                return beside
+        return Path(recorded)
 
     @property
     def training(self) -> RunRecord | None:
@@ -217,10 +221,10 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
         if _has_answers(place):
             return Answers(place)
     found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/{MANIFEST}"))
-    if gold and gold.is_file() and len(found) > 1:
-        digest = sha256(gold)
+    digest = sha256(gold) if gold and gold.is_file() else None
+    found = [one for one in found if _is_meant(Answers(one).record, digest)]
+    if digest and len(found) > 1:
         found = [one for one in found if Answers(one).record.test_sha256 == digest] or found
-    if len(found) > 1:
         found = [one for one in found if not Answers(one).record.for_choice] or found
     if gold and len(found) > 1:
         found = [one for one in found if one.name == gold.stem] or found
@@ -228,6 +232,11 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
         names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")
     return Answers(found[0]) if found else None
+
+
+def _is_meant(record: AnswersRecord, digest: str | None) -> bool:
+    """Say whether answers may be meant without their name; those for a choice by their file."""
+    return not record.for_choice or record.test_sha256 == digest
 
 
 def _has_answers(folder: Path) -> bool:

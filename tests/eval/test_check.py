@@ -202,7 +202,21 @@ def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(
     assert len(faults(others[:2] + rows[2:])) > 2, "half of the rows are of these cases"
 
 
-VALUES = ("dismissal", "positive", "盗窃罪", 0, -1, 1.5, True, None, [], [1], ["盗窃罪"], {}, [[1]])
+VALUES: tuple[Any, ...] = (
+    "dismissal",
+    "positive",
+    "盗窃罪",
+    0,
+    -1,
+    1.5,
+    True,
+    None,
+    [],
+    [1],
+    ["盗窃罪"],
+    {},
+    [[1]],
+)
 
 
 def altered(value: Any) -> Iterator[Any]:

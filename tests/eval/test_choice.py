@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.choice import CHOICE, Choice, choose, read_choice, shape_of
+from panjue.eval.choice import CHOICE, Choice, choose, read_choice
 from panjue.eval.decoding import decode_answers
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, write_json
-from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from tests.eval.records import Row, Write, believing, write_answers, write_training
@@ -51,7 +50,7 @@ def chosen(held_out: Path, article: str = "264", penalty: int = 13) -> Choice:
     record = read_json(held_out / "manifest.json")
     write_json(held_out / "manifest.json", {**record, "trained_sha256": model_sha256(adapter)})
     decode_answers(held_out)
-    return choose(held_out)
+    return choose(held_out, held_out)
 
 
 @pytest.mark.parametrize(
@@ -89,30 +88,20 @@ def test_of_two_that_are_equal_the_model_answers(held_out: Path, write: Write) -
     assert replace(choice, difference=-1e-6).answered_by == "classifier"
 
 
-def test_a_choice_counts_for_replies_of_its_shape_alone(held_out: Path) -> None:
-    run = held_out.parents[1]
-    assert read_choice(run, shape_of(AnswersRecord.read(held_out))) is None
+def test_a_choice_is_kept_beside_the_answers(held_out: Path) -> None:
+    assert read_choice(held_out) is None
     choice = chosen(held_out)
-    record = AnswersRecord.read(held_out)
-    of_test = record.model_copy(update={"test": "test.jsonl", "test_sha256": "2", "seed": 3})
-    assert read_choice(run, shape_of(of_test)) == choice
-    others: list[dict[str, Any]] = [
-        {"trained_sha256": "8"},
-        {"adapter": "merge"},
-        {"sampling": {"temperature": 0.7}},
-        {"constrained": False},
-    ]
-    for other in others:
-        assert read_choice(run, shape_of(record.model_copy(update=other))) is None
-    assert str(run) not in (run / "answers" / CHOICE).read_text("utf-8"), "it can be moved"
+    assert read_choice(held_out) == choice
+    assert str(held_out) not in (held_out / CHOICE).read_text("utf-8"), "it can be moved"
 
 
 @pytest.mark.parametrize("change", [{"cases": "many"}, {"model": None}])
 def test_a_choice_of_another_version_is_one_line(held_out: Path, change: dict[str, Any]) -> None:
-    choice, path = chosen(held_out), held_out.parent / CHOICE
+    chosen(held_out)
+    path = held_out / CHOICE
     write_json(path, {**read_json(path), **change})
     with pytest.raises(UserError, match=r"choice\.json: is of another version; delete it"):
-        read_choice(held_out.parents[1], choice.made_of)
+        read_choice(held_out)
 
 
 def test_cases_without_gold_decide_nothing(held_out: Path, case: Row, write: Write) -> None:

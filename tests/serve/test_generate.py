@@ -92,20 +92,26 @@ def said(panjue: Panjue, *words: object) -> list[str]:
     return done.stdout.splitlines()
 
 
+def held_out_of(run: Path) -> Path:
+    """Return the folder of the answers to the held-out cases, which there must be once."""
+    [folder] = run.glob("answers/held-out-*")
+    return folder
+
+
 def test_the_first_generate_asks_who_is_better_and_the_classifier_answers(
     fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
 ) -> None:
     lines = said(panjue, "generate", fresh, cases)
-    choice = TypeAdapter(Choice).validate_python(read_json(fresh / "answers/choice.json"))
+    choice = TypeAdapter(Choice).validate_python(read_json(held_out_of(fresh) / "choice.json"))
     assert choice.classifier > choice.model, "a model of two layers has learnt little"
     assert str(choice) in lines
     assert lines[-2:] == [
         f"answered by the text classifier: {choice}",
         f"written: {fresh}/answers/test/submission.jsonl",
     ]
-    held_out = Answers(fresh / "answers/held-out").record
+    held_out = Answers(held_out_of(fresh)).record
     assert (held_out.held_out, held_out.answered_by) == (True, "model")
-    asked = list(read_lines(fresh / "answers/held-out/completions.jsonl"))
+    asked = list(read_lines(held_out_of(fresh) / "completions.jsonl"))
     assert len(asked) == choice.cases > 0
     assert running_engine == [fresh / "merged"]
 
@@ -119,17 +125,22 @@ def test_the_first_generate_asks_who_is_better_and_the_classifier_answers(
 
     assert str(choice) in said(panjue, "generate", fresh, cases, "answers=again")
     assert len(running_engine) == 1, "the choice is known"
-    said(panjue, "generate", fresh, cases, "answers=free", "constrained=false")
-    assert len(running_engine) == 2, "that of other replies is not"
+    manifest = read_json(fresh / "adapter/manifest.json")
+    write_json(fresh / "adapter/manifest.json", {**manifest, "train": "gone.jsonl"})
+    assert str(choice) in said(panjue, "generate", fresh, cases, "answers=later")
+    write_json(fresh / "adapter/manifest.json", manifest)
+    for name, words in (("free", "constrained=false"), ("seeded", "seed=1")):
+        said(panjue, "generate", fresh, cases, f"answers={name}", words)
+    assert len(running_engine) == 3, "that of other replies is not"
 
 
 def test_a_comparison_that_was_broken_off_is_resumed(
     fresh: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
 ) -> None:
     lines = said(panjue, "generate", fresh, cases)
-    torn = fresh / "answers/held-out/completions.jsonl"
+    torn = held_out_of(fresh) / "completions.jsonl"
     torn.write_bytes(torn.read_bytes()[:-10])
-    (fresh / "answers/choice.json").unlink()
+    (held_out_of(fresh) / "choice.json").unlink()
     again = said(panjue, "generate", fresh, cases)
     assert "continuing: 9 of 10 are answered already" in again
     assert again[-2:] == lines[-2:]
@@ -146,7 +157,7 @@ def test_where_the_model_is_better_one_engine_answers_both_files(
     monkeypatch.setattr(Choice, "answered_by", "model")
     lines = said(panjue, "generate", fresh, cases)
     assert running_engine == [fresh / "merged"]
-    assert (fresh / "answers/held-out/completions.jsonl").exists()
+    assert (held_out_of(fresh) / "completions.jsonl").exists()
     assert len(list(read_lines(fresh / "answers/test/completions.jsonl"))) == 24
     assert lines[-2].startswith("answered by the model: final on ")
 
@@ -177,7 +188,7 @@ def test_who_answers_can_be_said_and_said_again(
     assert submission(run) == submission(answered)
     assert completions.read_bytes() == before
     assert not running_engine, "nothing is asked again"
-    assert not (run / "answers/held-out").exists()
+    assert not list(run.glob("answers/held-out*"))
 
 
 def test_without_the_file_of_the_training_the_model_answers(
@@ -186,7 +197,7 @@ def test_without_the_file_of_the_training_the_model_answers(
     manifest = read_json(fresh / "adapter/manifest.json")
     write_json(fresh / "adapter/manifest.json", {**manifest, "train": "gone.jsonl"})
     lines = said(panjue, "generate", fresh, cases)
-    why = "no held-out cases to compare it on: gone.jsonl is not the file of the training"
+    why = "no held-out cases to compare it on: gone.jsonl is missing, or was changed"
     assert lines[-2] == f"answered by the model: {why}"
     assert len(running_engine) == 1
 
