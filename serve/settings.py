@@ -10,7 +10,7 @@ from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, load_section
-from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
@@ -225,8 +225,7 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
         elif Path(value).is_dir():
             runs[key] = Run(Path(value))
         else:
-            hint = did_you_mean(key, ServeConfig.model_fields)
-            raise UserError(f"{word!r}: {key!r} is no setting{hint}, and {value} is no run folder")
+            raise UserError(f"{word!r}: no run folder {value}, and no setting {key!r}")
     config = load_section(ServeConfig, runs[NAME].config, "serve", settings)
     server_key(config.host)
     for run in runs.values():

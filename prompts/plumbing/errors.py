@@ -55,7 +55,7 @@ def first_line(error: BaseException) -> str:
 
 
 LIBRARY_ERRORS = (
-    *(ValueError, TypeError, AttributeError, LookupError, ImportError, OSError, RuntimeError),
+    *(ValueError, TypeError, AttributeError, LookupError, ImportError, OSError),
     re.error,
 )
 """What libraries raise about settings and files that they cannot use."""
@@ -66,8 +66,9 @@ def of_library(section: str, way_out: str = "") -> Iterator[None]:
     """Turn what a library raises about the user's settings or files into `section: message`."""
     try:
         yield
-    except LIBRARY_ERRORS as error:
-        if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
+    except (*LIBRARY_ERRORS, RuntimeError) as error:
+        # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.
+        if isinstance(error, RuntimeError) and "to be installed" not in str(error):
             raise
         raise UserError(f"{section}: {first_line(error).rstrip('.')}{way_out}") from None
 

@@ -192,7 +192,8 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):
         assert word in said
     lines = said.splitlines()
-    assert lines[:2] == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
+    stages = [line for line in lines if line[1:3] == "/2"]
+    assert stages == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
     assert "evaluations  2, after every 6 steps: the loss of 10 held-out cases" in lines
     assert "kept         the checkpoint with the best eval_loss" in lines
     assert "next:" not in said
