@@ -111,6 +111,7 @@ def test_a_file_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
         "extra_rows",
         "doubled",
         "faulty",
+        "answered_by",
         "unknown_gold_labels",
         "calibration",
     }

@@ -32,7 +32,7 @@ from panjue.prompts.task import load_task
 from .conftest import UNEVALUATED, adapter_bytes, logged
 
 FIELDS = {"charges", "articles", "penalty"}
-UNFINISHED = {"examples": None, "labels_sha256": None, "classifier_sha256": None}
+UNFINISHED = {"examples": None, "labels_sha256": None}
 
 
 def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> None:
