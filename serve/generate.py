@@ -160,9 +160,14 @@ def chooses(job: Job) -> bool:
 def held_out_folder(job: Job, cases: Cases) -> Path:
     """Return the folder of the answers to the held-out cases: one for each way to make replies."""
     made = record_of(job, cases, "model", "").model_dump(mode="json", include=SHAPE)
-    made["engine"] = {key: value for key, value in made["engine"].items() if key not in RESOURCES}
+    made["engine"] = without_resources(made["engine"])
     digest = hashlib.sha256(dump(made).encode()).hexdigest()[:8]
     return job.run / ANSWERS / f"{HELD_OUT}-{digest}"
+
+
+def without_resources(engine: dict[str, Any]) -> dict[str, Any]:
+    """Return the engine settings that shape replies; those of memory and speed may differ."""
+    return {key: value for key, value in engine.items() if key not in RESOURCES}
 
 
 class NoCases(UserError):
@@ -282,9 +287,8 @@ def _resumed(folder: Path, record: AnswersRecord, console: Console) -> AnswersRe
     """Return the new record with the versions of the rows that are there."""
     old = AnswersRecord.read(folder)
     both = []
-    for one in (old, record):  # settings of memory and speed may differ
-        kept = {key: value for key, value in one.engine.items() if key not in RESOURCES}
-        both.append(one.model_copy(update={"engine": kept}))
+    for one in (old, record):
+        both.append(one.model_copy(update={"engine": without_resources(one.engine)}))
     if changed := both[0].difference(both[1]):
         raise UserError(
             f"{folder}: has answers made with other settings ({changed}); they are kept: "

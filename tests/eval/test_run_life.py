@@ -8,28 +8,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scipy.sparse import csr_array
 
 from panjue.eval.answers import open_answers
-from panjue.eval.classifier import Classifier, FieldWeights, View
 from panjue.eval.decoding import decode_answers
 from panjue.eval.report import main as report
 from panjue.eval.score import score
 from panjue.prompts.cli_scores import submission_of
 from panjue.prompts.labels import collect
-from panjue.prompts.model import CLASSIFIER, model_sha256
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, sha256, write_json
+from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
-from tests.eval.records import ANSWERED, TRAINED
+from tests.eval.records import believing, write_training
+from tests.eval.records import write_answers as write_record
 
-JUDGED: Any = load_task("judgment").answer
 CHARGES = {"盗窃罪": "264", "诈骗罪": "266", "抢劫罪": "263"}
 LABELS = collect(
     {"charges": [c], "articles": [a], "penalty": [PENALTIES[13]]} for c, a in CHARGES.items()
@@ -74,37 +71,21 @@ def write_adapter(folder: Path, training: str) -> None:
         "articles": dict.fromkeys(CHARGES.values(), 0.0),
         "penalty": {PENALTIES[13]: 0.0},
     }
-    view = View(np.zeros(1, np.uint32), np.ones(1, np.float32))
-    fields = {
-        name: FieldWeights(
-            labels=tuple(of),
-            weights=csr_array((2, len(of)), dtype=np.float32),
-            bias=np.array(list(of.values()), np.float32),
-            scale=1,
-            shift=0,
-            is_set=name != "penalty",
-        )
-        for name, of in logits.items()
-    }
-    folder.mkdir(parents=True)
-    Classifier(JUDGED, (view, view), fields).save(folder / CLASSIFIER)
+    write_training(folder, believing(load_task("judgment"), logits), examples=1)
     LABELS.save(folder)
-    more = {"classifier_sha256": sha256(folder / CLASSIFIER), "examples": 1}
-    write_json(folder / "manifest.json", {**TRAINED, **more})
 
 
 def write_answers(run: Path, training: str, test: Path) -> None:
     folder = run / "answers" / test.stem
     folder.mkdir(parents=True)
     LABELS.save(folder)
-    made = {
-        "test": str(test),
-        "test_sha256": sha256(test),
-        "trained": str(run / "adapter"),
-        "trained_sha256": model_sha256(run / "adapter"),
-        "labels_sha256": sha256(folder / "labels.json"),
-    }
-    write_json(folder / "manifest.json", {**ANSWERED, **made})
+    write_record(
+        folder,
+        test,
+        trained=str(run / "adapter"),
+        trained_sha256=model_sha256(run / "adapter"),
+        labels_sha256=sha256(folder / "labels.json"),
+    )
     rest = {"finish": ["stop"], "prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 1}
     rest["dropped_sentences"] = 0
     rows = [{"id": i, "texts": [reply(training, test.stem, i)], **rest} for i in range(CASES)]
