@@ -2,14 +2,21 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import UNKNOWN, Example, groups_of
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import atomic_write, dump, lines, located, parse_case
+from panjue.prompts.plumbing.files import (
+    atomic_write,
+    dump,
+    lines,
+    located,
+    parse_case,
+    read_object,
+)
 from panjue.prompts.plumbing.rows import format_hint
 from panjue.prompts.task import Task
 
@@ -42,11 +49,13 @@ class Skipped:
 def protect_inputs(
     skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None] = (), note: str = ""
 ) -> Iterator[None]:
-    """Refuse to overwrite an input; append `note` and the skipped rows to an error's message."""
+    """Refuse to overwrite what is no result; append `note` and the skipped rows to an error."""
     protected = {path.resolve() for path in inputs if path}
     for path in filter(None, outputs):
         if path.resolve() in protected:
             raise UserError(f"{path}: is an input; choose another output")
+        if not (path.is_dir() or is_free(path)):
+            raise UserError(f"{path}: may be a file of something else; choose a new NAME.json")
     try:
         yield
     except UserError as error:
@@ -54,6 +63,15 @@ def protect_inputs(
         if not isinstance(error, Unreadable):
             suffix = f"{note}{suffix}"
         raise UserError(f"{error}{suffix}") from None
+
+
+def is_free(path: Path) -> bool:
+    """Say whether a path is for results: a new NAME.json, or the numbers of an earlier score."""
+    if path.suffix != ".json" or not path.exists():
+        return path.suffix == ".json"
+    with suppress(UserError):
+        return read_object(path).keys() >= {"examples", "missing"}
+    return False
 
 
 @dataclass(frozen=True)

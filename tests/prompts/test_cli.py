@@ -167,6 +167,32 @@ def test_nothing_that_is_read_is_written_over(folder: Path, panjue: Panjue) -> N
     assert "is a folder; name a file" in done.stderr
 
 
+def test_no_file_of_a_run_is_written_over_by_numbers(folder: Path, panjue: Panjue) -> None:
+    gold, answers = folder / "test.jsonl", folder / "answers/test"
+    answers.mkdir(parents=True)
+    (folder / "submission.jsonl").rename(answers / "submission.jsonl")
+    for name in ("completions.jsonl", "decode.json", "report.html"):
+        (answers / name).write_text("{}", "utf-8")
+    (answers / "labels.json").write_text('{"examples": 3}', "utf-8")
+    (folder / "config.yaml").write_text("sft: {}\n", "utf-8")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    scoring = ("score", gold, answers / "submission.jsonl", "--json")
+    grouping = ("fairness", gold, answers / "submission.jsonl", "--by", "defendants", "--json")
+    for path in [*before, answers / "confidence.jsonl"]:
+        for words in (scoring, grouping):
+            done = panjue(*words, path)
+            assert done.returncode == 2
+            assert done.stderr.startswith(f"panjue: {path}: ")
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_numbers_are_written_over_by_numbers(folder: Path, panjue: Panjue) -> None:
+    gold, path, out = (folder / name for name in ("test.jsonl", "submission.jsonl", "scores.json"))
+    for words in (("score", gold, path), ("fairness", gold, path, "--by", "defendants")):
+        assert panjue(*words, "--json", out).returncode == 0
+        assert panjue(*words, "--json", out).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("command", "config"),
     [("sft", SftConfig), ("generate", GenerateConfig), ("serve", ServeConfig)],
