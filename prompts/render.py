@@ -135,11 +135,13 @@ def render(task: str, example: Example, call: str = "") -> Messages:
         template = without_opinions(template)
     try:
         content = template.format_map({key: neutralize(value) for key, value in fields.items()})
-    except (KeyError, IndexError) as error:
-        known = ", ".join(fields)
-        raise UserError(f"tasks/{name} names the field {error}; the example has {known}") from None
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"tasks/{name}: {error}; write {{{{ and }}}} for a brace") from None
+    except (LookupError, ValueError, AttributeError, TypeError) as error:
+        problem = f"there is no field {error}" if isinstance(error, KeyError) else error
+        known = ", ".join(f"{{{field}}}" for field in fields)
+        raise UserError(
+            f"{path}: {problem}; the fields are {known}; a brace that is text is written twice: "
+            "{{ or }}"
+        ) from None
     return [{"role": "user", "content": content}]
 
 

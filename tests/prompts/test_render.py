@@ -75,16 +75,33 @@ def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
             assert re.match(r"<[^>\s]{1,64}>", text[place:])
 
 
-def test_a_field_that_the_example_lacks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{text} {place}", "there is no field 'place'"),
+        ('{text}\n{"judgments": []}', "there is no field '\"judgments\"'"),
+        ("{text} {", "Single '{' encountered in format string"),
+        ("{text} }", "Single '}' encountered in format string"),
+        ("{text:d}", "Unknown format code 'd' for object of type 'str'"),
+        ("{text.x}", "'str' object has no attribute 'x'"),
+        ("{text[x]}", "string indices must be integers, not 'str'"),
+    ],
+)
+def test_a_wrong_template_is_named_with_what_to_write(
+    template: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "judgment").mkdir()
-    (tmp_path / "judgment/prompt.md").write_text("{text} {place}", "utf-8")
+    path = tmp_path / "judgment/prompt.md"
+    path.parent.mkdir()
+    path.write_text(template, "utf-8")
     monkeypatch.setattr(tasks, "__path__", [str(tmp_path)])
-    with pytest.raises(
-        UserError, match="names the field 'place'; the example has text, defendants"
-    ):
+    with pytest.raises(UserError) as raised:
         render("judgment", NASTY)
+    assert str(raised.value) == (
+        f"{path}: {problem}; the fields are {{text}}, {{defendants}}; a brace that is text is "
+        "written twice: {{ or }}"
+    )
+    path.write_text('{text} {{}} {{"a": 1}}', "utf-8")
+    assert render("judgment", NASTY)[0]["content"].endswith(' {} {"a": 1}')
 
 
 def test_a_hostile_text_costs_one_look_at_each_character() -> None:
