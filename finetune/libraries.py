@@ -15,8 +15,10 @@ from transformers import BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
+from panjue.finetune.journal import steps
 from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, of_library
 
@@ -149,6 +151,14 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)
     return args
+
+
+def cap_steps(trainer: ReplyTrainer) -> None:
+    """Let `max_steps` shorten the epochs; transformers would train for so many steps instead."""
+    most = trainer.args.max_steps
+    if most > 0:
+        trainer.args.max_steps = -1  # not set
+        trainer.args.max_steps = min(most, steps(trainer))
 
 
 def shares(config: SftConfig, processes: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_
 from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
-from panjue.finetune.libraries import check_library_settings, trainer_config
+from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
 from panjue.finetune.model import (
     LESS_MEMORY,
     Model,
@@ -210,6 +210,8 @@ def make_trainer(
         )
         if not trainer.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
             trainer.create_optimizer()
+    if "num_train_epochs" in config.trainer:
+        cap_steps(trainer)
     trainer.remove_callback(PrinterCallback)  # Journal prints instead
     return trainer
 

@@ -81,6 +81,20 @@ def test_the_plan_counts_the_evaluations(
     assert line.split()[1].strip(",") == (str(number) if number else "none")
 
 
+def test_max_steps_is_a_cap_on_the_epochs(workshop: Path, tmp_path: Path, capsys: Any) -> None:
+    def planned(*words: str) -> int:
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words, "dry_run=true"])
+        [line] = [s for s in capsys.readouterr().out.splitlines() if s.startswith("steps")]
+        return int(line.split()[1].strip(","))
+
+    most, epoch = "trainer.max_steps=500", "trainer.num_train_epochs=1"
+    assert planned(most) == 500, "no epochs are set"
+    once = planned(most, epoch)
+    assert 2 < once < 500
+    assert planned(most, "trainer.num_train_epochs=2") == 2 * once
+    assert planned("trainer.max_steps=2", epoch) == 2
+
+
 def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
