@@ -123,6 +123,7 @@ class ServedRun:
             **await asyncio.to_thread(self._judgments, prepared, first_reply(completion)),
             "finish": completion["finish"][0],
             "dropped_sentences": prepared.question.dropped,
+            "notes": unnamed(prepared.example),
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
 
@@ -151,6 +152,12 @@ class Prepared(NamedTuple):
     example: Example
     opinions: Sequence[Opinion]
     question: Question
+
+
+def unnamed(example: Example) -> list[str]:
+    """Return a note on each person whom the facts do not name."""
+    names = (name for name in example.names if name not in example.text)
+    return [f"the facts do not name {name}" for name in names]
 
 
 class Judge:

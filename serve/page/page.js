@@ -31,6 +31,7 @@ const TEXTS = {
     confidence: "百分比是文本分类器认为该项回答完全正确的概率，不是模型给出的。",
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
+    unnamed: (names) => `请核对：事实中没有提到${names}。`,
     empty: "请先填写案件事实。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
     noNames: "没有找到被告人：请在下面添加姓名，或在事实中写明“被告人某某”。", offline: "连不上服务，请确认它仍在运行。",
     other: "English",
@@ -51,6 +52,7 @@ const TEXTS = {
     confidence: "Percentages are the text classifier's probability that exactly this answer is right; the model gives none.",
     odd: "Check this: no training case has this article with these charges.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
+    unnamed: (names) => `Check this: the facts do not name ${names}.`,
     empty: "Please enter the facts first.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
     noNames: "No defendant was found: add the names below, or write 被告人 before each in the facts.", offline: "The server does not answer; is it still running?",
     other: "中文",
@@ -222,6 +224,8 @@ function show(result) {
   if (result.confidence) notes.push(texts.confidence);
   if (result.repairs.length) notes.push(texts.repaired(result.repairs.length));
   if (result.dropped_sentences) notes.push(texts.dropped(result.dropped_sentences));
+  const unnamed = result.defendants.filter((name) => !result.fact.includes(name));
+  if (unnamed.length) notes.push(texts.unnamed(unnamed.join("、")));
   $("state").textContent = notes.join(" ");
   $("cards").replaceChildren(...result.answer.judgments.map((judgment, i) => card(judgment, i, result)));
   mark(result);

@@ -75,8 +75,10 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
     assert told["repairs"] == []
     assert told["finish"] == "stop"
     assert told["usage"]["completion_tokens"] > 0
-    again = http.post("/v1/judgments", json={"fact": FACT, "defendants": ["李某乙"]})
-    assert [j["name"] for j in again.json()["judgments"]] == ["李某乙"], "corrected by the user"
+    assert told["notes"] == []
+    again = http.post("/v1/judgments", json={"fact": FACT, "defendants": ["李某乙", "王五"]}).json()
+    assert [j["name"] for j in again["judgments"]] == ["李某乙", "王五"], "corrected by the user"
+    assert again["notes"] == ["the facts do not name 王五"]
 
 
 def test_the_classifier_thinks_beside_the_event_loop(

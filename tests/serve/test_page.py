@@ -87,6 +87,7 @@ def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, serve
     page.click("#go")
     page.wait_for_selector("article h3:text('王某丙')")
     assert page.locator("article h3").all_inner_texts() == ["张某甲", "王某丙"]
+    assert "事实中没有提到王某丙。" in page.inner_text("#state")
     in_tests.take_pictures(page, "page-zh")
 
 
