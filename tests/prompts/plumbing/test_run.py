@@ -96,3 +96,10 @@ def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     AnswersRecord.model_validate(ANSWERED).write(folder)
     assert Answers(folder).trained == run.trained
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", '{"name": "a web page"}', "no JSON", ""])
+def test_a_manifest_of_something_else_is_not_read(content: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(content, "utf-8")
+    for path in (tmp_path, tmp_path / "submission.jsonl"):
+        assert find_answers(path) is None
