@@ -11,7 +11,7 @@ import pytest
 from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
-from panjue.prompts.plumbing.run import RunRecord, find_answers
+from panjue.prompts.plumbing.run import RunRecord
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_manifest_that_is_no_object_is_named(folder: Path) -> None:
     not_objects: tuple[Any, ...] = ([], 3, None, "base")
     for wrong in not_objects:
         write_json(folder / "manifest.json", wrong)
-        for read in (is_demo, has_classifier, RunRecord.read, find_answers):
+        for read in (is_demo, has_classifier, RunRecord.read):
             with pytest.raises(UserError, match=r"manifest.json: .*expected a JSON object"):
                 read(folder)
         write_json(folder / "adapter_config.json", wrong)
