@@ -135,7 +135,7 @@ def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
 
 def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:
     """Yield `id: reason` of the gold answers that no reply of the task can give."""
-    for question in task.answer.training_examples(example) if example.answer else ():
+    for question in task.training_examples(example) if example.answer else ():
         if repairs := task.ask.decode(task.ask.target(question), question, labels).repairs:
             yield f"{question.id}: {repairs[0]}"
 

@@ -18,7 +18,7 @@ from scipy.sparse import csr_array, hstack
 from scipy.special import expit, softmax
 
 from panjue.eval.second_stage import Items, SecondStage, facts, load_second_stage
-from panjue.prompts.example import Example, First
+from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256
@@ -95,7 +95,7 @@ def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
     return result
 
 
-def facts_of(example: Example, items: int, decides: First) -> list[list[float]]:
+def facts_of(example: Example, items: int, decides: AnswerFields) -> list[list[float]]:
     """Return for each item where it stands in the case, and the task's evidence about it."""
     text, clauses = own_clauses(example, items)
     marks = [chr(FIRST_NAME + i) for i in range(items)]
@@ -202,7 +202,7 @@ def size_chances(probabilities: Iterable[float]) -> list[float]:
 class Classifier:
     """A classifier for the fields that a task decides."""
 
-    decides: First
+    decides: AnswerFields
     views: tuple[View, View]
     fields: Mapping[str, FieldWeights]
     second: SecondStage | None = None
@@ -284,7 +284,7 @@ def read_classifier(path: Path, task: Task) -> Classifier:
         ) from None
 
 
-def _read(arrays: Mapping[str, NDArray[Any]], decides: First) -> Classifier:
+def _read(arrays: Mapping[str, NDArray[Any]], decides: AnswerFields) -> Classifier:
     about = json.loads(arrays["about"].tobytes())
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
         raise ValueError

@@ -1,7 +1,7 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import Any
 
 from panjue.eval.answers import CASES, AnsweredFile, open_answers
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.opinions import Advisor
+from panjue.eval.opinions import NO_REPLY, Advisor, read_answer
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -194,25 +194,22 @@ class _Decoding:
     advisor: Advisor | None
     tally: Tally
 
-    def answer(self, example: Example) -> tuple[Answer, list[dict[str, float]]]:
+    def answer(self, example: Example) -> tuple[Answer, Sequence[Mapping[str, float]]]:
         """Return the answer to an example, and its confidence if there is a classifier."""
-        advisor, answer_mode = self.advisor, self.answered.task.answer
-        if answer_mode.several_calls:
-            return run_steps(answer_mode.solving(example), partial(self._call, example)), []
-        if answer_mode.ranked:
-            return self._ranked(example), []
-        if advisor is None:
-            return self._decoded(example).answer, []
-        opinions = advisor.opinions(example)
-        has_reply = self.rows is not None
-        decoded = self._decoded(example) if has_reply else advisor.no_reply(example)
-        answer = advisor.complete(decoded, opinions)
-        return answer, advisor.confidence(answer, opinions)
+        task = self.answered.task
+        if task.solve:
+            return run_steps(task.solving(example), partial(self._call, example)), []
+        row = NO_REPLY if self.rows is None else self._row({"id": example.id})
+        read = read_answer(task, self.answered.labels, self.advisor, example, row)
+        if self.rows is not None:
+            self._count(example, row, read.decoded)
+        if task.ranking:
+            return self._ranked(example, row), []
+        return read.answer, read.confidence
 
-    def _ranked(self, example: Example) -> Answer:
+    def _ranked(self, example: Example, row: Mapping[str, Any]) -> Answer:
         """Return the answer whose list is ranked by the votes of all replies."""
-        self._decoded(example)
-        replies = self._row({"id": example.id}).get("texts", ())
+        replies = row.get("texts", ())
         answer, filled = ranked(self.answered.task, example, replies, self.answered.labels)
         if len(replies) > 1:
             self.tally.voted += 1
@@ -233,33 +230,29 @@ class _Decoding:
                 f"{self.rows.path}: call {call} of id {example.id} asked {row['question']!r}, but "
                 f"now asks {question.id!r}; generate again into another answers=NAME"
             )
-        return self._read(question, row)
+        decoded = self.answered.task.ask.decode(first_reply(row), question, self.answered.labels)
+        self._count(question, row, decoded)
+        return decoded
 
-    def _decoded(self, example: Example) -> Decoded:
-        """Return the stored reply to an example of one call."""
-        return self._read(example, self._row({"id": example.id}))
-
-    def _read(self, example: Example, completion: dict[str, Any]) -> Decoded:
-        """Decode the first reply of one completion and count what happened."""
-        task, tally = self.answered.task, self.tally
-        decoded = task.ask.decode(first_reply(completion), example, self.answered.labels)
+    def _count(self, example: Example, row: Mapping[str, Any], decoded: Decoded) -> None:
+        """Count what happened to the first reply of one row."""
+        tally = self.tally
         tally.calls += 1
-        if completion.get("refused") is not None:
+        if row.get("refused") is not None:
             tally.refused += 1
-            tally.refusals.append(f"{example.id}: {completion['refused']}")
-            return decoded
-        tally.cut += completion["finish"][0] == "length"
-        tally.shortened += completion["dropped_sentences"] > 0
-        tally.prompt_tokens += completion["prompt_tokens"]
-        tally.cached_tokens += completion["cached_tokens"]
-        tally.completion_tokens += completion["completion_tokens"]
+            tally.refusals.append(f"{example.id}: {row['refused']}")
+            return
+        tally.cut += row["finish"][0] == "length"
+        tally.shortened += row["dropped_sentences"] > 0
+        tally.prompt_tokens += row["prompt_tokens"]
+        tally.cached_tokens += row["cached_tokens"]
+        tally.completion_tokens += row["completion_tokens"]
         tally.unreadable += not decoded.readable
         tally.valid += not decoded.repairs
         tally.repaired += bool(decoded.repairs) and decoded.readable
         # The part before the colon is the defendant's name, the part after the kind of repair.
         tally.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
         self._count_guesses(decoded)
-        return decoded
 
     def _count_guesses(self, decoded: Decoded) -> None:
         """Count what a readable reply leaves out: whole items, and single fields of others."""
@@ -283,7 +276,8 @@ def ranked(
     first. A list that is too short is filled up with the commonest labels. Without a readable reply
     the answer is the task's fallback.
     """
-    key, length = task.answer.ranked, task.answer.length
+    assert task.ranking, "the answers of other tasks are no ranked lists"
+    key, length = task.ranking.key, task.ranking.length
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
     votes: dict[str, float] = defaultdict(float)
     for reply in decoded:

@@ -23,7 +23,7 @@ from panjue.eval.classifier import (
     load_classifier,
     size_chances,
 )
-from panjue.prompts.example import Answer, Decoded, Example, First
+from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
@@ -62,18 +62,41 @@ class Opinion:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """What a reply answers.
+
+    Attributes:
+        decoded: The reply after repair.
+        answer: Complete: what the reply does not have is the text classifier's, if there is one.
+        opinions: The classifier's, on each item.
+        confidence: For each item: field -> the probability that exactly what it has is right.
+    """
+
+    decoded: Decoded
+    answer: Answer
+    opinions: Sequence[Opinion] = ()
+    confidence: Sequence[Mapping[str, float]] = ()
+
+
+NO_REPLY: Mapping[str, Any] = {"texts": [""]}
+"""A row of which everything is a guess."""
+
+
+@dataclass(frozen=True)
 class Advisor:
     """The classifier of a training, with what it needs to give opinions.
 
     Attributes:
         known: `case_key` -> the opinions, as prompts show them, on cases that the classifier was
             fitted on. They come from parts of it that had not seen the case.
+        in_prompts: Whether prompts show its opinions.
     """
 
     task: Task
     labels: Labels
     classifier: Classifier
     known: Mapping[str, str] = field(default_factory=dict)
+    in_prompts: bool = True
 
     def opinions(self, example: Example) -> list[Opinion]:
         """Return the opinion on every item of the answer; it takes milliseconds an item."""
@@ -95,7 +118,9 @@ class Advisor:
         return answer
 
     def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
-        """Return the example with the opinions for its prompt."""
+        """Return the example with the opinions for its prompt, if prompts show them."""
+        if not self.in_prompts:
+            return example
         text = self.known.get(case_key(example))
         if text is None:
             text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
@@ -103,11 +128,7 @@ class Advisor:
 
     def alone(self, example: Example) -> Answer:
         """Return the classifier's own answer."""
-        return self.complete(self.no_reply(example), self.opinions(example))
-
-    def no_reply(self, example: Example) -> Decoded:
-        """Return what an empty reply decodes to: all of it is a guess."""
-        return self.task.ask.decode("", example, self.labels)
+        return read_answer(self.task, self.labels, self, example, NO_REPLY).answer
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""
@@ -133,6 +154,25 @@ class Advisor:
         return set_chance(self.classifier.fields[name], probabilities, value)
 
 
+def read_answer(
+    task: Task,
+    labels: Labels,
+    advisor: Advisor | None,
+    example: Example,
+    row: Mapping[str, Any],
+) -> Answered:
+    """Return what the row of an example's only call answers; it may have the opinions already."""
+    decoded = task.ask.decode(first_reply(row), example, labels)
+    if advisor is None:
+        return Answered(decoded, decoded.answer)
+    if "opinions" in row:
+        opinions = [Opinion(**of_item) for of_item in row["opinions"]]
+    else:
+        opinions = advisor.opinions(example)
+    answer = advisor.complete(decoded, opinions)
+    return Answered(decoded, answer, opinions, advisor.confidence(answer, opinions))
+
+
 def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
     """Return the advisor of an adapter or model; None if its training fitted no classifier."""
     classifier = load_classifier(trained, task)
@@ -145,7 +185,7 @@ def case_key(example: Example) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def opinion_text(example: Example, opinions: Sequence[Opinion], decides: First) -> str:
+def opinion_text(example: Example, opinions: Sequence[Opinion], decides: AnswerFields) -> str:
     """Return the opinions for a prompt, one line an item: its name if items have one, the fields.
 
     The labels that the classifier answers come first, so that to agree is to copy, or a dash if it

@@ -242,7 +242,7 @@ def _handled(
         yield "shortened", f"shortened to fit by {dropped} sentences"
     if cut := sum(row["finish"][0] == "length" for row in asked):
         yield "cut", f"{cut} replies cut by length"
-    if asked and fallback and not answered.task.answer.several_calls:
+    if asked and fallback and not answered.task.solve:
         decoded = answered.task.ask.decode(first_reply(asked[0]), example, answered.labels)
         if not decoded.readable:
             yield "unreadable", f"the reply was unreadable, its answer: {fallback}"

@@ -81,7 +81,7 @@ class RowMaker:
         """
         for example in examples:
             report.notes += [f"{example.id}: {note}" for note in example.notes]
-            for question in self.task.answer.training_examples(example):
+            for question in self.task.training_examples(example):
                 row = self._row(question, report)
                 if isinstance(row, str):
                     report.refused.append(f"{question.id}: {row}")

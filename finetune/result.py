@@ -43,7 +43,7 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         base=config.model,
         base_sha256=model_sha256(base),
         mix_ratio=config.mix_ratio if config.mix else None,
-        solve=task.answer.provenance().get("solve", {}),
+        solve=task.solve.settings.model_dump() if task.solve else {},
         opinions=shows_opinions(config, task),
         prompt_sha256=prompt_sha256(config.task),
         task_sha256=task_sha256(config.task),

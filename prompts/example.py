@@ -1,12 +1,10 @@
 """One question, its answer, and the calls that produce the answer."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from panjue.prompts.plumbing.config import Config, first_complaint
+from panjue.prompts.plumbing.config import Config
 from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import UserError
 
@@ -86,11 +84,8 @@ def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Ans
 
 
 @dataclass(frozen=True)
-class First:
-    """The answer is the first reply. `Decide`, `Rank` and `Solve` are the other modes.
-
-    Code asks a mode for these attributes, and never for its class.
-    """
+class AnswerFields:
+    """The fields of an answer that have known labels: none of some tasks."""
 
     items: str = ""  # key of the list of items in the answer; "": the answer is the only item
     sets: tuple[str, ...] = ()
@@ -104,10 +99,6 @@ class First:
     nothing: str = ""  # the name that `Labels` gives to an empty set, if it counts these
     evidence: Callable[[str], Sequence[float]] | None = None
     """Text or clauses -> numbers about an item, for the text classifier; always as many."""
-    ranked: str = ""  # key of the list ranked by votes, and of the labels that fill it up
-    length: int = 0  # of that list
-    settings: Config | None = None  # of `solve`; None if the task takes one call
-    several_calls: ClassVar[bool] = False  # each call has a row of its own
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -132,54 +123,23 @@ class First:
         """Return the answer with these items instead of its own."""
         return {**answer, self.items: items} if self.items else items[0]
 
-    def configured(self, given: Mapping[str, Any]) -> "First":
-        """Return the mode with these settings of `solve`."""
-        if given:
-            raise UserError("solve: this task takes one call and has no settings")
-        return self
 
-    def provenance(self) -> dict[str, Any]:
-        """Return what a run's record has of it."""
-        return {"solve": self.settings.model_dump()} if self.settings else {}
-
-    def solving(self, example: Example) -> Solving:
-        """Start the steps to an example's answer."""
-        return once(example)
-
-    def training_examples(self, example: Example) -> Iterator[Example]:
-        """Yield the training examples: the questions of a perfect run, with their answers."""
-        yield example
-
-
-class Decide(First):
-    """The answer has fields of known labels, on which the text classifier has an opinion."""
-
-
-class Rank(First):
+@dataclass(frozen=True)
+class Ranking:
     """The answer is a list, best first, ranked by the votes of several samples."""
 
+    key: str  # of the list, and of the labels that fill it up
+    length: int
 
-@dataclass(frozen=True, kw_only=True)
-class Solve(First):
-    """The answer takes several calls."""
+
+@dataclass(frozen=True)
+class Solve:
+    """The answer takes several calls, each with a row of its own."""
 
     steps: Callable[[Example, Any], Solving]  # example, settings -> the steps to its answer
     gold_oracle: Callable[[Example], Callable[[Example], Example]]
     """Example -> a function that gives each question of `steps` a perfect model's answer."""
     settings: Config
-    several_calls = True
-
-    def configured(self, given: Mapping[str, Any]) -> "Solve":
-        """Return the mode with these settings; the others keep their defaults."""
-        kind = type(self.settings)
-        try:
-            return replace(self, settings=kind.model_validate(dict(given)))
-        except ValidationError as error:
-            raise UserError(f"solve: {first_complaint(kind, error)}") from None
-
-    def solving(self, example: Example) -> Solving:
-        """Start the steps to an example's answer."""
-        return self.steps(example, self.settings)
 
     def training_examples(self, example: Example) -> Iterator[Example]:
         """Yield the questions of a perfect run: from the same `steps` as in use."""
@@ -190,7 +150,7 @@ class Solve(First):
             assert asked[-1].answer is not None
             return Decoded(asked[-1].answer)
 
-        run_steps(self.solving(example), reply)
+        run_steps(self.steps(example, self.settings), reply)
         yield from asked
 
 

@@ -7,9 +7,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from panjue.prompts import tasks
-from panjue.prompts.example import Answer, Decoded, Example, First
+from panjue.prompts.example import (
+    Answer,
+    AnswerFields,
+    Decoded,
+    Example,
+    Ranking,
+    Solve,
+    Solving,
+    once,
+)
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import after_thinking, closed_objects, load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import Record, dump
@@ -151,8 +163,9 @@ class Task:
     data: Data
     ask: Ask
     score: Score
-    answer: First = field(default_factory=First)
-    """How replies become the answer: `First`, `Decide`, `Rank` or `Solve`."""
+    answer: AnswerFields = field(default_factory=AnswerFields)
+    ranking: Ranking | None = None  # if the answer is a ranked list
+    solve: Solve | None = None  # if the answer takes several calls
 
     def gold(self, example: Example) -> Row:
         """Return the gold row of a labelled example."""
@@ -161,10 +174,27 @@ class Task:
         assert example.answer is not None, "a test case has no gold row"
         return self.data.write(example, example.answer)
 
+    def solving(self, example: Example) -> Solving:
+        """Start the steps to an example's answer."""
+        return self.solve.steps(example, self.solve.settings) if self.solve else once(example)
+
+    def training_examples(self, example: Example) -> Iterator[Example]:
+        """Return the training examples: the questions of a perfect run, with their answers."""
+        return self.solve.training_examples(example) if self.solve else iter((example,))
+
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:
     """Return the task with these settings of `solve`; the others keep their defaults."""
-    return replace(task, answer=task.answer.configured(given))
+    if task.solve is None:
+        if given:
+            raise UserError("solve: this task takes one call and has no settings")
+        return task
+    kind = type(task.solve.settings)
+    try:
+        settings = kind.model_validate(dict(given))
+    except ValidationError as error:
+        raise UserError(f"solve: {first_complaint(kind, error)}") from None
+    return replace(task, solve=replace(task.solve, settings=settings))
 
 
 def comparing(task: Task, embeddings: str, judge: str) -> Task:

@@ -1,20 +1,28 @@
-"""Example -> question -> request, and the replies to it -> a row of `completions.jsonl`."""
+"""One core for all who ask: example -> question -> requests -> row of `completions.jsonl`.
 
+`panjue generate`, `panjue serve`, Python's `load` and the replicas in a Ray cluster use it. What a
+row answers is read by `eval.opinions.read_answer`, there and in `panjue decode`.
+"""
+
+import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import llguidance.hf
 from llguidance import LLMatcher
 
 from panjue.eval.opinions import Advisor, Opinion
-from panjue.prompts.example import Example
+from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
+
+T = TypeVar("T")
 
 Sampling = Mapping[str, Any]
 """Arguments of vLLM's SamplingParams, or of OpenAI; `temperature` is 0 by default."""
@@ -22,12 +30,36 @@ Sampling = Mapping[str, Any]
 OnText = Callable[[str], None]  # callback that receives each new piece of a reply
 
 Row = dict[str, Any]  # a row of `completions.jsonl`
+Write = Callable[[Row], None]
+FindRow = Callable[[str], Row | None]
+"""Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer decodes an incomplete character to
 
 
+LONGEST = 2**15
+"""Limit on prompt plus reply of cases that need more than the training has: vLLM keeps rows of this
+length for every request, and copies some at each step (vllm/v1/worker/gpu/states.py:33)."""
+
+
 class Refusal(Exception):
     """One example cannot be asked; the message says why."""
+
+
+class Budget(NamedTuple):
+    """Limits on the tokens of a prompt and its reply together.
+
+    Attributes:
+        usual: That of the training, to which longer cases are shortened.
+        longest: For cases that `usual` cannot hold.
+    """
+
+    usual: int = 0
+    longest: int = 0
+
+
+NO_BUDGET = Budget()
+"""For an endpoint with another tokenizer: its tokens cannot be counted."""
 
 
 class Question(NamedTuple):
@@ -40,6 +72,14 @@ class Question(NamedTuple):
     messages: Messages = []  # noqa: RUF012  # the prompt for an endpoint; never mutated
 
 
+class Prepared(NamedTuple):
+    """An example, what the text classifier thinks of it, and what the model is asked."""
+
+    example: Example
+    opinions: Sequence[Opinion]
+    question: Question
+
+
 @dataclass(frozen=True)
 class Request:
     """One question and how to sample its reply."""
@@ -48,6 +88,7 @@ class Request:
     question: Question
     sampling: Sampling
     sampling_pass: int = 0  # number of this request among those that make up one row
+    on_text: OnText | None = None  # receives each new piece of the first reply
 
     @property
     def is_greedy(self) -> bool:
@@ -55,9 +96,15 @@ class Request:
         return not self.sampling.get("temperature")
 
 
-def requests(key: int | str, question: Question, passes: Sequence[Sampling]) -> list[Request]:
-    """Return the requests for one question, one for each of `passes`; greedy by default."""
-    return [Request(key, question, sampling, number) for number, sampling in enumerate(passes)]
+class Source(Protocol):
+    """What answers requests: an engine or an endpoint."""
+
+    @property
+    def longest(self) -> int:
+        """Return the most tokens of a prompt and its reply; 0 if they are not known."""
+
+    async def ask(self, request: Request) -> Any:
+        """Return the finished output of one request."""
 
 
 class Asker:
@@ -68,7 +115,7 @@ class Asker:
         task: Task,
         labels: Labels,
         model: Path | None = None,
-        max_tokens: int = 0,
+        budget: Budget = NO_BUDGET,
         *,
         constrained: bool = True,
         advisor: Advisor | None = None,
@@ -76,34 +123,39 @@ class Asker:
         """Load the tokenizer from the folder `model`, the model that will answer.
 
         Without it, for an endpoint with another tokenizer, prompts are not shortened, and the
-        endpoint limits the replies. With an `advisor` prompts show its opinions.
+        endpoint limits the replies.
         """
-        self.task, self.labels, self.max_tokens = task, labels, max_tokens
-        self.longest = max_tokens  # what the engine takes: for cases that `max_tokens` cannot hold
+        self.task, self.labels, self.advisor, self.budget = task, labels, advisor, budget
         self.tokenizer: Any = load_tokenizer(model) if model else None
         self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
         self._constrained = constrained
-        self._advisor = advisor
 
-    def question(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Question:
-        """Return the question for one example; raise Refusal if it cannot be asked.
+    def prepare(self, example: Example, longest: int = 0) -> Prepared:
+        """Return what is asked about an example, which takes tens of milliseconds if it is long.
 
-        `opinions` are the advisor's on this example, if they are known already.
+        `longest` is that of the source. An example that cannot be asked raises Refusal.
         """
-        if self._advisor:
-            example = self._advisor.show(example, opinions)
+        if self.advisor is None:
+            return Prepared(example, [], self._question(example, longest))
+        opinions = self.advisor.opinions(example)
+        shown = self.advisor.show(example, opinions)
+        return Prepared(example, opinions, self._question(shown, longest))
+
+    def _question(self, example: Example, longest: int) -> Question:
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
             return Question([], schema, 0, 0, self.task.ask.prompt(example))
-        limit, asked = self.max_tokens, self._shortened(example, self.max_tokens)
-        for longer in (min(limit + asked.room, self.longest), self.longest):
+        limit = self.budget.usual
+        longest = max(limit, min(longest, self.budget.longest))
+        asked = self._shortened(example, limit)
+        for longer in (min(limit + asked.room, longest), longest):
             if longer > limit and not asked.shortened.fits:  # as little as the case needs
                 limit, asked = longer, self._shortened(example, longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
-                f"{self.longest}; shorten the text, or give the engine more memory"
+                f"{longest}; shorten the text, or give the engine more memory"
             )
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
@@ -124,24 +176,143 @@ class Asker:
         return problem.splitlines()[0] if problem else ""
 
 
-def row(passes: Sequence[tuple[Request, Any]]) -> Row:
-    """Return the row of one call, from the outputs of its requests; the first reply comes first."""
-    request, _ = passes[0]
-    refused = next((o.refused for _, o in passes if getattr(o, "refused", "")), "")
+async def ask(
+    source: Source,
+    prepared: Prepared,
+    key: int | str,
+    passes: Sequence[Sampling] = ({},),
+    on_text: OnText | None = None,
+) -> Row:
+    """Return the row of one call, which has a request for each of `passes`, without its key."""
+    requests = [
+        Request(key, prepared.question, sampling, number, on_text)
+        for number, sampling in enumerate(passes)
+    ]
+    outputs = await all_of(source.ask(request) for request in requests)
+    made = row(prepared.question, outputs)
+    if prepared.opinions:
+        made["opinions"] = [vars(opinion) for opinion in prepared.opinions]
+    return made
+
+
+def row(question: Question, outputs: Sequence[Any]) -> Row:
+    """Return the row of the outputs of a question's requests; the first reply comes first."""
+    refused = next((o.refused for o in outputs if getattr(o, "refused", "")), "")
     if refused:
         return {"refused": refused}
-    replies = [reply for _, output in passes for reply in output.outputs]
+    replies = [reply for output in outputs for reply in output.outputs]
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed on this request"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
+    prompt_tokens = len(question.prompt)  # an endpoint counts them; the engine gets our own prompt
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
-        # An endpoint counts them; the engine gets our own prompt.
-        "prompt_tokens": sum(
-            getattr(output, "prompt_tokens", len(asked.question.prompt)) for asked, output in passes
-        ),
-        "cached_tokens": sum(output.num_cached_tokens or 0 for _, output in passes),
+        "prompt_tokens": sum(getattr(o, "prompt_tokens", prompt_tokens) for o in outputs),
+        "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
         "completion_tokens": sum(len(reply.token_ids) for reply in replies),
-        "dropped_sentences": request.question.dropped,
+        "dropped_sentences": question.dropped,
     }
+
+
+def no_row(_: str) -> None:
+    """Find no row: nothing was asked before."""
+
+
+class Answerer:
+    """Asks all calls of examples, and writes their rows."""
+
+    def __init__(
+        self,
+        source: Source,
+        asker: Asker,
+        slots: asyncio.Semaphore,
+        passes: Sequence[Sampling] = ({},),
+    ) -> None:
+        """Take what answers and what makes questions; a call has one request for each pass."""
+        self._source, self._asker, self._slots, self._passes = source, asker, slots, passes
+
+    async def answer(self, example: Example, write: Write, find_row: FindRow = no_row) -> None:
+        """Ask all questions of one example, and `write` the row of each call that has none yet."""
+        task = self._asker.task
+        solving, replies, number = task.solving(example), None, 0
+        while True:
+            try:
+                questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
+            except StopIteration:
+                return
+            calls: list[tuple[Row, Example]] = []
+            for call, question in enumerate(questions, start=number):
+                key = {"id": example.id, "call": call, "question": str(question.id)}
+                calls.append((key if task.solve else {"id": example.id}, question))
+            replies = await all_of(self._reply(*call, write, find_row) for call in calls)
+            number += len(questions)
+
+    async def _reply(self, key: Row, question: Example, write: Write, find_row: FindRow) -> Decoded:
+        """Return the decoded reply to one call, from its old row if there is one."""
+        result = find_row(call_key(key))
+        if result is None:
+            async with self._slots:
+                result = {**key, **await self._ask(question)}
+                write(result)
+        elif result.get("question") != key.get("question"):
+            raise UserError(
+                f"id {key['id']}: call {key['call']} was {result.get('question')!r}, now it is "
+                f"{key['question']!r}; name another folder with answers=NAME"
+            )
+        return self._asker.task.ask.decode(first_reply(result), question, self._asker.labels)
+
+    async def _ask(self, question: Example) -> Row:
+        try:
+            prepared = self._asker.prepare(question, self._source.longest)
+        except Refusal as refusal:
+            return {"refused": str(refusal)}
+        return await ask(self._source, prepared, question.id, self._passes)
+
+
+async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
+    """Return all results in order; wait for every coroutine before the first error is raised."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast(list[T], results)
+
+
+async def answer_all(
+    examples: Iterable[Example],
+    answer: Callable[[Example], Coroutine[Any, Any, None]],
+    slots: asyncio.Semaphore,
+) -> None:
+    """Answer examples, each in a coroutine; one is drawn when all questions so far have a slot.
+
+    So memory stays constant, and the next prompts are prepared while others are answered. After an
+    error no example is drawn; those under way are finished first, so that their rows are kept.
+    """
+    running: set[asyncio.Task[None]] = set()
+    errors: list[BaseException] = []
+
+    def finished(task: asyncio.Task[None]) -> None:
+        running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            errors.append(error)
+
+    try:
+        for example in examples:
+            async with slots:
+                pass  # questions wait in line, and so does the next example
+            if errors:
+                break
+            task = asyncio.create_task(answer(example))
+            running.add(task)
+            task.add_done_callback(finished)
+            await asyncio.sleep(0)  # it gets in line
+        while running:
+            await asyncio.wait(running)
+    finally:
+        for task in running:
+            task.cancel()
+        while running:
+            await asyncio.wait(running)
+    if errors:
+        raise errors[0]

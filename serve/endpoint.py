@@ -46,6 +46,8 @@ class EndpointOutput:
 class Endpoint:
     """Sends chat completions to `URL#MODEL`, with the schema as the response format."""
 
+    longest = 0  # not known
+
     def __init__(self, name: str) -> None:
         """Take `URL#MODEL`."""
         url_and_model = parse_endpoint(name)

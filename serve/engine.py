@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
-from panjue.serve.ask import UNFINISHED, OnText, Request
+from panjue.serve.ask import UNFINISHED, Budget, Request
 from panjue.serve.merge import Served
 from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SAMPLING, MANAGED_SETTINGS
 
@@ -51,10 +51,6 @@ TEXT_SETTINGS = {
 }
 """Settings of `sampling` with which vLLM itself must decode the text of a reply."""
 
-LONGEST = 2**15
-"""Limit on prompt plus reply of cases that need more than the training has: vLLM keeps rows of this
-length for every request, and copies some at each step (vllm/v1/worker/gpu/states.py:33)."""
-
 CALL_TIMEOUT_S = 60.0
 POLL_S = 0.5
 """Limit on a call of the engine that is no request; how often it looks for the engine's death."""
@@ -86,12 +82,9 @@ class Engine:
         """Return the largest number of tokens that a prompt and its reply can have."""
         return int(self.llm.model_config.max_model_len)
 
-    async def ask(self, request: Request, on_text: OnText | None = None) -> RequestOutput:
-        """Return the finished output of one request; when cancelled, the engine aborts it.
-
-        `on_text` receives each new piece of the first reply.
-        """
-        question, kind = request.question, RequestOutputKind
+    async def ask(self, request: Request) -> RequestOutput:
+        """Return the finished output of one request; when cancelled, the engine aborts it."""
+        question, on_text, kind = request.question, request.on_text, RequestOutputKind
         schema = question.schema or None
         decodes_here = self._is_fast and not TEXT_SETTINGS & request.sampling.keys()
         params = SamplingParams(
@@ -162,40 +155,38 @@ async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
 
 @asynccontextmanager
 async def running_engine(
-    served: Served, settings: Mapping[str, Any], max_tokens: int | None, seed: int
+    served: Served, settings: Mapping[str, Any], budget: Budget, seed: int
 ) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
-    `settings` are further engine arguments; `max_tokens` limits prompt plus reply: None to what
-    cases may need (`longest_of`), or less if memory is short. The seed is that of the engine: a
-    seed per request kills the CPU engine when a prefill is chunked.
+    `settings` are further engine arguments. The memory may be too short for the longest requests of
+    the budget, not for the usual ones. The seed is that of the engine: a seed per request kills the
+    CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
-    arguments = {**quiet, **settings, **engine_settings(served, seed, max_tokens)}
+    arguments = {**quiet, **settings, **engine_settings(served, seed, budget)}
     with startup_errors(), starting_engine():
         args = AsyncEngineArgs(model=str(served.model), **arguments)
         usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
         config = args.create_engine_config(usage)
-        if max_tokens is None:
-            model = config.model_config
-            model.max_model_len = longest_of(model, served.max_tokens)
+        config.model_config.max_model_len = longest_of(config.model_config, budget)
         is_quiet = args.disable_log_stats
         llm = AsyncLLM.from_vllm_config(config, usage_context=usage, disable_log_stats=is_quiet)
     try:
         await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
-        yield Engine(llm, lora)
+        yield check_length(Engine(llm, lora), budget)
     finally:
         llm.shutdown()
 
 
 @contextmanager
 def engine(
-    served: Served, settings: Mapping[str, Any], max_tokens: int | None, seed: int
+    served: Served, settings: Mapping[str, Any], budget: Budget, seed: int
 ) -> Iterator[Engine]:
     """Do what `running_engine` does, in an event loop that the engine's `runner` runs."""
     with asyncio.Runner() as runner:
-        running = running_engine(served, settings, max_tokens, seed)
+        running = running_engine(served, settings, budget, seed)
         started = runner.run(running.__aenter__())
         started.runner = runner
         try:
@@ -204,13 +195,14 @@ def engine(
             runner.run(running.__aexit__(None, None, None))
 
 
-def engine_settings(served: Served, seed: int, max_tokens: int | None) -> dict[str, Any]:
+def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
     if served.adapter:
         check_unmerged(served.adapter, rank)
     return {
-        "max_model_len": max_tokens or -1,  # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
+        # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
+        "max_model_len": budget.usual if budget.usual == budget.longest else -1,
         "seed": seed,
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
         "load_format": "safetensors",
@@ -220,23 +212,23 @@ def engine_settings(served: Served, seed: int, max_tokens: int | None) -> dict[s
     }
 
 
-def longest_of(model: ModelConfig, max_tokens: int) -> int:
-    """Return the limit on prompt plus reply: that of the training, or `LONGEST` if the model can.
+def longest_of(model: ModelConfig, budget: Budget) -> int:
+    """Return the limit on prompt plus reply: the longest of the budget if the model can.
 
     Not beyond the context before its positions were scaled: some models (longrope) then compute
     every prompt in another way than in training, vLLM by this limit and transformers by the prompt.
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
-    unscaled = rope.get("original_max_position_embeddings") or LONGEST
-    return int(min(model.max_model_len, max(max_tokens, min(LONGEST, unscaled))))
+    unscaled = rope.get("original_max_position_embeddings") or budget.longest
+    return int(min(model.max_model_len, max(budget.usual, min(budget.longest, unscaled))))
 
 
-def check_length(engine: Engine, max_tokens: int) -> Engine:
+def check_length(engine: Engine, budget: Budget) -> Engine:
     """Return the engine if its memory is enough for requests as long as in training."""
-    if engine.longest < max_tokens:
+    if engine.longest < budget.usual:
         raise UserError(
             f"engine: its memory is enough for {engine.longest} tokens, the training has "
-            f"{max_tokens}; raise engine.gpu_memory_utilization or VLLM_CPU_KVCACHE_SPACE"
+            f"{budget.usual}; raise engine.gpu_memory_utilization or VLLM_CPU_KVCACHE_SPACE"
         )
     return engine
 

@@ -12,10 +12,10 @@ from typing import Protocol
 from rich.console import Console
 
 from panjue.prompts.example import Example
+from panjue.serve.ask import Answerer, answer_all
 from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import Engine, check_length, engine
+from panjue.serve.engine import Engine, engine
 from panjue.serve.job import Job
-from panjue.serve.loop import Answerer, answer_all
 from panjue.serve.output import Rest, StopSignals, output, starting
 
 
@@ -73,8 +73,7 @@ class Here:
             assert job.served, "without an endpoint, `make_job` has found a training"
             with starting(self._console, "the engine"):
                 asker = job.asker()
-                running = engine(job.served, config.engine, None, config.seed)
+                running = engine(job.served, config.engine, job.budget, config.seed)
                 self._source = self._stack.enter_context(running)
-            asker.longest = check_length(self._source, job.max_tokens).longest
         self._answerer = Answerer(self._source, asker, self._slots, job.passes)
         return self._answerer

@@ -222,6 +222,8 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
     optional: dict[str, Any] = {"endpoint": config.endpoint} if config.endpoint else {}
     if cases.reader.on_bad_row == "skip":
         optional["on_bad_row"] = "skip"
+    if job.task.solve:
+        optional["solve"] = job.task.solve.settings.model_dump()
     return AnswersRecord(
         task=job.task_name,
         test=str(cases.file),
@@ -232,7 +234,7 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
         prompt_sha256=prompt_sha256(job.task_name),
         adapter=config.adapter,
         constrained=config.constrained,
-        max_tokens=job.max_tokens,
+        max_tokens=job.budget.usual,
         seed=config.seed,
         engine=config.engine,
         sampling=config.sampling,
@@ -242,7 +244,6 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
         answered_by=answered_by,
         because=because,
         **optional,
-        **job.task.answer.provenance(),
         versions={
             "prompt rules": RULES,
             **{name: version(name) for name in ("llguidance", "transformers")},

@@ -1,18 +1,30 @@
 """What a process needs to answer the cases of a run."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.opinions import Advisor, load_advisor
+from panjue.eval.opinions import load_advisor
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.ask import Asker, Sampling
+from panjue.serve.ask import LONGEST, NO_BUDGET, Asker, Budget, Sampling
 from panjue.serve.engine import check_engine, check_sampling
 from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig, task_name
+
+
+def trained_asker(
+    trained: Path, task: Task, model: Path | None, budget: Budget, *, constrained: bool = True
+) -> Asker:
+    """Return what asks the model of a training and knows its labels and its text classifier."""
+    labels = load_labels(trained / "labels.json")
+    advisor = load_advisor(trained, task, labels)
+    if advisor:
+        advisor = replace(advisor, in_prompts=RunRecord.read(trained).opinions)
+    return Asker(task, labels, model, budget, constrained=constrained, advisor=advisor)
 
 
 @dataclass(frozen=True)
@@ -24,9 +36,7 @@ class Job:
     task_name: str
     # Of the training; an endpoint may have none.
     trained: Path | None = None
-    max_tokens: int = 0
-    opinions: bool = False  # whether prompts show the text classifier's
-    labels: Labels = field(default_factory=Labels)
+    budget: Budget = NO_BUDGET
     solve: dict[str, Any] = field(default_factory=dict)  # of training, then of `config`
     served: Served | None = None  # the model to load
 
@@ -34,6 +44,11 @@ class Job:
     def task(self) -> Task:
         """Return the task with the settings of this run."""
         return configured(load_task(self.task_name), self.solve)
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Return the labels of the training."""
+        return load_labels(self.trained / "labels.json") if self.trained else Labels()
 
     @property
     def passes(self) -> list[Sampling]:
@@ -49,23 +64,13 @@ class Job:
         adapter = "none" if self.config.endpoint else self.config.adapter
         return replace(self, served=served_model(self.trained, adapter, self.config.base))
 
-    def advisor(self) -> Advisor | None:
-        """Return the text classifier whose opinions the prompts show; None if they show none."""
-        if not self.opinions:
-            return None
-        assert self.trained, "opinions are those of a training"
-        return load_advisor(self.trained, self.task, self.labels)
-
     def asker(self) -> Asker:
         """Return what makes the questions: with the tokenizer of the model, if there is one."""
-        return Asker(
-            self.task,
-            self.labels,
-            self.served and self.served.model,
-            self.max_tokens,
-            constrained=self.config.constrained,
-            advisor=self.advisor(),
-        )
+        model = self.served and self.served.model
+        constrained = self.config.constrained
+        if self.trained is None:
+            return Asker(self.task, self.labels, constrained=constrained)
+        return trained_asker(self.trained, self.task, model, self.budget, constrained=constrained)
 
 
 def make_job(run: Run, config: GenerateConfig) -> Job:
@@ -73,7 +78,7 @@ def make_job(run: Run, config: GenerateConfig) -> Job:
     check_engine(config.engine)
     check_sampling(config.sampling)
     name = task_name(run, config)
-    if config.samples and not load_task(name).answer.ranked:
+    if config.samples and not load_task(name).ranking:
         raise UserError(f"samples: {name!r} uses one reply per question; set samples=0")
     if run.result is None:
         return Job(config, run.folder, name, solve=config.solve)
@@ -83,8 +88,6 @@ def make_job(run: Run, config: GenerateConfig) -> Job:
         run.folder,
         name,
         trained=run.trained,
-        max_tokens=record.max_tokens,
-        opinions=record.opinions,
-        labels=load_labels(run.trained / "labels.json"),
+        budget=Budget(record.max_tokens, max(record.max_tokens, LONGEST)),
         solve={**record.solve, **config.solve},
     )

@@ -8,20 +8,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.eval.opinions import Opinion, load_advisor
-from panjue.prompts.example import Example, first_reply
-from panjue.prompts.labels import load_labels
+from panjue.eval.opinions import read_answer
+from panjue.prompts.example import Example
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import Asker, Question, Refusal, Request, row
+from panjue.serve.ask import Budget, Prepared, Refusal, Row, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
+from panjue.serve.job import trained_asker
 from panjue.serve.merge import served_model
 from panjue.serve.names import MAX_DEFENDANTS, find_defendants
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
@@ -63,34 +63,30 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
 
 
 class ServedRun:
-    """The prompts, labels and text classifier of a training; the engine is not part of it."""
+    """A training that judges; the engine is not part of it."""
 
     def __init__(self, run: Run, config: ServeConfig) -> None:
-        """Load all parts, and merge the adapter if needed."""
-        trained, record = run.trained, run.record
+        """Load its parts, and merge the adapter if needed."""
+        record = run.record
         self.task, self.task_name = load_task(record.task), record.task
         if self.task.data.by_hand is None:
             raise UserError(
                 f"{run.folder}: task {record.task!r} cannot be served: it does not define 'by_hand'"
             )
-        labels = load_labels(trained / "labels.json")
-        self.folders = served_model(trained, config.adapter, config.base)
+        self.folders = served_model(run.trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
-        self.advisor = load_advisor(trained, self.task, labels)
-        shown = self.advisor if record.opinions else None
-        self.asker = Asker(self.task, labels, self.folders.model, max_tokens, advisor=shown)
+        budget = Budget(max_tokens, max_tokens)
+        self.asker = trained_asker(run.trained, self.task, self.folders.model, budget)
         self.demo = is_demo(self.folders.model)
 
-    def _prepare(self, case: CaseRequest) -> "Prepared":
+    def _prepare(self, case: CaseRequest) -> Prepared:
         """Return what is asked about a case; a long case takes tens of milliseconds."""
         names = find_defendants(case.fact) if case.defendants is None else case.defendants
         if case.defendants is None and case.fact.strip() and not names:
             raise BadCase("'fact' names no defendant after 被告人; list them in 'defendants'")
         assert self.task.data.by_hand is not None, "checked at start"
         try:
-            example = self.task.data.by_hand(case.fact, names)
-            opinions = self.advisor.opinions(example) if self.advisor else []
-            return Prepared(example, opinions, self.asker.question(example, opinions))
+            return self.asker.prepare(self.task.data.by_hand(case.fact, names))
         except UserError as error:
             raise BadCase(str(error)) from None
         except Refusal as refusal:
@@ -105,7 +101,6 @@ class ServedRun:
         reply. A case that cannot be asked raises BadCase, an engine that failed UserError.
         """
         prepared = await asyncio.to_thread(self._prepare, case)
-        request = Request(next(NUMBERS), prepared.question, {})
 
         def on_text(text: str) -> None:
             if on_event:
@@ -113,45 +108,35 @@ class ServedRun:
 
         if on_event:
             on_event("start", {"defendants": list(prepared.example.names)})
-        output = await engine.ask(request, on_text if on_event else None)
-        completion = row([(request, output)])
-        if "refused" in completion:
-            raise UserError(completion["refused"])
-        usage = {name: completion[name] for name in ("prompt_tokens", "completion_tokens")}
+        row = await ask(engine, prepared, next(NUMBERS), on_text=on_event and on_text)
+        if "refused" in row:
+            raise UserError(row["refused"])
+        usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         return {
             "defendants": list(prepared.example.names),
-            **await asyncio.to_thread(self._judgments, prepared, first_reply(completion)),
-            "finish": completion["finish"][0],
-            "dropped_sentences": prepared.question.dropped,
+            **await asyncio.to_thread(self._judgments, prepared.example, row),
+            "finish": row["finish"][0],
+            "dropped_sentences": row["dropped_sentences"],
             "notes": unnamed(prepared.example),
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
 
-    def _judgments(self, prepared: "Prepared", reply: str) -> dict[str, Any]:
+    def _judgments(self, example: Example, row: Row) -> dict[str, Any]:
         """Return the answer that a reply gives, beside what the text classifier thinks."""
-        example, opinions, task = prepared.example, prepared.opinions, self.task
-        decoded = task.ask.decode(reply, example, self.asker.labels)
-        answer = decoded.answer
+        task, advisor = self.task, self.asker.advisor
+        read = read_answer(task, self.asker.labels, advisor, example, row)
         beside: dict[str, Any] = {}
-        if self.advisor:
-            answer = self.advisor.complete(decoded, opinions)
-            beside["confidence"] = self.advisor.confidence(answer, opinions)
-            beside["classifier"] = [opinion.answer for opinion in opinions]
+        if advisor:
+            beside["confidence"] = read.confidence
+            beside["classifier"] = [opinion.answer for opinion in read.opinions]
             beside["probabilities"] = [
                 {name: opinion.probabilities[name] for name in task.answer.classes}
-                for opinion in opinions
+                for opinion in read.opinions
             ]
-        submission = task.data.write(example, answer)
+        submission = task.data.write(example, read.answer)
         del submission["id"]
-        return {**submission, "answer": answer, **beside, "repairs": list(decoded.repairs)}
-
-
-class Prepared(NamedTuple):
-    """A case, what the text classifier thinks of it, and what the model is asked."""
-
-    example: Example
-    opinions: Sequence[Opinion]
-    question: Question
+        repairs = list(read.decoded.repairs)
+        return {**submission, "answer": read.answer, **beside, "repairs": repairs}
 
 
 def unnamed(example: Example) -> list[str]:
@@ -213,7 +198,7 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     config, runs = serve_settings(Path(run), words)
     check_engine(config.engine)
     served = ServedRun(runs[NAME], config)
-    running = running_engine(served.folders, config.engine, served.asker.max_tokens, config.seed)
+    running = running_engine(served.folders, config.engine, served.asker.budget, config.seed)
     # In a thread of its own: in a notebook, this one runs an event loop already.
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(running) as engine:

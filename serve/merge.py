@@ -29,7 +29,6 @@ class Served(NamedTuple):
 
     model: Path
     adapter: Path | None = None
-    max_tokens: int = 0  # of the training
 
     @property
     def lora_rank(self) -> int:
@@ -54,7 +53,7 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
         model = check_base(trained, record, base)
     else:
         model = trained if is_full else merge(trained, trained.with_name("merged"), base)
-    return Served(model, trained if adapter == "lora" else None, record.max_tokens)
+    return Served(model, trained if adapter == "lora" else None)
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:

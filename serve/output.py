@@ -67,7 +67,7 @@ def load_rows(path: Path) -> Rows | None:
 def answered_ids(reader: Reader, test: Path, labels: Labels, rows: Rows) -> set[str]:
     """Return the ids of the examples whose calls all have rows."""
     task = reader.task
-    if not task.answer.several_calls:
+    if task.solve is None:
         return rows.ids()
     return {str(e.id) for e in reader.read(test) if is_answered(task, e, labels, rows)}
 
@@ -86,7 +86,7 @@ def is_answered(task: Task, example: Example, labels: Labels, rows: Rows) -> boo
         return task.ask.decode(first_reply(row), question, labels)
 
     try:
-        run_steps(task.answer.solving(example), reply)
+        run_steps(task.solving(example), reply)
     except MissingRow:
         return False
     return True

@@ -25,10 +25,9 @@ from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
-from panjue.serve.ask import Row, Sampling
-from panjue.serve.engine import VLLM_VERSION, EngineEnded, check_length, on_cpu, running_engine
+from panjue.serve.ask import Answerer, Row, Sampling, Write, answer_all
+from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
 from panjue.serve.job import Job
-from panjue.serve.loop import Answerer, Write, answer_all
 from panjue.serve.merge import Served
 from panjue.serve.output import Rest, StopSignals, output, starting
 
@@ -93,8 +92,8 @@ def absolute(job: Job) -> Job:
     """Return the job with absolute paths: replicas have working folders of their own."""
     assert job.served, "the model to load is chosen"
     assert job.trained, "only a training is answered with here"
-    model, adapter, max_tokens = job.served
-    served = Served(model.absolute(), adapter and adapter.absolute(), max_tokens)
+    model, adapter = job.served
+    served = Served(model.absolute(), adapter and adapter.absolute())
     return replace(job, run=job.run.absolute(), trained=job.trained.absolute(), served=served)
 
 
@@ -148,20 +147,19 @@ class Replica:
         assert served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
-        needed = (*served[:2], job.trained)
+        needed = (*served, job.trained)
         if missing := [folder for folder in needed if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(job.run))
-        starting = running_engine(served, config.engine, None, config.seed)
+        starting = running_engine(served, config.engine, job.budget, config.seed)
         try:
             engine = await self._running.enter_async_context(starting)
         except EngineEnded:
             os._exit(1)  # Ray starts another process, on this machine or another
-        asker = job.asker()
-        asker.longest = check_length(engine, job.max_tokens).longest
-        self._answerer = Answerer(engine, asker, asyncio.Semaphore(job.config.slots), self._passes)
+        slots = asyncio.Semaphore(job.config.slots)
+        self._answerer = Answerer(engine, job.asker(), slots, self._passes)
 
     async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
         """Yield the new rows of an example, each as soon as it is there."""

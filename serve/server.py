@@ -90,8 +90,8 @@ def free_port(host: str, port: int) -> int:
 def arguments(setup: Setup) -> Namespace:
     """Return the arguments of vLLM's server; TypeError if they do not fit together."""
     config, runs = setup.config, setup.runs
-    max_tokens = max(run.asker.max_tokens for run in runs.values())
-    needed = [engine_settings(run.folders, config.seed, max_tokens) for run in runs.values()]
+    budget = max(run.asker.budget for run in runs.values())
+    needed = [engine_settings(run.folders, config.seed, budget) for run in runs.values()]
     adapters = [
         LoRAModulePath(name=name, path=str(run.folders.adapter))
         for name, run in runs.items()

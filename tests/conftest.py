@@ -127,11 +127,12 @@ def merged(trained: Path) -> Path:
 @pytest.fixture(scope="session")
 def llm(merged: Path, small: dict[str, Any]) -> Iterator[Any]:
     """Return our engine on the tiny trained model, started once for all."""
+    from panjue.serve.ask import Budget
     from panjue.serve.engine import engine
     from panjue.serve.merge import Served
 
     # Room for a dialogue of a hundred turns; most who ask it keep to `small`.
-    with engine(Served(merged), small["engine"], 16384, seed=0) as started:
+    with engine(Served(merged), small["engine"], Budget(16384, 16384), seed=0) as started:
         yield started
 
 
@@ -201,11 +202,12 @@ def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
     from panjue.eval.opinions import load_advisor
     from panjue.prompts.labels import load_labels
     from panjue.prompts.task import load_task
-    from panjue.serve.ask import Asker
+    from panjue.serve.ask import Asker, Budget
 
     task, labels = load_task("judgment"), load_labels(trained / "adapter/labels.json")
     advisor = load_advisor(trained / "adapter", task, labels)
-    return Asker(task, labels, merged, small["max_tokens"], advisor=advisor)
+    budget = Budget(small["max_tokens"], small["max_tokens"])
+    return Asker(task, labels, merged, budget, advisor=advisor)
 
 
 RowsOf = Callable[..., list[dict[str, Any]]]
@@ -214,7 +216,7 @@ RowsOf = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="session")
 def rows_of() -> RowsOf:
     """Return what answers examples, and returns their rows in the order they were finished."""
-    from panjue.serve.loop import Answerer, answer_all, no_row
+    from panjue.serve.ask import Answerer, answer_all, no_row
 
     def rows(
         source: Any,

@@ -38,7 +38,7 @@ def test_the_whole_way(
         data = [data[0], f"train={other}", f"dev={sample}"]
     small = ("max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer.max_steps=2")
     assert "refused      0" in said("sft", config, *data, *small)
-    samples = "samples=2" if task.answer.ranked else "samples=0"
+    samples = "samples=2" if task.ranking else "samples=0"
     printed = said("generate", run, sample, samples, "answer=model")
     assert running_engine == [run / "merged"]
     assert (run / "merged/model.safetensors").is_file()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from panjue.prompts.example import Answer, Decide, Decoded, Example, known_groups
+from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap, visible
 from panjue.prompts.plumbing.errors import UserError
@@ -224,7 +224,7 @@ class Classes:
                     "commonest class": ("always the commonest class", "始终预测最常见的类别"),
                 },
             ),
-            Decide(
+            AnswerFields(
                 sets=(self.key,) if self.several else (),
                 classes=() if self.several else (self.key,),
                 kinds={self.key: "label"},

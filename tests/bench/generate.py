@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import Schema
-from panjue.serve.ask import Request, row
+from panjue.serve.ask import Budget, Request, row
 from panjue.serve.engine import Engine, RequestOutput, engine
 from panjue.serve.job import make_job
 from panjue.serve.settings import GenerateConfig
@@ -48,7 +48,7 @@ def main() -> None:
     # Without prefix cache: every round must do all the work again.
     settings: dict[str, Any] = {"dtype": given.dtype, "enable_prefix_caching": False}
     settings |= {} if IS_GPU else {"max_num_seqs": 32}
-    with engine(job.served, settings, job.max_tokens, seed=0) as llm:
+    with engine(job.served, settings, Budget(job.budget.usual, job.budget.usual), seed=0) as llm:
         lengths = answer(llm, own)  # also warms up
         ways = all_ways(own, lengths)
         rates = in_turns({way: partial(rate, llm, ways[way]) for way in ways})
@@ -72,8 +72,8 @@ def answer(llm: Engine, requests: list[Request]) -> list[int]:
 
     assert llm.runner
     outputs = llm.runner.run(ask())
-    for pair in zip(requests, outputs, strict=True):
-        row([pair])
+    for request, output in zip(requests, outputs, strict=True):
+        row(request.question, [output])
     return [len(output.outputs[0].token_ids) for output in outputs]
 
 

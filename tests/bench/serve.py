@@ -91,7 +91,7 @@ def kinds_of(asker: Asker, cases: Path) -> dict[str, dict[str, Asked]]:
 
 def commands(run: Path, model: Path, asker: Asker) -> dict[str, list[str]]:
     """Return the command of each server."""
-    settings = {**ENGINE, "model": str(model), "max_model_len": asker.max_tokens}
+    settings = {**ENGINE, "model": str(model), "max_model_len": asker.budget.usual}
     settings |= {"structured_outputs_config": BACKEND, "load_format": "safetensors", "seed": 0}
     settings |= {"port": PORTS["vLLM alone"], "host": "127.0.0.1", "served_model_name": NAME}
     settings |= {"generation_config": "vllm", "uvicorn_log_level": "warning"}

@@ -21,7 +21,7 @@ from panjue.eval.classifier import (
     magnitude,
     views,
 )
-from panjue.prompts.example import Decide, Example
+from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.task import load_task
@@ -98,7 +98,7 @@ def weights(*, is_set: bool, scale: float = 1.0, shift: float = 0.0) -> FieldWei
 def small(field: FieldWeights, name: str = "label") -> Classifier:
     """Return a classifier of one field that knows two n-grams."""
     one = View(np.array(sorted(grams("甲"))), np.ones(1, np.float32))
-    decides = Decide(sets=(name,)) if field.is_set else Decide(classes=(name,))
+    decides = AnswerFields(sets=(name,)) if field.is_set else AnswerFields(classes=(name,))
     return Classifier(decides, (one, one), {name: field})
 
 

@@ -10,6 +10,7 @@ from panjue.finetune.model import check_packing, load_base, with_lora
 from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
+from panjue.serve.ask import Budget
 from panjue.serve.engine import engine_settings
 from panjue.serve.merge import Served, merge, served_model
 
@@ -83,11 +84,12 @@ def test_variants_are_merged_and_what_vllm_cannot_load_unmerged_is_refused(
     adapter = tmp_path / "run/adapter"
     assert words.items() <= read_json(adapter / "adapter_config.json").items()
     merge(adapter, tmp_path / "run/merged")  # compares the outputs with those of base and adapter
-    assert engine_settings(Served(tmp_path / "run/merged"), 0, 64)["enable_lora"] is False
+    budget = Budget(64, 64)
+    assert engine_settings(Served(tmp_path / "run/merged"), 0, budget)["enable_lora"] is False
     served = served_model(adapter, "lora")
     if complaint is None:
-        rank = engine_settings(served, 0, 64)["max_lora_rank"]
+        rank = engine_settings(served, 0, budget)["max_lora_rank"]
         assert rank == (32 if "rank_pattern" in words else 8)
     else:
         with pytest.raises(UserError, match=complaint):
-            engine_settings(served, 0, 64)
+            engine_settings(served, 0, budget)

@@ -37,7 +37,7 @@ from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_lines, read_object, write_json
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
-from panjue.serve.ask import Question, Request
+from panjue.serve.ask import LONGEST, Budget, Question, Request
 from panjue.serve.engine import RequestOutput, engine
 from panjue.serve.job import make_job
 from panjue.serve.merge import Served, served_model
@@ -107,7 +107,7 @@ class Ground:
         job = make_job(run, GenerateConfig.model_validate({})).with_model()
         asker = job.asker()
         examples = cycle(Reader(job.task).read(self.cases / "test.jsonl"))
-        return [asker.question(example) for example in islice(examples, count)]
+        return [asker.prepare(example).question for example in islice(examples, count)]
 
 
 def demo(_: Ground) -> Iterator[str]:
@@ -155,7 +155,8 @@ def parity(ground: Ground) -> Iterator[str]:
         for adapter in ("merge", "lora"):
             served = served_model(run.trained, adapter)
             sampling = {"logprobs": 1, "max_tokens": 128}
-            asking = asked(served, questions, sampling, settings, run.record.max_tokens)
+            limit = run.record.max_tokens
+            asking = asked(served, questions, sampling, settings, Budget(limit, limit))
             ways[f"runner V{int(runner) + 1}, {adapter}"] = asking[0]
     adapted = PeftModel.from_pretrained(base.to("cuda" if IS_GPU else "cpu"), str(run.trained))
     by_first = [list(output.outputs[0].token_ids) for output in next(iter(ways.values()))]
@@ -198,7 +199,7 @@ def generation(ground: Ground) -> Iterator[str]:
     run, many = ground.train("lora-packs")[0], ground.size["cases"]
     questions, served = ground.questions(run, many), served_model(run.trained, "merge")
     settings = {"enable_prefix_caching": False}  # the cases repeat
-    outputs, seconds = asked(served, questions, {"max_tokens": 128}, settings, None)
+    outputs, seconds = asked(served, questions, {"max_tokens": 128}, settings, Budget(0, LONGEST))
     written = sum(len(output.outputs[0].token_ids) for output in outputs)
     read = sum(len(question.prompt) for question in questions)
     weights = sum(file.stat().st_size for file in served.model.glob("*.safetensors"))
@@ -243,11 +244,11 @@ def killed_when(words: list[object], ready: Callable[[], bool]) -> None:
 
 
 def asked(
-    served: Served, questions: list[Question], sampling: Words, settings: Words, limit: int | None
+    served: Served, questions: list[Question], sampling: Words, settings: Words, budget: Budget
 ) -> tuple[list[RequestOutput], float]:
     """Return vLLM's outputs for all questions at once, and how many seconds they took."""
     requests = [Request(i, question, sampling) for i, question in enumerate(questions)]
-    with engine(served, settings, limit, seed=0) as llm:
+    with engine(served, settings, budget, seed=0) as llm:
 
         async def answer(some: list[Request]) -> list[RequestOutput]:
             return await asyncio.gather(*map(llm.ask, some))

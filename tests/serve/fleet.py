@@ -18,8 +18,7 @@ import ray
 
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.ask import Row
-from panjue.serve.loop import answer_all
+from panjue.serve.ask import Row, answer_all
 from panjue.serve.ray import RESTARTS, Fleet, cluster
 
 EXAMPLES = 60

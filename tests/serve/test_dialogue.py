@@ -12,7 +12,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
-from panjue.serve.ask import Asker
+from panjue.serve.ask import Asker, Budget
 from panjue.serve.endpoint import KEY, Endpoint
 from panjue.serve.engine import Engine
 
@@ -31,7 +31,7 @@ def dialogue(turns: int, key: str = "1") -> Example:
 
 
 def asker_of(task: Task, merged: Path, room: int = ROOM) -> Asker:
-    return Asker(task, Labels(), merged, room)
+    return Asker(task, Labels(), merged, Budget(room, room))
 
 
 def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answer:
@@ -43,7 +43,7 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
         assert row["question"] == question.id
         return task.ask.decode(row["texts"][0] if "texts" in row else "", question, Labels())
 
-    return run_steps(task.answer.solving(example), reply)
+    return run_steps(task.solving(example), reply)
 
 
 @pytest.mark.parametrize("way", ["whole", "window"])

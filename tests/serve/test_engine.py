@@ -14,7 +14,7 @@ from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.serve.ask import UNFINISHED, Asker, Refusal, Request, requests, row
+from panjue.serve.ask import UNFINISHED, Asker, Refusal, Request, row
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput, text_of
 
 TASK = load_task("judgment")
@@ -40,8 +40,7 @@ def outputs(llm: Engine, requests: list[Request]) -> list[tuple[Request, Request
 
 def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
     """Return the request for one reply to the example."""
-    [request] = requests(example.id, asker.question(example), [sampling])
-    return request
+    return Request(example.id, asker.prepare(example).question, sampling)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
 ) -> None:
     [fitted] = (trained / "rows").glob("classifier-*")
     advisor = training_advisor(fitted, TASK, asker.labels)
-    maker = RowMaker(TASK, asker.tokenizer, asker.labels, asker.max_tokens)
+    maker = RowMaker(TASK, asker.tokenizer, asker.labels, asker.budget.usual)
     trained_on = maker.rows(map(advisor.show, examples), RowReport())
     trained_prompts = {
         str(example.id): [
@@ -115,9 +114,9 @@ def output(*replies: CompletionOutput) -> RequestOutput:
 def test_a_sample_that_the_engine_fails_at_costs_no_other(
     first: tuple[str, str], kept: list[str] | None, asker: Asker, examples: list[Example]
 ) -> None:
-    turns = requests("1", asker.question(examples[0]), [{}, {"n": 3, "temperature": 1.0}])
     samples = [reply("stop", "一"), reply("error", ""), reply("length", "三")]
-    made = row(list(zip(turns, [output(reply(*first)), output(*samples)], strict=True)))
+    question = asker.prepare(examples[0]).question
+    made = row(question, [output(reply(*first)), output(*samples)])
     assert made.get("texts") == kept
     assert ("refused" in made) == (kept is None)
     assert kept is None or len(made["finish"]) == len(kept)
@@ -138,7 +137,7 @@ def test_what_an_ending_engine_breaks_off_is_an_error(
 def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
     llm: Engine, asker: Asker, merged: Path, examples: list[Example]
 ) -> None:
-    free = Asker(TASK, asker.labels, merged, asker.max_tokens, constrained=False)
+    free = Asker(TASK, asker.labels, merged, asker.budget, constrained=False)
     hot = {"n": 16, "temperature": 1.5, "detokenize": True}
     every = [asked(asker, e, **hot) for e in examples[:4]]
     # A character of three tokens may be cut anywhere.
@@ -183,6 +182,6 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
             TASK.ask, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True}
         ),
     )
-    sick = Asker(bad, asker.labels, merged, asker.max_tokens)
+    sick = Asker(bad, asker.labels, merged, asker.budget)
     with pytest.raises(Refusal, match="grammar library"):
-        sick.question(examples[0])
+        sick.prepare(examples[0])

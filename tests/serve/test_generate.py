@@ -23,9 +23,9 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.plumbing.run import Answers, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.serve.ask import answer_all
 from panjue.serve.engine import AsyncEngineArgs
 from panjue.serve.generate import generate
-from panjue.serve.loop import answer_all
 from panjue.serve.merge import served_model
 from panjue.serve.settings import RESOURCES, GenerateConfig, generate_settings
 

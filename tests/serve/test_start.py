@@ -12,8 +12,8 @@ from transformers import Qwen3Config
 from vllm.config import ModelConfig
 
 from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.ask import LONGEST, Budget
 from panjue.serve.engine import (
-    LONGEST,
     check_length,
     engine,
     engine_settings,
@@ -47,7 +47,7 @@ def test_an_engine_that_cannot_start_says_its_own_first_error(
     (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with (
         pytest.raises(UserError, match="incomplete metadata") as error,
-        engine(Served(model), small["engine"], 3072, seed=0),
+        engine(Served(model), small["engine"], Budget(3072, 3072), seed=0),
     ):
         pass
     assert "memory" not in str(error.value), "which is no matter here"
@@ -84,17 +84,17 @@ def test_the_context_of_a_model_is_used_as_far_as_cases_need_it(
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(tmp_path)
     model = ModelConfig(str(tmp_path), max_model_len=-1, skip_tokenizer_init=True)
-    assert longest_of(model, trained) == length
+    assert longest_of(model, Budget(trained, max(trained, LONGEST))) == length
 
 
 def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_training() -> None:
-    assert engine_settings(Served(Path("model")), 0, None)["max_model_len"] == -1
+    assert engine_settings(Served(Path("model")), 0, Budget(500, 501))["max_model_len"] == -1
     small: Any = type("Small", (), {"longest": 500})()
-    assert check_length(small, 500) is small
+    assert check_length(small, Budget(500, 600)) is small
     with pytest.raises(UserError, match="its memory is enough for 500 tokens, the training has"):
-        check_length(small, 501)
+        check_length(small, Budget(501, 600))
 
 
 def test_the_engine_chooses_its_type_by_the_card(merged: Path) -> None:
     """A T4 has no bfloat16; vLLM takes float16 there, unless a type is set."""
-    assert "dtype" not in engine_settings(Served(merged), 0, 64)
+    assert "dtype" not in engine_settings(Served(merged), 0, Budget(64, 64))

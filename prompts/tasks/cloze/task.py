@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from panjue.prompts.example import Answer, Decoded, Example, Rank, known_groups
+from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, strings_in
 from panjue.prompts.plumbing.errors import UserError
@@ -236,5 +236,5 @@ TASK = Task(
             "commonest answers": ("always the commonest answers", "始终预测最常见的答案"),
         },
     ),
-    answer=Rank(ranked="answers", length=MAX_ANSWERS),
+    ranking=Ranking("answers", MAX_ANSWERS),
 )

@@ -154,5 +154,5 @@ TASK = Task(
             "no opinions": ("always no opinions", "始终答“没有观点”"),
         },
     ),
-    answer=Solve(steps=solve, gold_oracle=gold_oracle, settings=Settings.model_validate({})),
+    solve=Solve(steps=solve, gold_oracle=gold_oracle, settings=Settings.model_validate({})),
 )

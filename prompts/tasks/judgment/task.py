@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from panjue.prompts.example import Answer, Decide, Decoded, Example
+from panjue.prompts.example import Answer, AnswerFields, Decoded, Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import did_you_mean
@@ -227,7 +227,7 @@ TASK = Task(
         titles=TITLES,
         parts=FINAL_PARTS,
     ),
-    answer=Decide(
+    answer=AnswerFields(
         "judgments",
         sets=FIELDS,
         classes=("penalty",),

@@ -68,7 +68,7 @@ def asked(task: Task, example: Example) -> tuple[list[Example], Any]:
         questions.append(question)
         return told(question)
 
-    return questions, run_steps(task.answer.solving(example), reply)
+    return questions, run_steps(task.solving(example), reply)
 
 
 @given(st.integers(1, 300), sizes)
@@ -185,7 +185,7 @@ def test_the_same_replies_lead_to_the_same_questions(way: dict[str, Any]) -> Non
 def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
     task = configured(TASK, {**way, "merge": False})
     for example in Reader(task).read(SAMPLE):
-        taught = list(task.answer.training_examples(example))
+        taught = list(task.training_examples(example))
         for question in taught:
             Draft202012Validator(task.ask.schema(question, NONE)).validate(
                 json.loads(task.ask.target(question))
@@ -202,7 +202,7 @@ def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
             assert replace(taught[call], answer=question.answer) == question
             return Decoded(taught[call].answer or {})
 
-        answer = run_steps(task.answer.solving(example), reply)
+        answer = run_steps(task.solving(example), reply)
         told = [{field: one[field] for field in FIELDS} for one in answer["sentences"]]
         gold = example.answer or {}
         assert told == [{field: one[field] for field in FIELDS} for one in gold["sentences"]]
@@ -217,8 +217,8 @@ def test_gold_of_a_holder_who_says_nothing_is_not_taught(way: dict[str, Any]) ->
     gold = example.answer or {}
     absent = {"holder": "不在场的人", "events": gold["holders"][0]["events"]}
     real = replace(example, answer={**gold, "holders": [absent, *gold["holders"]]})
-    taught = list(task.answer.training_examples(real))
-    assert taught == list(task.answer.training_examples(example))
+    taught = list(task.training_examples(real))
+    assert taught == list(task.training_examples(example))
 
 
 def reasons(holders: Any) -> dict[str, list[str]]:
@@ -236,7 +236,7 @@ def test_every_way_merges_if_it_is_to(merge: bool) -> None:
     )
     reply = TASK.ask.target(example)  # 甲 is negative twice about 饮酒之争
     answer = run_steps(
-        task.answer.solving(example), lambda _, question: task.ask.decode(reply, question, NONE)
+        task.solving(example), lambda _, question: task.ask.decode(reply, question, NONE)
     )
     chains = [len(event["emotions"]) for event in answer["holders"][0]["events"]]
     assert chains == ([1, 1] if merge else [2, 1])
@@ -251,7 +251,7 @@ def test_whatever_a_step_is_answered_with_the_answer_is_complete(
 ) -> None:
     task, example = configured(TASK, way), next(Reader(TASK).read(SAMPLE))
     answer = run_steps(
-        task.answer.solving(example), lambda _, question: task.ask.decode(reply, question, NONE)
+        task.solving(example), lambda _, question: task.ask.decode(reply, question, NONE)
     )
     assert list(task.data.check(example, task.data.write(example, answer), None)) == []
 
