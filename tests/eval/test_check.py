@@ -83,7 +83,7 @@ def test_cases_out_of_order(faults: Faults, rows: Rows) -> None:
     rows[0]["judgments"][0]["penalty"] = 15
     assert faults([rows[1], rows[0], *rows[2:]]) == [
         "2: id 1 is out of order",
-        "2: id 1: judgments[0].penalty must be a number from 0 to 14, found 15",
+        "2: id 1: $.judgments[0].penalty: 15 is greater than the maximum of 14",
     ]
 
 
@@ -131,27 +131,27 @@ def test_an_empty_file(faults: Faults) -> None:
         ),
         (
             [("甲", ["盗窃罪"], ["264"], 15), ALSO],
-            ["judgments[0].penalty must be a number from 0 to 14, found 15"],
+            ["$.judgments[0].penalty: 15 is greater than the maximum of 14"],
         ),
         (
             [("甲", ["盗窃罪"], ["264"], -1), ALSO],
-            ["judgments[0].penalty must be a number from 0 to 14, found -1"],
+            ["$.judgments[0].penalty: -1 is less than the minimum of 0"],
         ),
         (
             [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
-            ["judgments[0].articles must list texts, one or more, each once"],
+            ["$.judgments[0].articles: ['264', '264'] has non-unique elements"],
         ),
         (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
-            ["judgments[0].penalty must be a number from 0 to 14, found '8'"],
+            ["$.judgments[0].penalty: '8' is not of type 'integer'"],
         ),
         (
             [("甲", [], ["264"], 8), ALSO],
-            ["judgments[0].charges must list texts, one or more, each once"],
+            ["$.judgments[0].charges: [] should be non-empty"],
         ),
         (
             [("甲", ["盗窃罪"], [264], 8), ALSO],
-            ["judgments[0].articles must list texts, one or more, each once"],
+            ["$.judgments[0].articles[0]: 264 is not of type 'string'"],
         ),
     ],
 )
@@ -162,16 +162,19 @@ def test_defendants_and_shape(
     assert found == [f"2: id 2: {text}" for text in expected]
 
 
+ADDED = "Additional properties are not allowed"
+
+
 def test_keys_that_are_missing_or_foreign(faults: Faults, rows: Rows) -> None:
     del rows[0]["judgments"][1]["penalty"]
     rows[1]["judgments"][0]["reason"] = "因"
     del rows[2]["judgments"]
     rows[3]["note"] = "记"
     assert faults(rows) == [
-        "1: id 1: judgments[1] must have the fields name, charges, articles, penalty and no others",
-        "2: id 2: judgments[0] must have the fields name, charges, articles, penalty and no others",
-        "3: id 3: the fields must be id and judgments, a list",
-        "4: id x: the fields must be id and judgments, a list",
+        "1: id 1: $.judgments[1]: 'penalty' is a required property",
+        f"2: id 2: $.judgments[0]: {ADDED} ('reason' was unexpected)",
+        "3: id 3: $: 'judgments' is a required property",
+        f"4: id x: $: {ADDED} ('note' was unexpected)",
     ]
 
 

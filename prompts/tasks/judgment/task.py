@@ -3,13 +3,15 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import did_you_mean
-from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
 from panjue.prompts.tasks.evidence import evidence
@@ -135,34 +137,17 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
     return {"id": example.id, "judgments": judgments}
 
 
-def _form_faults(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the types of a row."""
-    if row.keys() != {"id", "judgments"} or not isinstance(row["judgments"], list):
-        yield "the fields must be id and judgments, a list"
-        return
-    for i, judgment in enumerate(row["judgments"]):
-        if not isinstance(judgment, dict) or judgment.keys() != set(KEYS):
-            yield f"judgments[{i}] must have the fields {', '.join(KEYS)} and no others"
-            continue
-        penalty = judgment["penalty"]
-        if not isinstance(judgment["name"], str):
-            yield f"judgments[{i}].name must be a text"
-        if type(penalty) is not int or not 0 <= penalty <= 14:
-            yield f"judgments[{i}].penalty must be a number from 0 to 14, found {penalty!r:.40}"
-        for field in FIELDS:
-            if not _is_string_list(judgment[field]):
-                yield f"judgments[{i}].{field} must list texts, one or more, each once"
+@cache
+def _form() -> Any:
+    """Return what validates the form of a row."""
+    from jsonschema import Draft202012Validator
 
-
-def _is_string_list(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(item, str) for item in value) and len(set(value)) == len(value)
+    return Draft202012Validator(read_object(Path(__file__).with_name("submission.schema.json")))
 
 
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
     """Yield all faults of a submission row: its form, defendants, labels."""
-    faults = list(_form_faults(row))
+    faults = [f"{error.json_path}: {error.message:.200}" for error in _form().iter_errors(row)]
     if faults:
         yield from faults
         return
