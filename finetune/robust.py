@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from panjue.finetune.data import balanced_sampler
 from panjue.finetune.settings import RobustConfig
 from panjue.finetune.trainer import Batch, ReplyTrainer
 
@@ -260,13 +259,6 @@ class GroupTrainer(ReplyTrainer):
             self.model.train()
             self._begin(torch.stack(sums).sum(0))
         return batches, items
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Sample groups equally often if the objective needs it."""
-        if not self.objective.is_balanced:
-            return super()._get_train_sampler(train_dataset)
-        self._sampler = balanced_sampler(self.train_dataset["group"][:], self.args.seed)
-        return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the objective's values."""

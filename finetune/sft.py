@@ -19,7 +19,16 @@ from transformers.utils.logging import disable_progress_bar
 from panjue.eval.classifier import FILE_VERSION
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
-from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
+from panjue.finetune.data import (
+    EpochSampler,
+    RowMaker,
+    RowReport,
+    Rows,
+    balanced_sampler,
+    cached,
+    length_sampler,
+    pack,
+)
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
 from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
@@ -41,9 +50,9 @@ from panjue.finetune.result import (
     trained_folder,
 )
 from panjue.finetune.robust import GroupTrainer, Objective
-from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
+from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
-from panjue.finetune.trainer import ReplyTrainer
+from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
@@ -68,13 +77,11 @@ ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "groups_sh
 """Entries of the record that decide the token rows."""
 
 
-def main(path: Path, overrides: Sequence[str] = ()) -> None:
-    """Train with the config at `path`; do nothing if the run is already finished."""
-    train(sft_settings(path, overrides))
-
-
 def train(config: SftConfig) -> None:
-    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels."""
+    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
+
+    Nothing is done if the run is already finished.
+    """
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)
@@ -196,6 +203,7 @@ def make_trainer(
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
+    train_rows = pack(rows.train, config.max_tokens) if packing else rows.train
     objective = make_objective(config, model, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     with of_library("trainer"):
@@ -203,7 +211,8 @@ def make_trainer(
             model,
             keep=config.trainer.get("save_total_limit", 2),
             args=args,
-            train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
+            sampler=make_sampler(train_rows, args, objective),
+            train_dataset=train_rows,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
             callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
@@ -214,6 +223,15 @@ def make_trainer(
         cap_steps(trainer)
     trainer.remove_callback(PrinterCallback)  # Journal prints instead
     return trainer
+
+
+def make_sampler(rows: Dataset, args: Any, objective: Objective | None) -> EpochSampler | None:
+    """Return the order of the rows; None leaves it to transformers."""
+    if objective and objective.is_balanced:
+        return balanced_sampler(rows["group"][:], args.seed)
+    if args.train_sampling_strategy == "group_by_length":
+        return length_sampler(rows, step_size(args), args.seed)
+    return None
 
 
 def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from panjue.finetune.data import balanced_sampler
 from panjue.finetune.robust import Objective, pooled, slopes
 from panjue.finetune.settings import RobustConfig
-from panjue.finetune.sft import main as sft
 from panjue.finetune.trainer import Batch
 
 from .conftest import ROBUST_STEPS, adapter_bytes, logged
+from .conftest import main as sft
 
 GROUPS = ("a", "b", "c")
 

@@ -19,7 +19,6 @@ from panjue.finetune.checkpoints import full_disk_named, newest_complete
 from panjue.finetune.journal import print_example
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
-from panjue.finetune.sft import main
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
@@ -29,7 +28,7 @@ from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-from .conftest import UNEVALUATED, adapter_bytes, logged
+from .conftest import UNEVALUATED, adapter_bytes, logged, main
 
 FIELDS = {"charges", "articles", "penalty"}
 UNFINISHED = {"examples": None, "labels_sha256": None}
