@@ -58,7 +58,8 @@ def choose(folder: Path, into: Path) -> Choice:
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
     submission = task.data.submission.index(task.data.submission.find(folder))
-    of_model, of_classifier = MetricValues(task), MetricValues(task)
+    of_model = MetricValues(task)
+    of_classifier = MetricValues(task)
     for example, gold, _ in score_rows(answered.reader, answered.test, submission, of_model):
         row = task.data.write(example, advisor.alone(example))
         of_classifier.add(example, metric_values(task, gold, row, f"id {example.id}"))

@@ -24,6 +24,9 @@ from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.reader import Reader
 
+MIN_EXAMPLES = 20
+"""A group of fewer test examples is flagged."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -34,7 +37,7 @@ class Group:
         value: The metric over them; NaN if it has nothing to score there, and then the group is
             left out of all numbers over groups.
         low, high: The 95% bootstrap interval of `value`.
-        flagged: It has too few examples to count for mean, disparity, worst and gap.
+        flagged: It has fewer than `MIN_EXAMPLES`, and does not count for the numbers over groups.
         unweighted: All its examples have weight 0, so `value` is an unweighted mean.
         worst_class: Its gold class with the lowest F1.
         worst_class_share: Share of its test examples with that class (worst-class influence).
@@ -92,7 +95,6 @@ class Fairness:
     metric: str
     total: float
     examples: int
-    min_n: int
     attributes: dict[str, Attribute]
     missing: int
     train: list[str]
@@ -104,35 +106,34 @@ class Fairness:
         return result
 
 
-def fairness(
-    reader: Reader, gold: Path, submission: Path, by: Sequence[str], *, min_n: int = 20
-) -> Fairness:
+def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) -> Fairness:
     """Score `submission` by the groups of every attribute in `by`.
 
     The numbers of training need a submission in its run folder, and unchanged training files.
-    Groups with fewer than `min_n` examples are flagged.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     rows = task.data.submission.index(submission)
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
-    values, counting, missing = MetricValues(task), Counting(task, by), 0
+    values = MetricValues(task)
+    counting = Counting(task, by)
+    missing = 0
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         counting.add(example, gold_row, row)
         missing += row is None
     for attribute in by:
         _check_attribute(attribute, values.attributes)
-    files, training = training_counts(reader.task, submission, by)
+    files, training = training_counts(task, submission, by)
+    attributes = {}
+    for attribute, counts in counting.groups.items():
+        attributes[attribute] = _attribute(values, attribute, counts, training.get(attribute, {}))
+    metric = task.score.names[-1]
     return Fairness(
-        metric=task.score.names[-1],
-        total=list(summarize(values, resamples=0).mean.values())[-1],
+        metric=metric,
+        total=summarize(values, resamples=0).mean[metric],
         examples=len(values),
-        min_n=min_n,
-        attributes={
-            name: _attribute(values, name, counts, training.get(name), min_n)
-            for name, counts in counting.groups.items()
-        },
+        attributes=attributes,
         missing=missing,
         train=[str(path) for path in files],
         compared_by=task.score.compared_by,
@@ -150,17 +151,19 @@ def _attribute(
     values: MetricValues,
     attribute: str,
     counts: Mapping[str, Counts],
-    training: Mapping[str, Counts] | None,
-    min_n: int,
+    training: Mapping[str, Counts],
 ) -> Attribute:
-    support = {name for of in (*counts.values(), *(training or {}).values()) for name in of.gold}
+    """Return an attribute's groups; `counts` are of the test, `training` of the training."""
+    classes: set[str] = set()
+    for of in (*counts.values(), *training.values()):
+        classes.update(of.gold)
+    is_known = bool(training.keys() - {UNKNOWN})  # a side file may have the groups
     groups = {}
     for name, members in values.members(attribute).items():
-        group = _group(values, members, counts[name], min_n)
-        if training and training.keys() != {UNKNOWN}:  # a side file may have the groups
-            trained, gold = training.get(name, Counts()), counts[name].gold
-            is_known = trained.gold and gold
-            shift = divergence(trained.gold, gold, sorted(support)) if is_known else None
+        group = _group(values, members, counts[name])
+        if is_known:
+            trained = training.get(name, Counts())
+            shift = divergence(trained.gold, counts[name].gold, sorted(classes))
             group = replace(group, train=trained.size, shift=shift)
         groups[name] = group
     unknown = groups.pop(UNKNOWN, None)
@@ -168,8 +171,9 @@ def _attribute(
     return _over_groups(largest_first, unknown.n if unknown else 0)
 
 
-def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -> Group:
-    summary, metric = summarize(values, members), values.task.score.names[-1]
+def _group(values: MetricValues, members: Members, counts: Counts) -> Group:
+    summary = summarize(values, members)
+    metric = values.task.score.names[-1]
     low, high = summary.interval[metric]
     worst = counts.worst_class()
     return Group(
@@ -177,23 +181,23 @@ def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -
         value=summary.mean[metric],
         low=low,
         high=high,
-        flagged=len(members) < min_n,
+        flagged=len(members) < MIN_EXAMPLES,
         unweighted=summary.unweighted,
         worst_class=worst,
-        worst_class_share=counts.gold[worst] / len(members) if worst is not None else None,
+        worst_class_share=None if worst is None else counts.gold[worst] / len(members),
     )
 
 
 def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
     """Return the numbers over the groups that are large enough and have something to score."""
-    values = {
-        name: group.value
-        for name, group in groups.items()
-        if not group.flagged and not math.isnan(group.value)
-    }
-    several, numbers = len(values) > 1, list(values.values())
+    values = {}
+    for name, group in groups.items():
+        if not group.flagged and not math.isnan(group.value):
+            values[name] = group.value
+    numbers = list(values.values())
+    several = len(numbers) > 1
     return Attribute(
-        mean=float(np.mean(numbers)) if values else None,
+        mean=float(np.mean(numbers)) if numbers else None,
         disparity=float(np.std(numbers)) if several else None,
         worst=min(numbers, default=None),
         worst_group=min(values, key=lambda name: values[name], default=None),
@@ -205,23 +209,24 @@ def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
 
 def show(report: Fairness, console: Console) -> None:
     """Print the tables."""
+    columns = ("n", report.metric, "95% interval", "train", "shift", "worst class")
     for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
     for name, attribute in report.attributes.items():
-        columns = ("n", report.metric, "95% interval", "train", "shift", "worst class")
         table = Table(escape(f"by {name}"), *columns)
         for group_name, group in attribute.groups.items():
-            star, style = ("*", "dim") if group.flagged else ("", None)
-            table.add_row(*map(Text, (group_name + star, *_cells(group))), style=style)
+            cells = [Text(cell) for cell in _cells(group_name, group)]
+            table.add_row(*cells, style="dim" if group.flagged else None)
         console.print(table)
-        for line in remarks(report, attribute):
+        for line in remarks(attribute):
             console.print(line, highlight=False, markup=False)
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(name: str, group: Group) -> tuple[str, ...]:
     """Return the cells of a group's row; a dash for an unknown value."""
     worst = group.worst_class
     return (
+        f"{name}*" if group.flagged else name,
         str(group.n),
         _number(group.value),
         f"{_number(group.low)} - {_number(group.high)}",
@@ -243,10 +248,10 @@ def header_lines(report: Fairness) -> Iterator[str]:
     yield f"training examples and shifts: {source}"
 
 
-def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
+def remarks(attribute: Attribute) -> Iterator[str]:
     """Yield the lines below an attribute's table."""
     if attribute.mean is None:
-        yield f"no group has {report.min_n} examples: no mean, disparity, worst or gap"
+        yield f"no group has {MIN_EXAMPLES} examples: no mean, disparity, worst or gap"
     else:
         yield (
             f"mean {attribute.mean:.4f}, disparity {_number(attribute.disparity)}, "
@@ -255,8 +260,9 @@ def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
         )
     flagged = sum(group.flagged for group in attribute.groups.values())
     if flagged:
-        yield f"* {flagged} groups of fewer than {report.min_n} examples: not in these numbers"
-    if unweighted := [name for name, group in attribute.groups.items() if group.unweighted]:
+        yield f"* {flagged} groups of fewer than {MIN_EXAMPLES} examples: not in these numbers"
+    unweighted = [name for name, group in attribute.groups.items() if group.unweighted]
+    if unweighted:
         yield f"unweighted means, as all examples have weight 0: {', '.join(unweighted)}"
     if attribute.unknown:
         yield f"{attribute.unknown} examples are in no group: their group is unknown"

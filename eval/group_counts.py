@@ -56,13 +56,16 @@ class Counting:
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Count an example, its gold row and its row of the submission, if it has one."""
-        kinds = self._classes(gold), self._classes(row)
+        gold_classes = self._classes(gold)
+        classes = self._classes(row)
         for attribute, groups in self.groups.items():
-            groups[example.groups.get(attribute, UNKNOWN)].add(*kinds)
+            groups[example.groups.get(attribute, UNKNOWN)].add(gold_classes, classes)
 
     def _classes(self, row: Row | None) -> frozenset[str]:
         classes = self._task.score.classes
-        return frozenset(classes(row)) if classes and row is not None else frozenset()
+        if classes is None or row is None:
+            return frozenset()
+        return frozenset(classes(row))
 
 
 def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[list[Path], Groups]:
@@ -74,11 +77,13 @@ def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[li
     record = answers.training if answers else None
     if not record:
         return [], {}
-    names = ("train", "dev", "mix")
-    files = {name: Path(path) for name in names if (path := getattr(record, name))}
-    for name, path in files.items():
-        if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
-            return [], {}
+    files = {}
+    for name in ("train", "dev", "mix"):
+        if recorded := getattr(record, name):
+            path = Path(recorded)
+            if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
+                return [], {}
+            files[name] = path
     counting = Counting(task, by)
     reader = Reader(task, on_bad_row=record.on_bad_row)
     for example in _trained_on(reader, record, files):
@@ -88,28 +93,37 @@ def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[li
 
 def _trained_on(reader: Reader, record: RunRecord, files: Mapping[str, Path]) -> Iterator[Example]:
     """Yield the examples of `train` that were not held out, then those chosen from `mix`."""
-    held = (
-        {text_hash(example) for example in reader.read(files["dev"])} if "dev" in files else set()
-    )
+    held = set()
+    if "dev" in files:
+        held = {text_hash(example) for example in reader.read(files["dev"])}
 
-    def used(name: str) -> Iterator[Example]:
-        for example in reader.read(files[name]) if name in files else ():
+    def used(path: Path) -> Iterator[Example]:
+        for example in reader.read(path):
             is_held = text_hash(example) in held if record.dev_sha256 else is_held_out(example)
             if example.answer is not None and not is_held:
                 yield example
 
     size = 0
-    for example in used("train"):
+    for example in used(files["train"]):
         size += 1
         yield example
-    chosen = nsmallest(round((record.mix_ratio or 0) * size), map(text_hash, used("mix")))
-    yield from (example for example in used("mix") if chosen and text_hash(example) <= chosen[-1])
+    if "mix" not in files:
+        return
+    lowest = nsmallest(round((record.mix_ratio or 0) * size), map(text_hash, used(files["mix"])))
+    for example in used(files["mix"]):
+        if lowest and text_hash(example) <= lowest[-1]:
+            yield example
 
 
-def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:
+def divergence(
+    train: Mapping[str, int], test: Mapping[str, int], classes: Sequence[str]
+) -> float | None:
     """Return the Kullback-Leibler divergence of the train from the test distribution, in nats.
 
-    Both are add-one smoothed over `support`, the classes of all groups.
+    Both are add-one smoothed over the classes of all groups. None if one has no class.
     """
-    smoothed = np.array([[n.get(name, 0) + 1.0 for name in support] for n in (train, test)])
-    return float(entropy(*smoothed))  # `entropy` scales both to sum to 1
+    if not train or not test:
+        return None
+    trained = np.array([train.get(name, 0) + 1.0 for name in classes])
+    tested = np.array([test.get(name, 0) + 1.0 for name in classes])
+    return float(entropy(trained, tested))  # it scales both to sum to 1

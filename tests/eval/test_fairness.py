@@ -62,8 +62,13 @@ def trained_on(folder: Path, *rows: dict[str, Any], dev_sha256: str | None = "x"
 def made(folder: Path, *by: str, min_n: int = 2, side: Path | None = None) -> Fairness:
     """Report by accuracy alone, which is worked out by hand more easily than macro F1."""
     accuracy = replace(TASK, score=replace(TASK.score, metrics=TASK.score.metrics[:1]))
-    reader = Reader(accuracy, side_groups(side))
-    return fairness(reader, folder / "gold.jsonl", folder, by, min_n=min_n)
+    return made_of(Reader(accuracy, side_groups(side)), folder, *by, min_n=min_n)
+
+
+def made_of(reader: Reader, folder: Path, *by: str, min_n: int) -> Fairness:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("panjue.eval.fairness.MIN_EXAMPLES", min_n)
+        return fairness(reader, folder / "gold.jsonl", folder, by)
 
 
 def test_the_numbers_by_hand(folder: Path) -> None:
@@ -90,7 +95,7 @@ def test_disparity_is_the_population_deviation(folder: Path) -> None:
 
 
 def test_macro_f1_of_a_group_is_over_its_own_classes(folder: Path) -> None:
-    found = fairness(Reader(TASK), folder / "gold.jsonl", folder, ["gender"], min_n=1)
+    found = made_of(Reader(TASK), folder, "gender", min_n=1)
     assert found.metric == "macro_f1"
     # Men: 4/5 for class 1, 0 for 2 and for 3; women: 2/3 and 0.
     groups = found.attributes["gender"].groups
@@ -237,9 +242,8 @@ def test_a_group_s_size_is_its_examples_whatever_their_weight(case: Any, tmp_pat
             assert (group.n, group.value, group.unweighted) == numbers
     assert [of.flagged for of in found.attributes["size"].groups.values()] == [False, True]
     assert not found.attributes["g"].groups["both"].flagged
-    assert "unweighted means, as all examples have weight 0: 1" in remarks(
-        found, found.attributes["size"]
-    )
+    said = remarks(found.attributes["size"])
+    assert "unweighted means, as all examples have weight 0: 1" in said
 
 
 def test_the_worst_class_is_one_that_gold_has() -> None:

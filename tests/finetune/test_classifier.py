@@ -355,7 +355,7 @@ def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> N
         own = draw.normal(size=(2 * of, 2)) * 0.5
         own[::2] += 3 * np.eye(2)[first[::2]]
         scores = {"charges": np.stack([np.zeros_like(own), own])}
-        items = Items(np.full(of, 2), scores, np.zeros((2 * of, PLACES)))
+        items = Items(np.full(of, 2), scores, np.zeros((2 * of, len(PLACES))))
         return items, np.eye(2, dtype=bool)[first]
 
     items, gold = cases(400)
