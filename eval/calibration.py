@@ -31,16 +31,12 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of one field.
-
-    Attributes:
-        ece: Expected calibration error: the mean distance between confidence and accuracy over
-            the bins, weighted by their counts (Guo et al., ICML 2017).
-        bins: The bins that are not empty, least certain first.
-    """
+    """Calibration of one field."""
 
     ece: float
-    bins: tuple[Bin, ...]
+    """Expected calibration error: the mean distance between confidence and accuracy over the bins,
+    weighted by their counts (Guo et al., ICML 2017)."""
+    bins: tuple[Bin, ...]  # the bins that are not empty, least certain first
 
 
 def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:

@@ -18,20 +18,14 @@ CHOICE = "choice.json"
 
 @dataclass(frozen=True)
 class Choice:
-    """The scores of the model's replies and of the text classifier on the same held-out cases.
+    """The scores of the model's replies and of the text classifier on the same held-out cases."""
 
-    Attributes:
-        metric: The task's headline metric.
-        difference: The model's score less the classifier's.
-        low, high: Its 95% interval, from a paired bootstrap over cases.
-    """
-
-    metric: str
+    metric: str  # the task's headline metric
     cases: int
     model: float
     classifier: float
-    difference: float
-    low: float
+    difference: float  # the model's score less the classifier's
+    low: float  # the ends of its 95% interval, from a paired bootstrap over cases
     high: float
 
     @property

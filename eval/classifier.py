@@ -113,15 +113,10 @@ CSR = ("data", "indices", "indptr")
 
 @dataclass(frozen=True)
 class View:
-    """The n-grams of one view that count.
+    """The n-grams of one view that count."""
 
-    Attributes:
-        kept: Their hashes, ascending, [columns].
-        idf: Inverse document frequencies, [columns].
-    """
-
-    kept: Hashes
-    idf: NDArray[np.float32]
+    kept: Hashes  # their hashes, ascending, [columns]
+    idf: NDArray[np.float32]  # inverse document frequencies, [columns]
 
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
@@ -148,26 +143,17 @@ class View:
 
 @dataclass(frozen=True)
 class FieldWeights:
-    """The classifier of one field of an item.
+    """The classifier of one field of an item."""
 
-    Attributes:
-        labels: Its labels, [labels].
-        weights: [columns of all views, labels].
-        bias: [labels].
-        scale: A score is multiplied by this to give a logit: calibration.
-        shift: Is added to each logit of a label set.
-        is_set: Whether the field is a label set, or one class.
-        sizes: Weights of sets of 0, 1, 2 and more labels: how often training had such sets,
-            divided by their mean probability if labels were independent.
-    """
-
-    labels: tuple[str, ...]
-    weights: csr_array
-    bias: NDArray[np.float32]
-    scale: float
-    shift: float
-    is_set: bool
+    labels: tuple[str, ...]  # its labels, [labels]
+    weights: csr_array  # [columns of all views, labels]
+    bias: NDArray[np.float32]  # [labels]
+    scale: float  # a score is multiplied by this to give a logit: calibration
+    shift: float  # is added to each logit of a label set
+    is_set: bool  # whether the field is a label set, or one class
     sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
+    """Weights of sets of 0, 1, 2 and more labels: how often training had such sets, divided by
+    their mean probability if labels were independent."""
 
     def about(self) -> dict[str, Any]:
         """Return the attributes that are stored as JSON."""

@@ -25,39 +25,26 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class Difference:
-    """The values of one metric for two submissions, and their difference.
-
-    Attributes:
-        mean: Second minus first.
-        low, high: 95% percentile interval of the paired bootstrap over examples.
-    """
+    """The values of one metric for two submissions, and their difference."""
 
     first: float
     second: float
-    mean: float
-    low: float
+    mean: float  # second minus first
+    low: float  # the ends of its 95% interval, by the paired bootstrap over examples
     high: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that `panjue compare` prints.
+    """Everything that `panjue compare` prints."""
 
-    Attributes:
-        metric: The task's headline metric; by it examples are won or lost.
-        won, lost: Examples on which the second is better, or worse, than the first, of those that
-            have a weight.
-        unweighted: No example has one, so the means are unweighted.
-        compared_by: How texts were compared, if the metrics compare texts.
-    """
-
-    metric: str
+    metric: str  # the task's headline metric
     differences: dict[str, Difference]
     examples: int
-    won: int
-    lost: int
-    compared_by: str | None = None
-    unweighted: bool = False
+    won: int  # examples with a weight on which the second has a higher headline metric
+    lost: int  # those on which it has a lower one
+    compared_by: str | None = None  # how texts were compared, if the metrics compare texts
+    unweighted: bool = False  # no example has one, so the means are unweighted
 
 
 def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:

@@ -30,32 +30,20 @@ MIN_EXAMPLES = 20
 
 @dataclass(frozen=True)
 class Group:
-    """One group of one attribute.
+    """One group of one attribute."""
 
-    Attributes:
-        n: Its test examples.
-        value: The metric over them; NaN if it has nothing to score there, and then the group is
-            left out of all numbers over groups.
-        low, high: The 95% bootstrap interval of `value`.
-        flagged: It has fewer than `MIN_EXAMPLES`, and does not count for the numbers over groups.
-        unweighted: All its examples have weight 0, so `value` is an unweighted mean.
-        worst_class: Its gold class with the lowest F1.
-        worst_class_share: Share of its test examples with that class (worst-class influence).
-        train: Training examples of this group (representation inequality); None if unknown.
-        shift: KL divergence of its training from its test class distribution, add-one smoothed,
-            in nats (label shift).
-    """
-
-    n: int
+    n: int  # its test examples
     value: float
-    low: float
+    """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
+    low: float  # the ends of its 95% interval, by the bootstrap over examples
     high: float
-    flagged: bool
-    unweighted: bool
-    worst_class: str | None
-    worst_class_share: float | None
-    train: int | None = None
+    flagged: bool  # it has fewer than `MIN_EXAMPLES`: no number over groups counts it
+    unweighted: bool  # all its examples have weight 0, so `value` is an unweighted mean
+    worst_class: str | None  # its gold class with the lowest F1
+    worst_class_share: float | None  # of its test examples (worst-class influence)
+    train: int | None = None  # training examples of this group (representation inequality)
     shift: float | None = None
+    """KL divergence of its training from its test classes, smoothed, in nats (label shift)."""
 
 
 @dataclass(frozen=True)
@@ -63,42 +51,28 @@ class Attribute:
     """One attribute; its numbers are over its groups that are not flagged.
 
     Mean and worst are None without a group, disparity and gap with fewer than two groups.
-
-    Attributes:
-        mean: Mean of the groups' values (FairLex's mF1).
-        disparity: Their population standard deviation (group disparity, GD).
-        worst: The lowest value (mF1_W), that of `worst_group`.
-        gap: The highest value minus the lowest.
-        unknown: Number of examples without a known group; they are in no group.
-        groups: Name -> group, the largest first.
     """
 
-    mean: float | None
-    disparity: float | None
-    worst: float | None
+    mean: float | None  # mean of the groups' values (FairLex's mF1)
+    disparity: float | None  # their population standard deviation (group disparity, GD)
+    worst: float | None  # the lowest value (mF1_W), that of `worst_group`
     worst_group: str | None
-    gap: float | None
-    unknown: int
-    groups: dict[str, Group]
+    gap: float | None  # the highest value minus the lowest
+    unknown: int  # number of examples without a known group; they are in no group
+    groups: dict[str, Group]  # name -> group, the largest first
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """Everything that `panjue fairness` prints.
-
-    Attributes:
-        missing: Examples without a row, scored as unanswered.
-        train: The files of the training; empty if they are unknown or have changed.
-        compared_by: The method that compared texts, if the metric compares texts.
-    """
+    """Everything that `panjue fairness` prints."""
 
     metric: str
     total: float
     examples: int
     attributes: dict[str, Attribute]
-    missing: int
-    train: list[str]
-    compared_by: str | None
+    missing: int  # examples without a row, scored as unanswered
+    train: list[str]  # the files of the training; empty if they are unknown or have changed
+    compared_by: str | None  # the method that compared texts, if the metric compares texts
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers for JSON; NaN is null."""

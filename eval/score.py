@@ -28,38 +28,28 @@ MAX_SHOWN_NOTES = 5
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Everything that `panjue score` prints.
+    """Everything that `panjue score` prints."""
 
-    Attributes:
-        total: The metrics over all examples.
-        groups: Attribute -> its value -> the metrics over those examples.
-        baselines: Baseline, trivial or human -> its metrics; None for the task's fallback if its
-            labels are unknown.
-        faulty: Rows in which `panjue check` finds a fault that the contest may refuse.
-        compared_by: How texts were compared, if the metrics compare texts.
-        notes: `id: note` on gold examples.
-        never_asked: `id: reason` of the examples that the model was never asked about.
-        in_sample: How the answers come from these very cases, if they do.
-        unknown_baselines: Baseline without a score -> why it has none.
-        answered_by: A line on who answered, the model or the text classifier, and why.
-    """
-
-    total: Summary
+    total: Summary  # the metrics over all examples
     groups: dict[str, dict[str, Summary]]
+    """Attribute -> its value -> the metrics over those examples."""
     baselines: dict[str, dict[str, float] | None]
+    """Baseline, trivial or human -> its metrics; None if they are unknown."""
     unreadable_rate: float | None
     missing: int
     extra_rows: int
     doubled: int
     unknown_labels: int | None
-    faulty: int = 0
+    faulty: int = 0  # rows in which `panjue check` finds a fault that the contest may refuse
     calibration: dict[str, Calibration] | None = None
-    compared_by: str | None = None
-    notes: list[str] = field(default_factory=list)
+    compared_by: str | None = None  # how texts were compared, if the metrics compare texts
+    notes: list[str] = field(default_factory=list)  # `id: note` on gold examples
     never_asked: Sequence[str] = ()
-    in_sample: str | None = None
+    """`id: reason` of the examples that the model was never asked about."""
+    in_sample: str | None = None  # how the answers come from these very cases, if they do
     unknown_baselines: Mapping[str, str] = field(default_factory=dict)
-    answered_by: str = ""
+    """Baseline without a score -> why it has none."""
+    answered_by: str = ""  # a line on who answered, the model or the text classifier, and why
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""

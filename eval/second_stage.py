@@ -26,18 +26,12 @@ CANDIDATES = 8
 
 @dataclass(frozen=True)
 class Items:
-    """The items of cases, those of one case side by side.
+    """The items of cases, those of one case side by side."""
 
-    Attributes:
-        sizes: Items of each case, [cases].
-        scores: Field -> first-stage scores by the whole text and by the own clauses, [2, items,
-            labels].
-        facts: What the text says of each item, [items, any].
-    """
-
-    sizes: Array
+    sizes: Array  # items of each case, [cases]
     scores: Mapping[str, Array]
-    facts: Array
+    """Field -> first-stage scores by the whole text and by the own clauses, [2, items, labels]."""
+    facts: Array  # what the text says of each item, [items, any]
 
     @property
     def counts(self) -> Array:
@@ -88,17 +82,11 @@ def facts(
 
 @dataclass(frozen=True)
 class Candidates:
-    """The labels that items may have, each in a row.
+    """The labels that items may have, each in a row."""
 
-    Attributes:
-        item: The item of each row, [rows].
-        label: Its label, [rows].
-        columns: Name of a feature -> its values, [rows].
-    """
-
-    item: Array
-    label: Array
-    columns: Mapping[str, Array]
+    item: Array  # the item of each row, [rows]
+    label: Array  # its label, [rows]
+    columns: Mapping[str, Array]  # name of a feature -> its values, [rows]
 
     @property
     def rows(self) -> Array:
@@ -151,19 +139,14 @@ def candidates(items: Items, name: str) -> Candidates:
 
 @dataclass(frozen=True)
 class FieldTrees:
-    """The second stage of one field.
+    """The second stage of one field."""
 
-    Attributes:
-        trees: LightGBM's model.
-        start: Of a label set: scale and shift of its scores; the trees correct this logit.
-        finish: Of a label set: scale and shift of the corrected logit.
-        classes: Of a class: label set -> the classes of items with each label, [labels, classes].
-    """
-
-    trees: "lightgbm.Booster"
+    trees: "lightgbm.Booster"  # LightGBM's model
     start: Sequence[float] = ()
-    finish: Sequence[float] = ()
+    """Of a label set: scale and shift of its scores; the trees correct this logit."""
+    finish: Sequence[float] = ()  # of a label set: scale and shift of the corrected logit
     classes: Mapping[str, Array] = field(default_factory=dict)
+    """Of a class: label set -> the classes of items with each label, [labels, classes]."""
 
 
 @dataclass(frozen=True)

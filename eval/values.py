@@ -105,16 +105,12 @@ def score_answers(task: Task, answers: Iterable[tuple[Example, Answer]]) -> dict
 
 @dataclass(frozen=True)
 class Summary:
-    """Every metric over `examples` examples, with its 95% interval.
-
-    Attributes:
-        unweighted: All weights are 0, so the means are unweighted.
-    """
+    """Every metric over `examples` examples, with its 95% interval."""
 
     examples: int
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
-    unweighted: bool = False
+    unweighted: bool = False  # all weights are 0, so the means are unweighted
 
 
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:

@@ -72,18 +72,13 @@ MIN_CASES = 300
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier, and what it thinks of the cases that it was fitted on.
-
-    Attributes:
-        cases: Those cases.
-        sizes: Items of each, [cases].
-        crossed: Field -> probabilities by parts that had not seen the case, [items, labels].
-    """
+    """A classifier, and what it thinks of the cases that it was fitted on."""
 
     classifier: Classifier
-    cases: Sequence[Example]
-    sizes: NDArray[np.int64]
+    cases: Sequence[Example]  # those cases
+    sizes: NDArray[np.int64]  # items of each, [cases]
     crossed: Mapping[str, NDArray[Any]]
+    """Field -> probabilities by parts that had not seen the case, [items, labels]."""
 
     def probabilities(self) -> Iterator[tuple[Example, list[dict[str, Probabilities]]]]:
         """Yield every case with the cross-fitted probabilities of its items."""

@@ -1,7 +1,6 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
@@ -17,16 +16,12 @@ from trl import SFTTrainer
 from panjue.finetune.data import IGNORED, Rows
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import LESS_MEMORY, card_memory
-from panjue.finetune.robust import GroupTrainer
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
-
-MIN_GROUP = 10
-"""Training examples below which the plan warns of a group."""
 
 FEW_STEPS = 100
 """Steps that a training should have. After an epoch of 305 cases in 55 steps of 2 packs the
@@ -156,9 +151,6 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     if args.world_size < cards:
         yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
     yield "steps", steps_plan(trainer)
-    if isinstance(trainer, GroupTrainer):
-        for warning in group_warnings(trainer):
-            yield "groups", warning
     yield "evaluations", evaluation_plan(trainer)
     if args.load_best_model_at_end:
         yield "kept", f"the checkpoint with the best {args.metric_for_best_model}"
@@ -189,34 +181,15 @@ def steps_plan(trainer: SFTTrainer) -> str:
     return f"{text}; these are few: batch={less} learns more from the same cases"
 
 
-def group_warnings(trainer: GroupTrainer) -> Iterator[str]:
-    """Yield why an objective over groups may gain nothing."""
-    objective = trainer.objective
-    counts = Counter(trainer.train_dataset["group"])
-    if objective.is_balanced:
-        for place, count in counts.items():
-            if count < MIN_GROUP:
-                times = counts.total() / len(counts) / count
-                drawn = f"{count} examples, each drawn {times:.0f} times an epoch"
-                yield f"{objective.groups[place]!r} has {drawn}; better join it with another group"
-    if objective.settings.method == "irm" and steps(trainer) <= objective.settings.warmup:
-        yield f"no penalty: robust.warmup={objective.settings.warmup} is as long as the training"
-
-
-def evaluation_plan(trainer: ReplyTrainer) -> str:
-    """Return how many evaluations there are at most."""
+def evaluation_plan(trainer: SFTTrainer) -> str:
+    """Return how often the held-out loss is computed."""
     args = trainer.args
-    last = steps(trainer)
     if args.eval_strategy == "no":
         return "none"
-    if args.eval_strategy == "epoch":
-        every = "epoch"
-        step = steps_per_epoch(trainer)
-    else:
-        step = args.eval_steps if args.eval_steps >= 1 else np.ceil(last * args.eval_steps)
-        every = f"{step:.0f} steps"
-    count = int(np.ceil(last / step))  # the last step is evaluated too
-    return f"{count}, after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
+    every = "epoch" if args.eval_strategy == "epoch" else f"{args.eval_steps:g} steps"
+    if args.eval_steps and args.eval_steps < 1:
+        every = f"{args.eval_steps:.0%} of the steps"
+    return f"after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
 
 
 def steps(trainer: SFTTrainer) -> int:

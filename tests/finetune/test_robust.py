@@ -1,6 +1,5 @@
 """Group-robust objectives: numbers by hand, gradients against autograd, resuming, real steps."""
 
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -200,20 +199,3 @@ def test_a_resumed_run_ends_in_the_same_weights(method: str, courts: Path, tmp_p
     (run / "checkpoints/checkpoint-5/complete").unlink()
     sft(courts, words)
     assert adapter_bytes(run) == whole
-
-
-def test_the_plan_warns_of_a_rare_group_and_of_a_penalty_that_never_counts(
-    courts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rare = (tmp_path / "rare.jsonl").open("w", encoding="utf-8")
-    [train] = [line for line in courts.read_text("utf-8").splitlines() if "train:" in line]
-    with rare, Path(train.split()[-1]).open(encoding="utf-8") as cases:
-        for number, line in enumerate(cases):
-            rare.write(line.replace("high", "rare") if 60 < number < 80 else line)
-    words = [f"run={tmp_path}/run", f"train={tmp_path}/rare.jsonl", "robust.by=court"]
-    for method, warned in {"erm": 0, "group_uniform": 1, "irm": 2}.items():
-        sft(courts, [*words, *ROBUST_STEPS, "dry_run=true", f"robust.method={method}"])
-        lines = [s for s in capsys.readouterr().out.splitlines() if s.startswith("groups ")]
-        assert len(lines) == warned
-    assert re.search(r"'rare' has \d examples, each drawn \d+ times an epoch; better", lines[0])
-    assert lines[1].endswith("no penalty: robust.warmup=500 is as long as the training")
