@@ -6,14 +6,14 @@ decides.
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from math import prod
+from operator import mul
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from panjue.eval.classifier import (
     MAX_SIZE,
@@ -211,13 +211,14 @@ def set_chances(
     chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in chances.items()}
     none = prod(1 - p for p in chances.values())
-    [by_size] = size_chances(np.array([[p for p in chances.values() if p > TINY]]))
-    scale = none / max(float(by_size @ weights.sizes), TINY)
+    by_size = size_chances(p for p in chances.values() if p > TINY)
+    expected = sum(map(mul, by_size, weights.sizes))
+    scale = none / max(expected, TINY)
     return [
         scale
         * weights.sizes[min(len(labels), MAX_SIZE)]
         # Sorted: sums and products of floats depend on their order.
-        * prod(odds.get(label, TINY) for label in sorted(labels))
+        * prod([odds.get(label, TINY) for label in sorted(labels)])
         for labels in sets
     ]
 
@@ -230,12 +231,17 @@ def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozense
     largest terms are the best set of size m (Dembczyński et al., "An exact algorithm for F-measure
     maximization", NIPS 2011). It is empty only if `chances` has the empty set.
     """
-    labels = sorted({label for gold in chances for label in gold})
+    # Label -> size of gold -> probability of the gold sets of this size that have it.
+    by_size: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for gold, p in chances.items():
+        for label in gold:
+            by_size[label][len(gold)] += p
+    labels = sorted(by_size)
     best = frozenset[str]()
     best_value = chances.get(best, -1.0)
     for size in range(1, min(max_size, len(labels)) + 1):
         terms = {
-            label: sum(2 * p / (size + len(gold)) for gold, p in chances.items() if label in gold)
+            label: sum([2 * p / (size + of_gold) for of_gold, p in by_size[label].items()])
             for label in labels
         }
         ranked = sorted(labels, key=lambda label: (-terms[label], label))

@@ -26,6 +26,7 @@ from panjue.eval.classifier import (
     facts_of,
     read_classifier,
     size_chances,
+    view_scores,
     views,
 )
 from panjue.eval.opinions import Advisor, case_key, opinion_text
@@ -113,7 +114,7 @@ def fit(
     texts = [text for example, items in cases for text in views(example, len(items))]
     whole, own = zip(*texts, strict=True)
     used = (fit_view(whole), fit_view(own))
-    rows = Classifier(decides, used, {}).rows(texts)
+    rows = (used[0].rows(whole), used[1].rows(own))
     # By hash: a case that `mix` has too is in the same fold.
     fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
     is_own_item = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
@@ -171,7 +172,7 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
 
 def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:
     """Return `FieldWeights.sizes` for probabilities of independent labels, [items, labels]."""
-    expected = size_chances(probabilities).mean(0)
+    expected = np.mean([size_chances(row[row > 0].tolist()) for row in probabilities], axis=0)
     sizes = np.minimum(gold.astype(bool).sum(1), MAX_SIZE)
     found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(gold)
     return tuple(map(float, found / np.maximum(expected, 1e-9)))
@@ -234,8 +235,9 @@ class _Fitting:
         for k in range(FOLDS):
             aside = fold == k
             weights, bias = self.regressions(self.taken & ~aside)
-            field = FieldWeights((), csr_array(weights), bias, 1, 0, self.is_set)
-            scores[:, aside] = field.scores((self.rows[0][aside], self.rows[1][aside]))
+            of_views = np.split(weights, [self.rows[0].shape[1]])
+            rows_aside = [rows[aside] for rows in self.rows]
+            scores[:, aside] = view_scores(rows_aside, [csr_array(w) for w in of_views], bias)
             parts.append((weights, bias))
         mean = np.asarray(sum(weights for weights, _ in parts) / np.float32(FOLDS))
         mean[np.abs(mean) < MIN_WEIGHT] = 0

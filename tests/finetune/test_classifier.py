@@ -300,12 +300,13 @@ def beliefs_on_the_last(cases: list[Example]) -> tuple[Beliefs, Beliefs]:
     """Return the cross-fitted beliefs on the last case, and those of the whole classifier."""
     fitted = fitted_on(JUDGMENT, cases)
     *_, (_, apart) = fitted.probabilities()
-    both = (apart, fitted.classifier.probabilities(cases[-1]))
-    crossed, whole = (
-        np.array([[item["charges"]["盗窃罪"], item["penalty"][PENALTIES[13]]] for item in items])
-        for items in both
-    )
-    return crossed, whole
+    whole = fitted.classifier.probabilities(cases[-1])
+    return of_theft_and_class(apart), of_theft_and_class(whole)
+
+
+def of_theft_and_class(items: list[dict[str, dict[str, float]]]) -> Beliefs:
+    rows = [(of["charges"].get("盗窃罪", 0), of["penalty"][PENALTIES[13]]) for of in items]
+    return np.array(rows)
 
 
 @pytest.mark.parametrize("count", [100, MIN_CASES])
