@@ -43,11 +43,13 @@ class Objective:
         device: torch.device | str = "cpu",
     ) -> None:
         """Start with equal weights; `hidden` is the size of the model's hidden states."""
-        self.settings, self.groups = settings, groups
+        self.settings = settings
+        self.groups = groups
         self.is_balanced = settings.method != "erm"  # groups are sampled equally often
         self.needs_slopes = settings.method == "irm"
-        default = WEIGHTS.get(settings.method, 0.0)
-        self._weight = default if settings.weight is None else settings.weight
+        self._weight = settings.weight
+        if self._weight is None:
+            self._weight = WEIGHTS.get(settings.method, 0.0)
         self.log_weights = torch.zeros(len(groups), dtype=torch.float64)
         self._totals = torch.zeros(2, len(groups), dtype=torch.float64)
         self._penalties: list[float] = []
@@ -58,9 +60,10 @@ class Objective:
 
     def sums(self, losses: Tensor, groups: Tensor, slopes: Tensor, halves: Tensor) -> Sums:
         """Return the sums of one batch; `halves` has 0 or 1 for each example."""
-        rows, size = [torch.ones_like(losses), losses, slopes], len(self.groups)
+        size = len(self.groups)
+        values = torch.stack([torch.ones_like(losses), losses, slopes]).detach().double()
         totals = torch.zeros(3, 2 * size, dtype=torch.float64, device=losses.device)
-        totals.index_add_(1, groups + size * halves, torch.stack(rows).detach().double())
+        totals.index_add_(1, groups + size * halves, values)
         return totals.reshape(3, 2, size)
 
     def set_weights(self, sums: Sums, step: int) -> None:
@@ -75,7 +78,8 @@ class Objective:
         self._totals += torch.stack([counts, losses]).cpu()
         present = (counts > 0).double()
         uniform = present / present.sum()
-        weight, method = self._weight, self.settings.method
+        weight = self._weight
+        method = self.settings.method
         slope_weights = torch.zeros_like(slopes)
         if method == "erm":
             loss_weights = counts / counts.sum()
@@ -84,7 +88,8 @@ class Objective:
             self.log_weights = self.log_weights.log_softmax(0)
             loss_weights = self.log_weights.exp()
         elif method == "vrex":  # the gradient of mean + weight * variance (unbiased)
-            centred = (means - (uniform * means).sum()) * present / (present.sum() - 1).clamp(min=1)
+            distance = (means - (uniform * means).sum()) * present
+            centred = distance / (present.sum() - 1).clamp(min=1)
             loss_weights = uniform + 2 * weight * centred
             self._penalties.append(float((centred * means).sum()))
         else:
@@ -92,9 +97,11 @@ class Objective:
         if method == "irm":
             # The product of two halves: the square of one mean would count its noise too.
             is_warm = step >= self.settings.warmup
-            self._penalties.append(float((uniform * slopes.prod(0)).sum()) * is_warm)
+            penalty = (uniform * slopes.prod(0)).sum()
+            self._penalties.append(float(penalty) * is_warm)
             slope_weights = weight * uniform * slopes.flip(0) * is_warm / sums[0].clamp(min=1)
-        self._loss_weights, self._slope_weights = loss_weights / divisor, slope_weights
+        self._loss_weights = loss_weights / divisor
+        self._slope_weights = slope_weights
 
     def __call__(
         self,
@@ -152,9 +159,11 @@ class Objective:
         """Write the state into a checkpoint."""
         tensors = {"log_weights": self.log_weights.cpu()}
         if self.adversary is not None:
-            tensors |= {f"adversary.{k}": v.cpu() for k, v in self.adversary.state_dict().items()}
+            for name, tensor in self.adversary.state_dict().items():
+                tensors[f"adversary.{name}"] = tensor.cpu()
             for i, state in self._optimizer.state_dict()["state"].items():
-                tensors |= {f"adam.{i}.{k}": v.cpu() for k, v in state.items()}
+                for name, tensor in state.items():
+                    tensors[f"adam.{i}.{name}"] = tensor.cpu()
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, checkpoint / STATE_FILE)
 
@@ -201,7 +210,8 @@ class GroupTrainer(ReplyTrainer):
 
     def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
         """Prepare the trainer."""
-        self.objective, self._batches = objective, 1
+        self.objective = objective
+        self._batches = 1
         super().__init__(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -217,12 +227,10 @@ class GroupTrainer(ReplyTrainer):
         if self._batches == 1:  # otherwise `get_batch_samples` has begun the step
             self._begin(self.objective.sums(*examples))
         world = self.accelerator.num_processes
-        adversarial = self.objective.adversary is not None
-        loss = self.objective(
-            *examples,
-            states=pooled(batch.hidden, batch.prompt_mask) if adversarial else None,
-            batches=self._batches * world,
-        )
+        states = None
+        if self.objective.adversary is not None:
+            states = pooled(batch.hidden, batch.prompt_mask)
+        loss = self.objective(*examples, states=states, batches=self._batches * world)
         scaled: Tensor = loss * world  # DDP divides by it
         return scaled
 
@@ -232,7 +240,8 @@ class GroupTrainer(ReplyTrainer):
         The length of the prompt decides the half, so that batches and processes change nothing.
         """
         assert batch.groups is not None, "rows of finetune.data have a group"
-        losses, halves = batch.per_example(batch.losses), batch.prompt_mask.sum(1) % 2
+        losses = batch.per_example(batch.losses)
+        halves = batch.prompt_mask.sum(1) % 2
         of_examples = torch.zeros_like(losses)
         if self.objective.needs_slopes:
             of_examples = batch.per_example(slopes(batch.logits, batch.labels))
@@ -249,15 +258,16 @@ class GroupTrainer(ReplyTrainer):
         """
         batches, items = super().get_batch_samples(*args, **kwargs)
         self._batches = len(batches)
-        if len(batches) > 1:
-            sums = []
-            self.model.eval()  # no dropout: the random state stays as it is
-            with torch.no_grad(), self.compute_loss_context_manager():
-                for inputs in batches:
-                    batch = self.forward_pass(self.model, self._prepare_inputs(dict(inputs)))
-                    sums.append(self.objective.sums(*self._by_example(batch)))
-            self.model.train()
-            self._begin(torch.stack(sums).sum(0))
+        if len(batches) == 1:
+            return batches, items
+        sums = []
+        self.model.eval()  # no dropout: the random state stays as it is
+        with torch.no_grad(), self.compute_loss_context_manager():
+            for inputs in batches:
+                batch = self.forward_pass(self.model, self._prepare_inputs(dict(inputs)))
+                sums.append(self.objective.sums(*self._by_example(batch)))
+        self.model.train()
+        self._begin(torch.stack(sums).sum(0))
         return batches, items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
