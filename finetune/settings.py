@@ -21,18 +21,15 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 class RobustConfig(Config):
     """An objective over groups of examples."""
 
-    method: Literal["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"] = "erm"
+    method: Literal["erm", "group_uniform", "group_dro", "vrex"] = "erm"
     """erm: mean over examples. group_uniform: mean over groups. group_dro: more weight on groups
-    with high losses. vrex: penalty on the variance between groups. irm: penalty unless one scale of
-    the logits is best for all groups. adversarial: penalty if prompt states reveal the group."""
+    with high losses. vrex: penalty on the variance between groups."""
     by: str
     """Attribute that defines the groups. Examples without it form a group of their own."""
     step: float = Field(0.01, gt=0)
     """For group_dro: how fast the weights of groups with high losses grow."""
-    weight: float | None = Field(None, ge=0)
-    """For vrex, irm and adversarial: weight of the penalty; by default FairLex's."""
-    warmup: int = Field(500, ge=0)
-    """For irm: optimizer steps before the penalty counts."""
+    weight: float = Field(0.5, ge=0)
+    """For vrex: weight of the penalty; by default FairLex's."""
 
 
 class SftConfig(Config):

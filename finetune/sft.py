@@ -204,7 +204,7 @@ def make_trainer(
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
     train_rows = pack(rows.train, config.max_tokens) if packing else rows.train
-    objective = make_objective(config, model, rows.report.groups)
+    objective = make_objective(config, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     with of_library("trainer"):
         trainer: ReplyTrainer = trainer_class(
@@ -234,15 +234,13 @@ def make_sampler(rows: Dataset, args: Any, objective: Objective | None) -> Epoch
     return None
 
 
-def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:
+def make_objective(config: SftConfig, groups: Sequence[str]) -> Objective | None:
     """Return the objective over groups; None to minimize the mean over tokens."""
     if config.robust is None:
         return None
     if set(groups) <= {UNKNOWN}:
         raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
-    torch.manual_seed(config.seed)
-    hidden = model.config.get_text_config().hidden_size
-    return Objective(config.robust, groups, hidden, PartialState().device)
+    return Objective(config.robust, groups)
 
 
 def fitted_classifier(

@@ -87,25 +87,15 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return loss
 
     def forward_pass(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
-        """Run the model and return the losses of the reply tokens, with what they depend on."""
+        """Run the model and return the losses of the reply tokens."""
         fields = {name: value for name, value in inputs.items() if name not in NOT_MODEL_INPUTS}
         labels = inputs["labels"]
         reply_mask = labels[:, 1:] != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
-        with logits_only_at(reply_mask, head) as hidden:
-            outputs = model(**fields, use_cache=False)
-        logits = outputs.logits.float()
-        reply_labels = labels[:, 1:][reply_mask]
-        is_real = torch.arange(labels.shape[1], device=labels.device) < inputs["length"][:, None]
-        return Batch(
-            losses=cross_entropy(logits, reply_labels, reduction="none"),
-            reply_mask=reply_mask,
-            groups=inputs.get("group"),
-            logits=logits,
-            labels=reply_labels,
-            hidden=hidden[0],
-            prompt_mask=(labels == IGNORED) & is_real,
-        )
+        with logits_only_at(reply_mask, head):
+            logits = model(**fields, use_cache=False).logits.float()
+        losses = cross_entropy(logits, labels[:, 1:][reply_mask], reduction="none")
+        return Batch(losses, reply_mask, inputs.get("group"))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self._sampler or super()._get_train_sampler(train_dataset)
@@ -215,40 +205,33 @@ def step_size(args: TrainingArguments) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass; `tokens` are reply tokens only."""
+    """The losses of one forward pass; `tokens` are reply tokens only."""
 
     losses: Tensor  # [tokens]
     reply_mask: Tensor  # [batch, positions - 1], whether the next token is a reply token
-    groups: Tensor | None  # [batch]
-    logits: Tensor  # [tokens, vocabulary]
-    labels: Tensor  # [tokens]
-    hidden: Tensor  # [batch, positions, hidden]
-    prompt_mask: Tensor  # [batch, positions]
+    groups: Tensor | None  # [batch]; None for packs
 
-    def per_example(self, values: Tensor) -> Tensor:
-        """Return the mean over each example's reply tokens: [tokens] -> [batch]."""
+    def per_example(self) -> Tensor:
+        """Return the mean loss of each example's reply tokens, [batch]."""
         rows = self.reply_mask.nonzero()[:, 0]
-        sums = torch.zeros(2, len(self.reply_mask), dtype=values.dtype, device=values.device)
-        sums = sums.index_add(1, rows, torch.stack([values, torch.ones_like(values)]))
+        sums = self.losses.new_zeros(2, len(self.reply_mask))
+        sums = sums.index_add(1, rows, torch.stack([self.losses, torch.ones_like(self.losses)]))
         return sums[0] / sums[1].clamp(min=1e-9)
 
 
 @contextmanager
-def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
+def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[None]:
     """Let `head` compute logits only where `reply_mask` is true: [tokens, vocabulary].
 
-    Yields a list that holds the hidden states of all positions after the forward pass. Most tokens
-    are prompt tokens, and on a CPU their logits are a third of a small model's work. (trl omits
-    them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.
+    Most tokens are prompt tokens, and on a CPU their logits are a third of a small model's work.
+    (trl omits them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.
     """
-    states: list[Tensor] = []
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
-        states.append(hidden[0])
         return (hidden[0][:, :-1][reply_mask],)
 
     hook = head.register_forward_pre_hook(select)
     try:
-        yield states
+        yield
     finally:
         hook.remove()
