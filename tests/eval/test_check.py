@@ -134,24 +134,12 @@ def test_an_empty_file(faults: Faults) -> None:
             ["judgments[0].penalty must be a number from 0 to 14, found 15"],
         ),
         (
-            [("甲", ["盗窃罪"], ["264"], -1), ALSO],
-            ["judgments[0].penalty must be a number from 0 to 14, found -1"],
-        ),
-        (
-            [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
-            ["judgments[0].articles must list texts, one or more, each once"],
-        ),
-        (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
             ["judgments[0].penalty must be a number from 0 to 14, found '8'"],
         ),
         (
             [("甲", [], ["264"], 8), ALSO],
             ["judgments[0].charges must list texts, one or more, each once"],
-        ),
-        (
-            [("甲", ["盗窃罪"], [264], 8), ALSO],
-            ["judgments[0].articles must list texts, one or more, each once"],
         ),
     ],
 )
@@ -202,21 +190,8 @@ def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(
     assert len(faults(others[:2] + rows[2:])) > 2, "half of the rows are of these cases"
 
 
-VALUES: tuple[Any, ...] = (
-    "dismissal",
-    "positive",
-    "盗窃罪",
-    0,
-    -1,
-    1.5,
-    True,
-    None,
-    [],
-    [1],
-    ["盗窃罪"],
-    {},
-    [[1]],
-)
+WORDS = ("dismissal", "positive", "盗窃罪")
+VALUES: tuple[Any, ...] = (*WORDS, 0, -1, 1.5, True, None, [], [1], ["盗窃罪"], {})
 
 
 def altered(value: Any) -> Iterator[Any]:
