@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.group_counts import Counting, Counts, divergence, training_counts
+from panjue.eval.group_counts import Counting, Counts, divergence, read_training_counts
 from panjue.eval.values import Members, MetricValues, score_rows, summarize, without_nan
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -71,7 +71,7 @@ class Fairness:
     examples: int
     attributes: dict[str, Attribute]
     missing: int  # examples without a row, scored as unanswered
-    train: list[str]  # the files of the training; empty if they are unknown or have changed
+    train: list[str]  # the files of the training; empty if they are unknown
     compared_by: str | None  # the method that compared texts, if the metric compares texts
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Fairness:
 def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) -> Fairness:
     """Score `submission` by the groups of every attribute in `by`.
 
-    The numbers of training need a submission in its run folder, and unchanged training files.
+    The numbers of training need a submission in its run folder.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
@@ -98,7 +98,7 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
         missing += row is None
     for attribute in by:
         _check_attribute(attribute, values.attributes)
-    files, training = training_counts(task, submission, by)
+    files, training = read_training_counts(submission)
     attributes = {}
     for attribute, counts in counting.groups.items():
         attributes[attribute] = _attribute(values, attribute, counts, training.get(attribute, {}))
@@ -109,7 +109,7 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
         examples=len(values),
         attributes=attributes,
         missing=missing,
-        train=[str(path) for path in files],
+        train=files,
         compared_by=task.score.compared_by,
     )
 
@@ -218,7 +218,7 @@ def header_lines(report: Fairness) -> Iterator[str]:
     if report.missing:
         yield f"{report.missing} examples have no row and count as unanswered"
     files = " and ".join(report.train)
-    source = f"counted in {files}" if files else "unknown, no file that a run was trained on"
+    source = f"counted in {files}" if files else "unknown, there is no groups.json of a training"
     yield f"training examples and shifts: {source}"
 
 

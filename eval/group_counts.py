@@ -1,18 +1,17 @@
 """The classes of test and training examples, counted by group, and FairLex's measures over them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import entropy
 
 from panjue.prompts.example import UNKNOWN, Example
-from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import RunRecord, find_answers
-from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -45,6 +44,9 @@ class Counts:
 Groups = dict[str, dict[str, Counts]]
 """Attribute -> group -> its counts."""
 
+COUNTS = "groups.json"
+"""File in a run folder, with the `Groups` of the examples that it is trained on."""
+
 
 class Counting:
     """Counts the classes of examples by the groups of some attributes."""
@@ -68,51 +70,41 @@ class Counting:
         return frozenset(classes(row))
 
 
-def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[list[Path], Groups]:
-    """Return the files of a training, and the counts of its examples by group.
+def write_training_counts(run: Path, task: Task, examples: Iterable[Example]) -> None:
+    """Write the groups of the examples that a run is trained on, for `panjue fairness`.
 
-    Nothing is known if a file has changed. Invalid rows are treated as training treated them.
+    `examples` can be read several times.
+    """
+    attributes = {name for example in examples for name in example.groups}
+    counting = Counting(task, sorted(attributes))
+    for example in examples:
+        counting.add(example, task.gold(example), None)
+    groups: dict[str, dict[str, Any]] = {}
+    for attribute, by_name in counting.groups.items():
+        groups[attribute] = {}
+        for name, counts in by_name.items():
+            groups[attribute][name] = {"size": counts.size, "gold": counts.gold}
+    write_json(run / COUNTS, groups)
+
+
+def read_training_counts(submission: Path) -> tuple[list[str], Groups]:
+    """Return the files of the training that answered, and the counts of its examples by group.
+
+    Both are empty if they are not known.
     """
     answers = find_answers(submission)
     record = answers.training if answers else None
-    if not record:
+    if answers is None or answers.trained is None or record is None:
         return [], {}
-    files = {}
-    for name in ("train", "dev", "mix"):
-        if recorded := getattr(record, name):
-            path = Path(recorded)
-            if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
-                return [], {}
-            files[name] = path
-    counting = Counting(task, by)
-    reader = Reader(task, on_bad_row=record.on_bad_row)
-    for example in _trained_on(reader, record, files):
-        counting.add(example, task.gold(example), None)
-    return [files[name] for name in ("train", "mix") if name in files], counting.groups
-
-
-def _trained_on(reader: Reader, record: RunRecord, files: Mapping[str, Path]) -> Iterator[Example]:
-    """Yield the examples of `train` that were not held out, then those chosen from `mix`."""
-    held = set()
-    if "dev" in files:
-        held = {text_hash(example) for example in reader.read(files["dev"])}
-
-    def used(path: Path) -> Iterator[Example]:
-        for example in reader.read(path):
-            is_held = text_hash(example) in held if record.dev_sha256 else is_held_out(example)
-            if example.answer is not None and not is_held:
-                yield example
-
-    size = 0
-    for example in used(files["train"]):
-        size += 1
-        yield example
-    if "mix" not in files:
-        return
-    lowest = nsmallest(round((record.mix_ratio or 0) * size), map(text_hash, used(files["mix"])))
-    for example in used(files["mix"]):
-        if lowest and text_hash(example) <= lowest[-1]:
-            yield example
+    path = answers.trained.parent / COUNTS
+    if not path.exists():
+        return [], {}
+    groups: Groups = {}
+    for attribute, by_name in read_json(path).items():
+        groups[attribute] = {}
+        for name, counts in by_name.items():
+            groups[attribute][name] = Counts(counts["size"], Counter(counts["gold"]))
+    return [record.train, *filter(None, [record.mix])], groups
 
 
 def divergence(
