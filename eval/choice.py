@@ -34,7 +34,6 @@ class Choice:
         return "model" if self.difference >= -TIE else "classifier"
 
     def __str__(self) -> str:
-        """Return both scores in one line."""
         interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}" if self.cases > 1 else ""
         return (
             f"{self.metric} on {self.cases} held-out cases: model {self.model:.4f}, text "

@@ -52,7 +52,6 @@ class Counting:
     """Counts the classes of examples by the groups of some attributes."""
 
     def __init__(self, task: Task, by: Sequence[str]) -> None:
-        """Start without examples."""
         self._task = task
         self.groups: Groups = {name: defaultdict(Counts) for name in by}
 

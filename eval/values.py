@@ -34,14 +34,12 @@ class MetricValues:
     """The metric values, weight and groups of every example, in arrays."""
 
     def __init__(self, task: Task) -> None:
-        """Start without examples."""
         self.task = task
         self._weights = array("d")
         self._values = array("d")
         self._groups: dict[str, dict[str, array[int]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:

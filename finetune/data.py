@@ -198,18 +198,15 @@ class EpochSampler(Sampler[int]):
     """
 
     def __init__(self, size: int, draw: Draw, seed: int) -> None:
-        """Keep the number of examples and the function that samples their indices."""
         self._size = size
         self._draw = draw
         self._seed = seed
         self.epoch = 0
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return self._size
 
     def __iter__(self) -> Iterator[int]:
-        """Yield indices of examples."""
         yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self.epoch))
 
 

@@ -18,13 +18,11 @@ class Spool:
     """Examples in an unnamed file: a million of them would fill the memory, in every process."""
 
     def __init__(self, folder: Path) -> None:
-        """Start empty."""
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115
         self._size = 0
         weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return self._size
 
     def append(self, example: Example) -> None:
@@ -46,7 +44,6 @@ class Examples:
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
-        """Read the files of the config."""
         config.run.mkdir(parents=True, exist_ok=True)
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)

@@ -81,7 +81,6 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _keep_entries(self, state: TrainerState) -> None:
-        """Delete the entries after the checkpoint."""
         path = self._folder / "log.jsonl"
         if not path.exists():
             return

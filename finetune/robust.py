@@ -27,7 +27,6 @@ class Objective:
     """The objective of one run, with its state between steps."""
 
     def __init__(self, settings: RobustConfig, groups: Sequence[str]) -> None:
-        """Start with equal weights."""
         self.settings = settings
         self.groups = groups
         self.is_balanced = settings.method != "erm"  # groups are sampled equally often
@@ -97,7 +96,6 @@ class GroupTrainer(ReplyTrainer):
     """Minimizes an objective over groups instead of the mean over tokens."""
 
     def __init__(self, *args: Any, objective: Objective, **kwargs: Any) -> None:
-        """Prepare the trainer."""
         self.objective = objective
         self._batches = 1
         super().__init__(*args, **kwargs)

@@ -24,7 +24,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     """
 
     def __init__(self, console: Console) -> None:
-        """Prepare; `console` shows the training."""
         self._console = console
         self._quiet = console.quiet
         self.agreed = 0  # the signal that all processes stop for at the end of this step
@@ -55,7 +54,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             signal.raise_signal(number)
 
     def _release(self) -> None:
-        """Restore the signal handlers of before."""
         self._console.quiet = self._quiet
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)

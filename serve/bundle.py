@@ -152,7 +152,6 @@ def _write_manual(folder: Path, record: RunRecord, submission: str) -> None:
 
 
 def _write_sums(folder: Path) -> None:
-    """Write the hashes of all files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files]
     (folder / SUMS).write_text("".join(lines), "utf-8")
