@@ -59,9 +59,10 @@ class Baselines:
 
     def means(self) -> dict[str, dict[str, float] | None]:
         """Return every baseline's metrics, over the examples that it answers."""
-        unknown = dict.fromkeys(self.unknown)
-        means = {name: summarize(of, resamples=0).mean for name, of in self._values.items()}
-        return {**unknown, **means}
+        means: dict[str, dict[str, float] | None] = dict.fromkeys(self.unknown)
+        for name, values in self._values.items():
+            means[name] = summarize(values, resamples=0).mean
+        return means
 
 
 def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
@@ -70,9 +71,11 @@ def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
     None too if the classifier was fitted on the cases of `gold`.
     """
     answers = find_answers(run)
-    advisor = advisor_of(answers, task, load_labels(run / "labels.json")) if answers else None
-    if answers is None or answers.training is None:
+    if answers is None:
         return None
+    advisor = advisor_of(answers, task, load_labels(run / "labels.json"))
     training = answers.training
+    if training is None:
+        return None
     is_seen = sha256(gold) in (training.train_sha256, training.mix_sha256)
     return None if is_seen and not answers.record.held_out else advisor

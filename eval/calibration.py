@@ -31,29 +31,31 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of one field.
-
-    Attributes:
-        ece: Expected calibration error: the mean distance between confidence and accuracy over
-            the bins, weighted by their counts (Guo et al., ICML 2017).
-        bins: The bins that are not empty, least certain first.
-    """
+    """Calibration of one field."""
 
     ece: float
-    bins: tuple[Bin, ...]
+    """Expected calibration error: the mean distance between confidence and accuracy over the bins,
+    weighted by their counts (Guo et al., ICML 2017)."""
+    bins: tuple[Bin, ...]  # the bins that are not empty, least certain first
 
 
 def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
     """Bin confidences in [0, 1] and compare their means with the accuracy of the bins."""
-    confidences, hits = np.array(confidence, dtype=float), np.array(correct, dtype=float)
-    numbers = np.minimum((confidences * BINS).astype(int), BINS - 1)
-    bins = tuple(
-        Bin(int(mask.sum()), float(confidences[mask].mean()), float(hits[mask].mean()))
-        for mask in (numbers == number for number in range(BINS))
-        if mask.any()
-    )
-    error = sum(b.count * abs(b.confidence - b.accuracy) for b in bins)
-    return Calibration(error / max(1, len(confidences)), bins)
+    confidences = np.array(confidence, dtype=float)
+    hits = np.array(correct, dtype=float)
+    bin_of = np.minimum((confidences * BINS).astype(int), BINS - 1)
+    bins = []
+    error = 0.0
+    for number in np.unique(bin_of):
+        inside = bin_of == number
+        one = Bin(
+            count=int(inside.sum()),
+            confidence=float(confidences[inside].mean()),
+            accuracy=float(hits[inside].mean()),
+        )
+        error += one.count * abs(one.confidence - one.accuracy)
+        bins.append(one)
+    return Calibration(error / max(1, len(confidences)), tuple(bins))
 
 
 def mean_confidence(row: Mapping[str, Any]) -> float:
@@ -75,7 +77,8 @@ class Certainty:
     def __init__(self, task: Task, path: Path) -> None:
         """Index the confidences of `path` by id."""
         assert task.answer.fields, "only decided answers have a confidence"
-        self._decides, self._rows = task.answer, Rows(path)
+        self._decides = task.answer
+        self._rows = Rows(path)
         # Field -> the confidence of every judgment, and whether it is correct.
         self._judgments = {field: (array("d"), array("b")) for field in task.answer.fields}
 
@@ -104,10 +107,9 @@ def show(fields: Mapping[str, Calibration], console: Console) -> None:
     """Print the error of each field, and what it is the mean of; the report has the bins."""
     table = Table("field", "ECE", "judgments", "mean confidence", "right")
     for name, result in fields.items():
-        counts = [b.count for b in result.bins]
-        sure, right = (
-            float(np.average([getattr(b, key) for b in result.bins], weights=counts))
-            for key in ("confidence", "accuracy")
-        )
-        table.add_row(name, f"{result.ece:.4f}", str(sum(counts)), f"{sure:.4f}", f"{right:.4f}")
+        count = sum(one.count for one in result.bins)
+        confidence = sum(one.count * one.confidence for one in result.bins) / max(1, count)
+        right = sum(one.count * one.accuracy for one in result.bins) / max(1, count)
+        cells = (f"{result.ece:.4f}", str(count), f"{confidence:.4f}", f"{right:.4f}")
+        table.add_row(name, *cells)
     console.print(table)

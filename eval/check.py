@@ -51,24 +51,28 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
         except UserError as error:
             yield f"{place}: {error}"
             continue
-        key = str(row.get("id"))
+        if "id" not in row:
+            yield f"{place}: no 'id'"
+            continue
+        key = str(row["id"])
         if key in seen:
             yield f"{place}: id {key} stands already at {seen[key]}"
             continue
-        if "id" not in row or key not in case_ids:
-            yield f"{place}: id {key} is no case of {cases}" if "id" in row else f"{place}: no 'id'"
+        if key not in case_ids:
+            yield f"{place}: id {key} is no case of {cases}"
             continue
         seen[key] = number
         if key in skipped:
             yield f"{place}: id {key} is out of order"
         example = skipped.pop(key, None) or _advance(remaining, key, skipped)
         faults = list(task.data.check(example, row, labels)) or list(unscorable(task, example, row))
-        yield from (f"{place}: id {key}: {fault}" for fault in faults)
-    skipped.update((str(example.id), example) for example in remaining)
-    yield from (f"{submission}: id {key} is not answered" for key in skipped)
+        for fault in faults:
+            yield f"{place}: id {key}: {fault}"
+    for key in (*skipped, *(str(example.id) for example in remaining)):
+        yield f"{submission}: id {key} is not answered"
     decoding = decoding_of(submission) if submission.is_file() else None
-    for refusal in decoding.get("refusals", ()) if decoding else ():
-        yield f"{submission}: {never_asked([refusal])}"
+    refusals = decoding.get("refusals", ()) if decoding else ()
+    yield from (f"{submission}: {never_asked([refusal])}" for refusal in refusals)
     if not records:
         yield f"{submission}: the file is empty"
 
@@ -92,9 +96,11 @@ def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
 
 def _advance(remaining: Iterator[Example], key: str, skipped: dict[str, Example]) -> Example:
     """Return the next case with this id, which must exist; add the cases before it to `skipped`."""
-    while str((example := next(remaining)).id) != key:
+    for example in remaining:
+        if str(example.id) == key:
+            return example
         skipped[str(example.id)] = example
-    return example
+    raise AssertionError(f"the case {key} is there")
 
 
 def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
@@ -104,7 +110,9 @@ def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
         raise UserError(f"{path}: is a run folder{way_out}")
     reader = replace(reader, on_bad_row="skip", skipped=Skipped())
     labels = reader.task.ask.labels(reader.read(path))
-    cases, labelled, refused = 0, 0, list[str]()
+    cases = 0
+    labelled = 0
+    refused: list[str] = []
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     for example in reader.read(path):
         cases += 1
@@ -112,35 +120,39 @@ def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
         refused += _refused(reader.task, example, labels)
         for attribute, group in example.groups.items():
             groups[attribute][group] += 1
-    bad = reader.skipped.rows
-    if not cases and bad:
-        [((_, place), reason), *_] = bad.items()
+    faults = [f"{place}: {reason}" for (_, place), reason in reader.skipped.rows.items()]
+    if not cases and faults:
         hint = format_hint(path, reader.task.data.fields)
-        raise UserError(f"{path}: no row is a case; the first, {place}: {reason}{hint}{way_out}")
+        raise UserError(f"{path}: no row is a case; the first, {faults[0]}{hint}{way_out}")
     if not cases:
         raise UserError(f"{path}: has no cases")
     counts = [f"cases: {cases}, {labelled} with a gold answer, {cases - labelled} without"]
     if refused:
         counts.append(f"{len(refused)} gold answers that training refuses; the first: {refused[0]}")
-    counts += [f"cases by {attribute}: {_counts(of)}" for attribute, of in groups.items()]
-    counts += [
-        f"{kind}: {len(of)} different, {sum(of.values())} in all; {_counts(of)}"
-        for kind, of in labels.counts.items()
-    ]
-    faults = [f"{path}:{place}: {reason}" for (_, place), reason in bad.items()]
-    decides = reader.task.answer
-    faults += [f"{path}: {line}" for line in labels.look_alikes(map(decides.kind, decides.fields))]
-    return faults, counts
+    for attribute, of_group in groups.items():
+        counts.append(f"cases by {attribute}: {_counts(of_group)}")
+    for kind, of in labels.counts.items():
+        sizes = f"{len(of)} different, {sum(of.values())} in all"
+        counts.append(f"{kind}: {sizes}; {_counts(of)}")
+    kinds = map(reader.task.answer.kind, reader.task.answer.fields)
+    bad = [f"{path}:{fault}" for fault in faults]
+    bad += [f"{path}: {line}" for line in labels.look_alikes(kinds)]
+    return bad, counts
 
 
 def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:
     """Yield `id: reason` of the gold answers that no reply of the task can give."""
-    for question in task.training_examples(example) if example.answer else ():
-        if repairs := task.ask.decode(task.ask.target(question), question, labels).repairs:
-            yield f"{question.id}: {repairs[0]}"
+    if not example.answer:
+        return
+    for question in task.training_examples(example):
+        decoded = task.ask.decode(task.ask.target(question), question, labels)
+        if decoded.repairs:
+            yield f"{question.id}: {decoded.repairs[0]}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     """Return the most frequent ones: `264: 60, 266: 55, 2 others`."""
     shown = [f"{name}: {n}" for name, n in Counter(counts).most_common(MAX_SHOWN)]
-    return ", ".join(shown + [f"{len(counts) - MAX_SHOWN} others"] * (len(counts) > MAX_SHOWN))
+    if len(counts) > MAX_SHOWN:
+        shown.append(f"{len(counts) - MAX_SHOWN} others")
+    return ", ".join(shown)

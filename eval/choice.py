@@ -18,20 +18,14 @@ CHOICE = "choice.json"
 
 @dataclass(frozen=True)
 class Choice:
-    """The scores of the model's replies and of the text classifier on the same held-out cases.
+    """The scores of the model's replies and of the text classifier on the same held-out cases."""
 
-    Attributes:
-        metric: The task's headline metric.
-        difference: The model's score less the classifier's.
-        low, high: Its 95% interval, from a paired bootstrap over cases.
-    """
-
-    metric: str
+    metric: str  # the task's headline metric
     cases: int
     model: float
     classifier: float
-    difference: float
-    low: float
+    difference: float  # the model's score less the classifier's
+    low: float  # the ends of its 95% interval, from a paired bootstrap over cases
     high: float
 
     @property
@@ -40,7 +34,6 @@ class Choice:
         return "model" if self.difference >= -TIE else "classifier"
 
     def __str__(self) -> str:
-        """Return both scores in one line."""
         interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}" if self.cases > 1 else ""
         return (
             f"{self.metric} on {self.cases} held-out cases: model {self.model:.4f}, text "
@@ -58,7 +51,8 @@ def choose(folder: Path, into: Path) -> Choice:
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
     submission = task.data.submission.index(task.data.submission.find(folder))
-    of_model, of_classifier = MetricValues(task), MetricValues(task)
+    of_model = MetricValues(task)
+    of_classifier = MetricValues(task)
     for example, gold, _ in score_rows(answered.reader, answered.test, submission, of_model):
         row = task.data.write(example, advisor.alone(example))
         of_classifier.add(example, metric_values(task, gold, row, f"id {example.id}"))

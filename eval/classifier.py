@@ -35,8 +35,11 @@ Probabilities = dict[str, float]
 
 Hashes = NDArray[np.uint32]
 
-PERSON, OTHER, FIRST_NAME, FIRST_NUMBER = 0xE000, 0xE001, 0xE010, 0xF000
-"""Private-use characters that replace the item's own name, other names, and numbers."""
+PERSON = 0xE000
+OTHER = 0xE001
+FIRST_NAME = 0xE010
+FIRST_NUMBER = 0xF000
+"""Private-use characters that replace the item's own name, other names, each name, and numbers."""
 
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)余?(万)?")
 CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
@@ -49,10 +52,13 @@ MAX_NAMES = FIRST_NUMBER - FIRST_NAME
 
 def magnitude(number: re.Match[str]) -> str:
     """Return one character for a number: numbers of one third of a decade have the same."""
-    value = min(float(number[1].replace(",", "")) * (10_000 if number[2] else 1), 1e30)
-    return chr(
-        FIRST_NUMBER + (0 if value <= 0 else max(1, min(99, round(3 * math.log10(value)) + 10)))
-    )
+    value = float(number[1].replace(",", ""))
+    if number[2]:
+        value *= 10_000
+    if value <= 0:
+        return chr(FIRST_NUMBER)
+    thirds = round(3 * math.log10(min(value, 1e30)))
+    return chr(FIRST_NUMBER + max(1, min(99, thirds + 10)))
 
 
 def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
@@ -69,13 +75,15 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
     names = example.names[:MAX_NAMES]
     text = example.text
-    for i in sorted(range(len(names)), key=lambda i: -len(names[i])):  # 张某甲 does not name 张某
+    longest_first = sorted(range(len(names)), key=lambda i: -len(names[i]))
+    for i in longest_first:  # 张某甲 does not name 张某
         text = text.replace(names[i], chr(FIRST_NAME + i))
     clauses: list[list[str]] = [[] for _ in range(max(items, len(names)))]
     for clause in CLAUSE.split(text):
         for mark in set(NAME.findall(clause)):
-            if ord(mark) - FIRST_NAME < len(names):
-                clauses[ord(mark) - FIRST_NAME].append(clause)
+            number = ord(mark) - FIRST_NAME
+            if number < len(names):
+                clauses[number].append(clause)
     return text, ["".join(own) for own in clauses[:items]]
 
 
@@ -87,7 +95,8 @@ def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
     """
     text, clauses = own_clauses(example, items)
     everybody = {FIRST_NAME + i: OTHER for i in range(len(example.names[:MAX_NAMES]))}
-    whole, result = grams(text.translate(everybody)), []
+    whole = grams(text.translate(everybody))
+    result = []
     for i, own in enumerate(clauses):
         masked = own.translate({**everybody, FIRST_NAME + i: PERSON})
         marks = (f"place {min(i, 6)}", f"of {min(items, 7)}", f"last {i == items - 1}")
@@ -108,57 +117,47 @@ CSR = ("data", "indices", "indptr")
 
 @dataclass(frozen=True)
 class View:
-    """The n-grams of one view that count.
+    """The n-grams of one view that count."""
 
-    Attributes:
-        kept: Their hashes, ascending, [columns].
-        idf: Inverse document frequencies, [columns].
-    """
-
-    kept: Hashes
-    idf: NDArray[np.float32]
+    kept: Hashes  # their hashes, ascending, [columns]
+    idf: NDArray[np.float32]  # inverse document frequencies, [columns]
 
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
         shape = (len(texts), len(self.kept))
         if not len(self.kept):
             return csr_array(shape, dtype=np.float32)
-        columns, values, ends = [], [], [0]
+        columns = []
+        values = []
+        ends = [0]
         for hashes in texts:
             distinct, counts = np.unique(hashes, return_counts=True)
             places = np.minimum(np.searchsorted(self.kept, distinct), len(self.kept) - 1)
             known = self.kept[places] == distinct
             vector = (1 + np.log(counts[known])) * self.idf[places[known]]
+            vector /= max(np.linalg.norm(vector), 1e-9)
             columns.append(places[known])
-            values.append((vector / max(np.linalg.norm(vector), 1e-9)).astype(np.float32))
+            values.append(vector.astype(np.float32))
             ends.append(ends[-1] + len(vector))
         # scikit-learn takes 32-bit indices only.
-        places, starts = np.concatenate(columns).astype(np.int32), np.array(ends, dtype=np.int32)
-        return csr_array((np.concatenate(values), places, starts), shape=shape)
+        indices = np.concatenate(columns).astype(np.int32)
+        starts = np.array(ends, dtype=np.int32)
+        return csr_array((np.concatenate(values), indices, starts), shape=shape)
 
 
 @dataclass(frozen=True)
 class FieldWeights:
-    """The classifier of one field of an item.
+    """The classifier of one field of an item."""
 
-    Attributes:
-        labels: Its labels, [labels].
-        weights: [columns of all views, labels].
-        bias: [labels].
-        scale: A score is multiplied by this to give a logit: calibration.
-        shift: Is added to each logit of a label set.
-        is_set: Whether the field is a label set, or one class.
-        sizes: Weights of sets of 0, 1, 2 and more labels: how often training had such sets,
-            divided by their mean probability if labels were independent.
-    """
-
-    labels: tuple[str, ...]
-    weights: csr_array
-    bias: NDArray[np.float32]
-    scale: float
-    shift: float
-    is_set: bool
+    labels: tuple[str, ...]  # its labels, [labels]
+    weights: csr_array  # [columns of all views, labels]
+    bias: NDArray[np.float32]  # [labels]
+    scale: float  # a score is multiplied by this to give a logit: calibration
+    shift: float  # is added to each logit of a label set
+    is_set: bool  # whether the field is a label set, or one class
     sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
+    """Weights of sets of 0, 1, 2 and more labels: how often training had such sets, divided by
+    their mean probability if labels were independent."""
 
     def about(self) -> dict[str, Any]:
         """Return the attributes that are stored as JSON."""
@@ -250,23 +249,28 @@ class Classifier:
 
     def save(self, path: Path) -> None:
         """Write the classifier to one file of numbers and JSON, without pickles."""
-        about = {name: field.about() for name, field in self.fields.items()}
+        about: dict[str, dict[str, Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        for i, view in enumerate(self.views):
+            arrays[f"{i}.kept"] = view.kept
+            arrays[f"{i}.idf"] = view.idf
+        for name, field in self.fields.items():
+            about[name] = field.about()
+            for key in CSR:
+                arrays[f"{name}.{key}"] = getattr(field.weights, key)
+            arrays[f"{name}.bias"] = field.bias
         second = self.second.dump() if self.second else None
         text = dump({"version": FILE_VERSION, "fields": about, "second": second}).encode()
-        arrays: dict[str, NDArray[Any]] = {"about": np.frombuffer(text, np.uint8)}
-        for i, view in enumerate(self.views):
-            arrays |= {f"{i}.{key}": value for key, value in vars(view).items()}
-        for name, field in self.fields.items():
-            arrays |= {f"{name}.{key}": getattr(field.weights, key) for key in CSR}
-            arrays[f"{name}.bias"] = field.bias
-        np.savez_compressed(path, allow_pickle=False, **arrays)
+        first = {"about": np.frombuffer(text, np.uint8)}
+        np.savez_compressed(path, allow_pickle=False, **first, **arrays)
 
 
 def load_classifier(trained: Path, task: Task) -> Classifier | None:
     """Return the classifier of an adapter or model; None if its training made none."""
     if not has_classifier(trained) or not task.answer.fields:
         return None
-    path, digest = trained / CLASSIFIER, read_json(trained / "manifest.json")["classifier_sha256"]
+    path = trained / CLASSIFIER
+    digest = read_json(trained / "manifest.json")["classifier_sha256"]
     if not path.exists() or sha256(path) != digest:
         problem = "is not what the training wrote" if path.exists() else "is missing"
         raise UserError(f"{path}: {problem}; restore it, or train again")
@@ -289,11 +293,12 @@ def _read(arrays: Mapping[str, NDArray[Any]], decides: AnswerFields) -> Classifi
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
         raise ValueError
     used = (View(arrays["0.kept"], arrays["0.idf"]), View(arrays["1.kept"], arrays["1.idf"]))
-    columns, fields = sum(len(view.kept) for view in used), {}
+    columns = sum(len(view.kept) for view in used)
+    fields = {}
     for name, known in about["fields"].items():
+        labels = tuple(known.pop("labels"))
         parts = tuple(arrays[f"{name}.{key}"] for key in CSR)
-        weights = csr_array(parts, shape=(columns, len(known["labels"])))
-        known["labels"] = tuple(known["labels"])
-        fields[name] = FieldWeights(weights=weights, bias=arrays[f"{name}.bias"], **known)
-    second = about["second"]
-    return Classifier(decides, used, fields, load_second_stage(second) if second else None)
+        weights = csr_array(parts, shape=(columns, len(labels)))
+        fields[name] = FieldWeights(labels, weights, arrays[f"{name}.bias"], **known)
+    second = load_second_stage(about["second"]) if about["second"] else None
+    return Classifier(decides, used, fields, second)

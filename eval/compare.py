@@ -13,7 +13,9 @@ from rich.table import Table
 from panjue.eval.answers import AnsweredFile
 from panjue.eval.values import UNWEIGHTED, MetricValues, percentiles, pooled, resampled, score_rows
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
+from panjue.prompts.tasks.metrics import Numbers
 
 RESAMPLES = 10_000
 
@@ -23,45 +25,33 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class Difference:
-    """The values of one metric for two submissions, and their difference.
-
-    Attributes:
-        mean: Second minus first.
-        low, high: 95% percentile interval of the paired bootstrap over examples.
-    """
+    """The values of one metric for two submissions, and their difference."""
 
     first: float
     second: float
-    mean: float
-    low: float
+    mean: float  # second minus first
+    low: float  # the ends of its 95% interval, by the paired bootstrap over examples
     high: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that `panjue compare` prints.
+    """Everything that `panjue compare` prints."""
 
-    Attributes:
-        metric: The task's headline metric; by it examples are won or lost.
-        won, lost: Examples on which the second is better, or worse, than the first, of those that
-            have a weight.
-        unweighted: No example has one, so the means are unweighted.
-        compared_by: How texts were compared, if the metrics compare texts.
-    """
-
-    metric: str
+    metric: str  # the task's headline metric
     differences: dict[str, Difference]
     examples: int
-    won: int
-    lost: int
-    compared_by: str | None = None
-    unweighted: bool = False
+    won: int  # examples with a weight on which the second has a higher headline metric
+    lost: int  # those on which it has a lower one
+    compared_by: str | None = None  # how texts were compared, if the metrics compare texts
+    unweighted: bool = False  # no example has one, so the means are unweighted
 
 
 def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
     """Refuse answers of two tasks, and with `same_file` answers to two test files."""
     pair = f"{first.folder} and {second.folder}"
-    one, other = first.record, second.record
+    one = first.record
+    other = second.record
     if one.task != other.task:
         raise UserError(f"{pair}: are runs of two tasks, {one.task} and {other.task}")
     if same_file and one.test_sha256 != other.test_sha256:
@@ -73,27 +63,20 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
     """Compare two submissions: metrics, and examples won and lost."""
-    task, submission = reader.task, reader.task.data.submission
-    rows = [submission.index(submission.find(path)) for path in (first, second)]
-    for one, other, path in ((rows[0], rows[1], second), (rows[1], rows[0], first)):
-        if missing := sorted(one.ids() - other.ids()):
-            raise UserError(
-                f"{path}: has no row for id {missing[0]} ({len(missing)} in all); "
-                "no fair comparison"
-            )
-    values = [MetricValues(task), MetricValues(task)]
-    for of_file, into in zip(rows, values, strict=True):
-        for _ in score_rows(reader, gold, of_file, into):
-            pass
-    # A corpus metric of one example is computed as if the corpus had only this example.
-    headlines = [pooled(task, of.values, np.ones(len(of)))[:, -1] for of in values]
-    changes = headlines[1] - headlines[0]
-    weights = values[0].weights
-    unweighted = not weights.any()
-    counts = (weights > 0) | unweighted
+    task = reader.task
+    submission = task.data.submission
+    rows = submission.index(submission.find(first))
+    other_rows = submission.index(submission.find(second))
+    check_same_cases(rows, other_rows, second)
+    check_same_cases(other_rows, rows, first)
+    values = scored(reader, gold, rows)
+    other_values = scored(reader, gold, other_rows)
+    changes = headlines(other_values) - headlines(values)
+    unweighted = not values.weights.any()
+    counts = (values.weights > 0) | unweighted
     return Comparison(
         metric=task.score.names[-1],
-        differences=paired_differences(*values),
+        differences=paired_differences(values, other_values),
         examples=len(changes),
         won=int((changes[counts] > TIE).sum()),
         lost=int((changes[counts] < -TIE).sum()),
@@ -102,18 +85,43 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     )
 
 
+def check_same_cases(rows: Rows, other: Rows, path: Path) -> None:
+    """Refuse `other`, the rows of `path`, if one of these rows is not in it."""
+    missing = sorted(rows.ids() - other.ids())
+    if missing:
+        raise UserError(
+            f"{path}: has no row for id {missing[0]} ({len(missing)} in all); no fair comparison"
+        )
+
+
+def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
+    """Return the metric values of a submission."""
+    values = MetricValues(reader.task)
+    for _ in score_rows(reader, gold, rows, values):
+        pass
+    return values
+
+
+def headlines(values: MetricValues) -> Numbers:
+    """Return the headline metric of each example, as if there were no other, [examples]."""
+    return pooled(values.task, values.values, np.ones(len(values)))[:, -1]
+
+
 def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
     """Return metric -> difference, by a paired bootstrap (seed 0).
 
     Both are resampled with the same examples, so that common variation cancels out.
     """
-    task, weights, both = first.task, first.weights, (first.values, second.values)
+    task = first.task
+    weights = first.weights
     if not weights.any():
         weights = np.ones_like(weights)
-    draws = [resampled(task, weights, values, RESAMPLES) for values in both]
-    means = [pooled(task, weights @ values, weights.sum()) for values in both]
-    columns = (*means, means[1] - means[0], *percentiles(draws[1] - draws[0]))
-    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    means = pooled(task, weights @ first.values, weights.sum())
+    other_means = pooled(task, weights @ second.values, weights.sum())
+    draws = resampled(task, weights, first.values, RESAMPLES)
+    other_draws = resampled(task, weights, second.values, RESAMPLES)
+    low, high = percentiles(other_draws - draws)
+    numbers = np.stack([means, other_means, other_means - means, low, high], axis=1).tolist()
     return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
 
 
@@ -122,10 +130,14 @@ def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console
     title = comparison.compared_by and escape(comparison.compared_by)
     table = Table("metric", "first", "second", "second - first", "95% interval", title=title)
     for name, d in comparison.differences.items():
-        style = "bold" if name == comparison.metric else None
-        values = (f"{d.first:.4f}", f"{d.second:.4f}")
-        interval = f"{d.low:+.4f} - {d.high:+.4f}"
-        table.add_row(name, *values, f"{d.mean:+.4f}", interval, style=style)
+        table.add_row(
+            name,
+            f"{d.first:.4f}",
+            f"{d.second:.4f}",
+            f"{d.mean:+.4f}",
+            f"{d.low:+.4f} - {d.high:+.4f}",
+            style="bold" if name == comparison.metric else None,
+        )
     console.print(table)
     for line in verdict(comparison, *map(str, paths)):
         console.print(line, highlight=False, markup=False)
@@ -133,7 +145,8 @@ def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console
 
 def verdict(comparison: Comparison, first: str, second: str) -> Iterator[str]:
     """Yield which of the runs `first` and `second` is better, and on how many examples."""
-    metric, change = comparison.metric, comparison.differences[comparison.metric]
+    metric = comparison.metric
+    change = comparison.differences[metric]
     if abs(change.mean) <= TIE:
         yield f"{metric}: {first} and {second} have equal means"
     elif not math.isnan(change.mean):
@@ -142,6 +155,6 @@ def verdict(comparison: Comparison, first: str, second: str) -> Iterator[str]:
         yield f"{metric}: {better} is better than {worse} by {abs(change.mean):.4f}{clear}"
     if comparison.unweighted:
         yield UNWEIGHTED
-    won, lost = comparison.won, comparison.lost
-    alike = comparison.examples - won - lost
-    yield f"{second} against {first}: {won} examples won, {lost} lost, {alike} alike"
+    alike = comparison.examples - comparison.won - comparison.lost
+    counts = f"{comparison.won} examples won, {comparison.lost} lost, {alike} alike"
+    yield f"{second} against {first}: {counts}"

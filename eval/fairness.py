@@ -18,41 +18,32 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.group_counts import Counting, Counts, divergence, training_counts
+from panjue.eval.group_counts import Counting, Counts, divergence, read_training_counts
 from panjue.eval.values import Members, MetricValues, score_rows, summarize, without_nan
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.reader import Reader
 
+MIN_EXAMPLES = 20
+"""A group of fewer test examples is flagged."""
+
 
 @dataclass(frozen=True)
 class Group:
-    """One group of one attribute.
+    """One group of one attribute."""
 
-    Attributes:
-        n: Its test examples.
-        value: The metric over them; NaN if it has nothing to score there, and then the group is
-            left out of all numbers over groups.
-        low, high: The 95% bootstrap interval of `value`.
-        flagged: It has too few examples to count for mean, disparity, worst and gap.
-        unweighted: All its examples have weight 0, so `value` is an unweighted mean.
-        worst_class: Its gold class with the lowest F1.
-        worst_class_share: Share of its test examples with that class (worst-class influence).
-        train: Training examples of this group (representation inequality); None if unknown.
-        shift: KL divergence of its training from its test class distribution, add-one smoothed,
-            in nats (label shift).
-    """
-
-    n: int
+    n: int  # its test examples
     value: float
-    low: float
+    """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
+    low: float  # the ends of its 95% interval, by the bootstrap over examples
     high: float
-    flagged: bool
-    unweighted: bool
-    worst_class: str | None
-    worst_class_share: float | None
-    train: int | None = None
+    flagged: bool  # it has fewer than `MIN_EXAMPLES`: no number over groups counts it
+    unweighted: bool  # all its examples have weight 0, so `value` is an unweighted mean
+    worst_class: str | None  # its gold class with the lowest F1
+    worst_class_share: float | None  # of its test examples (worst-class influence)
+    train: int | None = None  # training examples of this group (representation inequality)
     shift: float | None = None
+    """KL divergence of its training from its test classes, smoothed, in nats (label shift)."""
 
 
 @dataclass(frozen=True)
@@ -60,43 +51,28 @@ class Attribute:
     """One attribute; its numbers are over its groups that are not flagged.
 
     Mean and worst are None without a group, disparity and gap with fewer than two groups.
-
-    Attributes:
-        mean: Mean of the groups' values (FairLex's mF1).
-        disparity: Their population standard deviation (group disparity, GD).
-        worst: The lowest value (mF1_W), that of `worst_group`.
-        gap: The highest value minus the lowest.
-        unknown: Number of examples without a known group; they are in no group.
-        groups: Name -> group, the largest first.
     """
 
-    mean: float | None
-    disparity: float | None
-    worst: float | None
+    mean: float | None  # mean of the groups' values (FairLex's mF1)
+    disparity: float | None  # their population standard deviation (group disparity, GD)
+    worst: float | None  # the lowest value (mF1_W), that of `worst_group`
     worst_group: str | None
-    gap: float | None
-    unknown: int
-    groups: dict[str, Group]
+    gap: float | None  # the highest value minus the lowest
+    unknown: int  # number of examples without a known group; they are in no group
+    groups: dict[str, Group]  # name -> group, the largest first
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """Everything that `panjue fairness` prints.
-
-    Attributes:
-        missing: Examples without a row, scored as unanswered.
-        train: The files of the training; empty if they are unknown or have changed.
-        compared_by: The method that compared texts, if the metric compares texts.
-    """
+    """Everything that `panjue fairness` prints."""
 
     metric: str
     total: float
     examples: int
-    min_n: int
     attributes: dict[str, Attribute]
-    missing: int
-    train: list[str]
-    compared_by: str | None
+    missing: int  # examples without a row, scored as unanswered
+    train: list[str]  # the files of the training; empty if they are unknown
+    compared_by: str | None  # the method that compared texts, if the metric compares texts
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers for JSON; NaN is null."""
@@ -104,37 +80,36 @@ class Fairness:
         return result
 
 
-def fairness(
-    reader: Reader, gold: Path, submission: Path, by: Sequence[str], *, min_n: int = 20
-) -> Fairness:
+def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) -> Fairness:
     """Score `submission` by the groups of every attribute in `by`.
 
-    The numbers of training need a submission in its run folder, and unchanged training files.
-    Groups with fewer than `min_n` examples are flagged.
+    The numbers of training need a submission in its run folder.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     rows = task.data.submission.index(submission)
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
-    values, counting, missing = MetricValues(task), Counting(task, by), 0
+    values = MetricValues(task)
+    counting = Counting(task, by)
+    missing = 0
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         counting.add(example, gold_row, row)
         missing += row is None
     for attribute in by:
         _check_attribute(attribute, values.attributes)
-    files, training = training_counts(reader.task, submission, by)
+    files, training = read_training_counts(submission)
+    attributes = {}
+    for attribute, counts in counting.groups.items():
+        attributes[attribute] = _attribute(values, attribute, counts, training.get(attribute, {}))
+    metric = task.score.names[-1]
     return Fairness(
-        metric=task.score.names[-1],
-        total=list(summarize(values, resamples=0).mean.values())[-1],
+        metric=metric,
+        total=summarize(values, resamples=0).mean[metric],
         examples=len(values),
-        min_n=min_n,
-        attributes={
-            name: _attribute(values, name, counts, training.get(name), min_n)
-            for name, counts in counting.groups.items()
-        },
+        attributes=attributes,
         missing=missing,
-        train=[str(path) for path in files],
+        train=files,
         compared_by=task.score.compared_by,
     )
 
@@ -150,17 +125,19 @@ def _attribute(
     values: MetricValues,
     attribute: str,
     counts: Mapping[str, Counts],
-    training: Mapping[str, Counts] | None,
-    min_n: int,
+    training: Mapping[str, Counts],
 ) -> Attribute:
-    support = {name for of in (*counts.values(), *(training or {}).values()) for name in of.gold}
+    """Return an attribute's groups; `counts` are of the test, `training` of the training."""
+    classes: set[str] = set()
+    for of in (*counts.values(), *training.values()):
+        classes.update(of.gold)
+    is_known = bool(training.keys() - {UNKNOWN})  # a side file may have the groups
     groups = {}
     for name, members in values.members(attribute).items():
-        group = _group(values, members, counts[name], min_n)
-        if training and training.keys() != {UNKNOWN}:  # a side file may have the groups
-            trained, gold = training.get(name, Counts()), counts[name].gold
-            is_known = trained.gold and gold
-            shift = divergence(trained.gold, gold, sorted(support)) if is_known else None
+        group = _group(values, members, counts[name])
+        if is_known:
+            trained = training.get(name, Counts())
+            shift = divergence(trained.gold, counts[name].gold, sorted(classes))
             group = replace(group, train=trained.size, shift=shift)
         groups[name] = group
     unknown = groups.pop(UNKNOWN, None)
@@ -168,8 +145,9 @@ def _attribute(
     return _over_groups(largest_first, unknown.n if unknown else 0)
 
 
-def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -> Group:
-    summary, metric = summarize(values, members), values.task.score.names[-1]
+def _group(values: MetricValues, members: Members, counts: Counts) -> Group:
+    summary = summarize(values, members)
+    metric = values.task.score.names[-1]
     low, high = summary.interval[metric]
     worst = counts.worst_class()
     return Group(
@@ -177,23 +155,23 @@ def _group(values: MetricValues, members: Members, counts: Counts, min_n: int) -
         value=summary.mean[metric],
         low=low,
         high=high,
-        flagged=len(members) < min_n,
+        flagged=len(members) < MIN_EXAMPLES,
         unweighted=summary.unweighted,
         worst_class=worst,
-        worst_class_share=counts.gold[worst] / len(members) if worst is not None else None,
+        worst_class_share=None if worst is None else counts.gold[worst] / len(members),
     )
 
 
 def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
     """Return the numbers over the groups that are large enough and have something to score."""
-    values = {
-        name: group.value
-        for name, group in groups.items()
-        if not group.flagged and not math.isnan(group.value)
-    }
-    several, numbers = len(values) > 1, list(values.values())
+    values = {}
+    for name, group in groups.items():
+        if not group.flagged and not math.isnan(group.value):
+            values[name] = group.value
+    numbers = list(values.values())
+    several = len(numbers) > 1
     return Attribute(
-        mean=float(np.mean(numbers)) if values else None,
+        mean=float(np.mean(numbers)) if numbers else None,
         disparity=float(np.std(numbers)) if several else None,
         worst=min(numbers, default=None),
         worst_group=min(values, key=lambda name: values[name], default=None),
@@ -205,23 +183,24 @@ def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
 
 def show(report: Fairness, console: Console) -> None:
     """Print the tables."""
+    columns = ("n", report.metric, "95% interval", "train", "shift", "worst class")
     for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
     for name, attribute in report.attributes.items():
-        columns = ("n", report.metric, "95% interval", "train", "shift", "worst class")
         table = Table(escape(f"by {name}"), *columns)
         for group_name, group in attribute.groups.items():
-            star, style = ("*", "dim") if group.flagged else ("", None)
-            table.add_row(*map(Text, (group_name + star, *_cells(group))), style=style)
+            cells = [Text(cell) for cell in _cells(group_name, group)]
+            table.add_row(*cells, style="dim" if group.flagged else None)
         console.print(table)
-        for line in remarks(report, attribute):
+        for line in remarks(attribute):
             console.print(line, highlight=False, markup=False)
 
 
-def _cells(group: Group) -> tuple[str, ...]:
+def _cells(name: str, group: Group) -> tuple[str, ...]:
     """Return the cells of a group's row; a dash for an unknown value."""
     worst = group.worst_class
     return (
+        f"{name}*" if group.flagged else name,
         str(group.n),
         _number(group.value),
         f"{_number(group.low)} - {_number(group.high)}",
@@ -239,14 +218,14 @@ def header_lines(report: Fairness) -> Iterator[str]:
     if report.missing:
         yield f"{report.missing} examples have no row and count as unanswered"
     files = " and ".join(report.train)
-    source = f"counted in {files}" if files else "unknown, no file that a run was trained on"
+    source = f"counted in {files}" if files else "unknown, there is no groups.json of a training"
     yield f"training examples and shifts: {source}"
 
 
-def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
+def remarks(attribute: Attribute) -> Iterator[str]:
     """Yield the lines below an attribute's table."""
     if attribute.mean is None:
-        yield f"no group has {report.min_n} examples: no mean, disparity, worst or gap"
+        yield f"no group has {MIN_EXAMPLES} examples: no mean, disparity, worst or gap"
     else:
         yield (
             f"mean {attribute.mean:.4f}, disparity {_number(attribute.disparity)}, "
@@ -255,8 +234,9 @@ def remarks(report: Fairness, attribute: Attribute) -> Iterator[str]:
         )
     flagged = sum(group.flagged for group in attribute.groups.values())
     if flagged:
-        yield f"* {flagged} groups of fewer than {report.min_n} examples: not in these numbers"
-    if unweighted := [name for name, group in attribute.groups.items() if group.unweighted]:
+        yield f"* {flagged} groups of fewer than {MIN_EXAMPLES} examples: not in these numbers"
+    unweighted = [name for name, group in attribute.groups.items() if group.unweighted]
+    if unweighted:
         yield f"unweighted means, as all examples have weight 0: {', '.join(unweighted)}"
     if attribute.unknown:
         yield f"{attribute.unknown} examples are in no group: their group is unknown"

@@ -1,18 +1,17 @@
 """The classes of test and training examples, counted by group, and FairLex's measures over them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import entropy
 
 from panjue.prompts.example import UNKNOWN, Example
-from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import RunRecord, find_answers
-from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -45,71 +44,77 @@ class Counts:
 Groups = dict[str, dict[str, Counts]]
 """Attribute -> group -> its counts."""
 
+COUNTS = "groups.json"
+"""File in a run folder, with the `Groups` of the examples that it is trained on."""
+
 
 class Counting:
     """Counts the classes of examples by the groups of some attributes."""
 
     def __init__(self, task: Task, by: Sequence[str]) -> None:
-        """Start without examples."""
         self._task = task
         self.groups: Groups = {name: defaultdict(Counts) for name in by}
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Count an example, its gold row and its row of the submission, if it has one."""
-        kinds = self._classes(gold), self._classes(row)
+        gold_classes = self._classes(gold)
+        classes = self._classes(row)
         for attribute, groups in self.groups.items():
-            groups[example.groups.get(attribute, UNKNOWN)].add(*kinds)
+            groups[example.groups.get(attribute, UNKNOWN)].add(gold_classes, classes)
 
     def _classes(self, row: Row | None) -> frozenset[str]:
         classes = self._task.score.classes
-        return frozenset(classes(row)) if classes and row is not None else frozenset()
+        if classes is None or row is None:
+            return frozenset()
+        return frozenset(classes(row))
 
 
-def training_counts(task: Task, submission: Path, by: Sequence[str]) -> tuple[list[Path], Groups]:
-    """Return the files of a training, and the counts of its examples by group.
+def write_training_counts(run: Path, task: Task, examples: Iterable[Example]) -> None:
+    """Write the groups of the examples that a run is trained on, for `panjue fairness`.
 
-    Nothing is known if a file has changed. Invalid rows are treated as training treated them.
+    `examples` can be read several times.
+    """
+    attributes = {name for example in examples for name in example.groups}
+    counting = Counting(task, sorted(attributes))
+    for example in examples:
+        counting.add(example, task.gold(example), None)
+    groups: dict[str, dict[str, Any]] = {}
+    for attribute, by_name in counting.groups.items():
+        groups[attribute] = {}
+        for name, counts in by_name.items():
+            groups[attribute][name] = {"size": counts.size, "gold": counts.gold}
+    write_json(run / COUNTS, groups)
+
+
+def read_training_counts(submission: Path) -> tuple[list[str], Groups]:
+    """Return the files of the training that answered, and the counts of its examples by group.
+
+    Both are empty if they are not known.
     """
     answers = find_answers(submission)
     record = answers.training if answers else None
-    if not record:
+    if answers is None or answers.trained is None or record is None:
         return [], {}
-    names = ("train", "dev", "mix")
-    files = {name: Path(path) for name in names if (path := getattr(record, name))}
-    for name, path in files.items():
-        if not path.exists() or sha256(path) != getattr(record, f"{name}_sha256"):
-            return [], {}
-    counting = Counting(task, by)
-    reader = Reader(task, on_bad_row=record.on_bad_row)
-    for example in _trained_on(reader, record, files):
-        counting.add(example, task.gold(example), None)
-    return [files[name] for name in ("train", "mix") if name in files], counting.groups
+    path = answers.trained.parent / COUNTS
+    if not path.exists():
+        return [], {}
+    groups: Groups = {}
+    for attribute, by_name in read_json(path).items():
+        groups[attribute] = {}
+        for name, counts in by_name.items():
+            groups[attribute][name] = Counts(counts["size"], Counter(counts["gold"]))
+    return [record.train, *filter(None, [record.mix])], groups
 
 
-def _trained_on(reader: Reader, record: RunRecord, files: Mapping[str, Path]) -> Iterator[Example]:
-    """Yield the examples of `train` that were not held out, then those chosen from `mix`."""
-    held = (
-        {text_hash(example) for example in reader.read(files["dev"])} if "dev" in files else set()
-    )
-
-    def used(name: str) -> Iterator[Example]:
-        for example in reader.read(files[name]) if name in files else ():
-            is_held = text_hash(example) in held if record.dev_sha256 else is_held_out(example)
-            if example.answer is not None and not is_held:
-                yield example
-
-    size = 0
-    for example in used("train"):
-        size += 1
-        yield example
-    chosen = nsmallest(round((record.mix_ratio or 0) * size), map(text_hash, used("mix")))
-    yield from (example for example in used("mix") if chosen and text_hash(example) <= chosen[-1])
-
-
-def divergence(train: Mapping[str, int], test: Mapping[str, int], support: Sequence[str]) -> float:
+def divergence(
+    train: Mapping[str, int], test: Mapping[str, int], classes: Sequence[str]
+) -> float | None:
     """Return the Kullback-Leibler divergence of the train from the test distribution, in nats.
 
-    Both are add-one smoothed over `support`, the classes of all groups.
+    Both are add-one smoothed over the classes of all groups. None if one has no class.
     """
-    smoothed = np.array([[n.get(name, 0) + 1.0 for name in support] for n in (train, test)])
-    return float(entropy(*smoothed))  # `entropy` scales both to sum to 1
+    if not train or not test:
+        return None
+    trained = np.array([train.get(name, 0) + 1.0 for name in classes])
+    tested = np.array([test.get(name, 0) + 1.0 for name in classes])
+    return float(entropy(trained, tested))  # it scales both to sum to 1

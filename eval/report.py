@@ -308,7 +308,4 @@ def fairness_lines(result: PageData) -> dict[str, list[str]]:
     if result.fairness is None:
         return {}
     attributes = result.fairness.attributes.items()
-    return {
-        name: list(fairness_remarks(result.fairness, of))[of.mean is not None :]
-        for name, of in attributes
-    }
+    return {name: list(fairness_remarks(of))[of.mean is not None :] for name, of in attributes}

@@ -25,44 +25,31 @@ from panjue.prompts.task import Task, no_labels
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
 
-MAX_GROUP_COLUMNS = 8
-"""A table of more groups has one row per group."""
-
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Everything that `panjue score` prints.
+    """Everything that `panjue score` prints."""
 
-    Attributes:
-        total: The metrics over all examples.
-        groups: Attribute -> its value -> the metrics over those examples.
-        baselines: Baseline, trivial or human -> its metrics; None for the task's fallback if its
-            labels are unknown.
-        faulty: Rows in which `panjue check` finds a fault that the contest may refuse.
-        compared_by: How texts were compared, if the metrics compare texts.
-        notes: `id: note` on gold examples.
-        never_asked: `id: reason` of the examples that the model was never asked about.
-        in_sample: How the answers come from these very cases, if they do.
-        unknown_baselines: Baseline without a score -> why it has none.
-        answered_by: A line on who answered, the model or the text classifier, and why.
-    """
-
-    total: Summary
+    total: Summary  # the metrics over all examples
     groups: dict[str, dict[str, Summary]]
+    """Attribute -> its value -> the metrics over those examples."""
     baselines: dict[str, dict[str, float] | None]
+    """Baseline, trivial or human -> its metrics; None if they are unknown."""
     unreadable_rate: float | None
     missing: int
     extra_rows: int
     doubled: int
     unknown_labels: int | None
-    faulty: int = 0
+    faulty: int = 0  # rows in which `panjue check` finds a fault that the contest may refuse
     calibration: dict[str, Calibration] | None = None
-    compared_by: str | None = None
-    notes: list[str] = field(default_factory=list)
+    compared_by: str | None = None  # how texts were compared, if the metrics compare texts
+    notes: list[str] = field(default_factory=list)  # `id: note` on gold examples
     never_asked: Sequence[str] = ()
-    in_sample: str | None = None
+    """`id: reason` of the examples that the model was never asked about."""
+    in_sample: str | None = None  # how the answers come from these very cases, if they do
     unknown_baselines: Mapping[str, str] = field(default_factory=dict)
-    answered_by: str = ""
+    """Baseline without a score -> why it has none."""
+    answered_by: str = ""  # a line on who answered, the model or the text classifier, and why
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -71,10 +58,7 @@ class ScoreResult:
             "examples": self.total.examples,
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
-            "groups": {
-                attribute: {name: {"examples": s.examples, **s.mean} for name, s in groups.items()}
-                for attribute, groups in self.groups.items()
-            },
+            "groups": {name: _group_numbers(groups) for name, groups in self.groups.items()},
             "baselines": self.baselines,
             "unreadable_rate": self.unreadable_rate,
             "missing": self.missing,
@@ -83,15 +67,19 @@ class ScoreResult:
             "faulty": self.faulty,
             "answered_by": self.answered_by,
             "unknown_gold_labels": self.unknown_labels,
-            **({"compared_by": self.compared_by} if self.compared_by else {}),
-            **({"notes": self.notes} if self.notes else {}),
-            **({"never_asked": self.never_asked} if self.never_asked else {}),
-            **({"in_sample": self.in_sample} if self.in_sample else {}),
-            "calibration": self.calibration
-            and {name: asdict(result) for name, result in self.calibration.items()},
+            "calibration": None,
         }
+        if self.calibration is not None:
+            numbers["calibration"] = {name: asdict(of) for name, of in self.calibration.items()}
+        for name in ("compared_by", "notes", "never_asked", "in_sample"):
+            if value := getattr(self, name):
+                numbers[name] = value
         result: dict[str, Any] = without_nan(numbers)
         return result
+
+
+def _group_numbers(groups: Mapping[str, Summary]) -> dict[str, dict[str, Any]]:
+    return {name: {"examples": of.examples, **of.mean} for name, of in groups.items()}
 
 
 def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
@@ -103,17 +91,22 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     """
     task = reader.task
     submission = task.data.submission.find(submission)
-    rows, run = task.data.submission.index(submission), submission.parent
+    rows = task.data.submission.index(submission)
+    run = submission.parent
     decoding = decoding_of(submission)
     labels = _labels(task, run)
-    values, baselines = MetricValues(task), Baselines(task, labels, run, gold)
+    values = MetricValues(task)
+    baselines = Baselines(task, labels, run, gold)
     confidences = run / "confidence.jsonl"
     certainty = None
     if decoding and confidences.exists():
         if decoding.get("confidence_sha256") not in (None, sha256(confidences)):
             raise UserError(f"{run}: is being decoded by another process; score it again")
         certainty = Certainty(task, confidences)
-    missing, faulty, unknown, notes = 0, 0, 0, list[str]()
+    missing = 0
+    faulty = 0
+    unknown = 0
+    notes: list[str] = []
     answers = find_answers(run) if decoding else None
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
@@ -121,7 +114,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
             certainty.add(example, gold_row, row)
         missing += row is None
         faulty += row is not None and any(task.data.check(example, row, None))
-        notes += (f"{example.id}: {note}" for note in example.notes)
+        notes += [f"{example.id}: {note}" for note in example.notes]
         unknown += _unknown_labels(task, example, labels)
     return ScoreResult(
         total=summarize(values),
@@ -145,25 +138,23 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
 
 def _groups(values: MetricValues) -> dict[str, dict[str, Summary]]:
     """Return attribute -> group -> its metrics, without intervals."""
-    return {
-        attribute: {
-            name: summarize(values, members, resamples=0)
-            for name, members in values.members(attribute).items()
-        }
-        for attribute in values.attributes
-    }
+    groups: dict[str, dict[str, Summary]] = {}
+    for attribute in values.attributes:
+        groups[attribute] = {}
+        for name, members in values.members(attribute).items():
+            groups[attribute][name] = summarize(values, members, resamples=0)
+    return groups
 
 
 def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
     """Count the gold labels that training never saw; they are scored as missed."""
     if not labels or not task.answer.fields:
         return 0
-    return sum(
-        n
-        for field, counts in task.ask.labels([example]).counts.items()
-        for label, n in counts.items()
-        if label not in labels.counts.get(field, ())
-    )
+    unknown = 0
+    for field_name, counts in task.ask.labels([example]).counts.items():
+        known = labels.counts.get(field_name, ())
+        unknown += sum(n for label, n in counts.items() if label not in known)
+    return unknown
 
 
 def in_sample(answers: Answers) -> str | None:
@@ -205,27 +196,20 @@ def show(scores: ScoreResult, console: Console) -> None:
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
-    """Return a table with a row per metric and a column per group; swapped if groups are many."""
-    # Group names come from files: `[/b] 某院` is a name, not rich markup.
-    rows = {
-        escape(name): [str(summary.examples), *(f"{value:.4f}" for value in summary.mean.values())]
-        for name, summary in groups.items()
-    }
-    headings = ["examples", *next(iter(groups.values())).mean]
-    if len(groups) > MAX_GROUP_COLUMNS:
-        table = Table(escape(f"by {attribute}"), *headings, title=title)
-        for name, row in rows.items():
-            table.add_row(name, *row)
-        return table
-    table = Table(escape(f"by {attribute}"), *rows, title=title)
-    for cells in zip(headings, *rows.values(), strict=True):
-        table.add_row(*cells)
+    """Return a table with a row for each group."""
+    metrics = next(iter(groups.values())).mean
+    table = Table(escape(f"by {attribute}"), "examples", *metrics, title=title)
+    for name, summary in groups.items():
+        values = [f"{value:.4f}" for value in summary.mean.values()]
+        # Group names come from files: `[/b] 某院` is a name, not rich markup.
+        table.add_row(escape(name), str(summary.examples), *values)
     return table
 
 
 def _unweighted_groups(groups: Mapping[str, Mapping[str, Summary]]) -> Iterator[str]:
     for attribute, summaries in groups.items():
-        if names := [name for name, summary in summaries.items() if summary.unweighted]:
+        names = [name for name, summary in summaries.items() if summary.unweighted]
+        if names:
             yield f"by {attribute}, unweighted means as all weights are 0: {', '.join(names)}"
 
 
@@ -233,9 +217,10 @@ def _unreadable(scores: ScoreResult) -> Iterator[str]:
     """Yield the rate of unreadable replies, unless the classifier answered."""
     if scores.answered_by.startswith(BY_CLASSIFIER):
         return
-    rate = scores.unreadable_rate
-    unknown = "unknown, there is no decode.json of this submission"
-    yield f"unreadable replies: {unknown if rate is None else f'{rate:.2%}'}"
+    if scores.unreadable_rate is None:
+        yield "unreadable replies: unknown, there is no decode.json of this submission"
+    else:
+        yield f"unreadable replies: {scores.unreadable_rate:.2%}"
 
 
 def remarks(scores: ScoreResult) -> Iterator[str]:

@@ -26,18 +26,12 @@ CANDIDATES = 8
 
 @dataclass(frozen=True)
 class Items:
-    """The items of cases, those of one case side by side.
+    """The items of cases, those of one case side by side."""
 
-    Attributes:
-        sizes: Items of each case, [cases].
-        scores: Field -> first-stage scores by the whole text and by the own clauses, [2, items,
-            labels].
-        facts: What the text says of each item, [items, any].
-    """
-
-    sizes: Array
+    sizes: Array  # items of each case, [cases]
     scores: Mapping[str, Array]
-    facts: Array
+    """Field -> first-stage scores by the whole text and by the own clauses, [2, items, labels]."""
+    facts: Array  # what the text says of each item, [items, any]
 
     @property
     def counts(self) -> Array:
@@ -50,13 +44,17 @@ class Items:
         return np.repeat(how.reduceat(values, starts), self.sizes, axis=0)
 
 
+PLACES = ("number", "of", "place", "length", "own length", "named", "first named")
+"""Facts that say where an item stands; of these alone the label sets know."""
+
+
 def facts(
     text: str,
     clauses: Sequence[str],
     marks: Sequence[str],
     evidence: Callable[[str], Sequence[float]],
 ) -> list[list[float]]:
-    """Return for each item where it stands in the case, and evidence for all and for itself.
+    """Return for each item its `PLACES`, and the evidence for all and for itself.
 
     Args:
         text: The text, with a character of `marks` in place of each item's name.
@@ -64,58 +62,91 @@ def facts(
         marks: One character for each item.
         evidence: Text -> numbers, always as many.
     """
-    n, length, whole = len(clauses), max(1, len(text)), evidence(text)
-    return [
-        [
-            *(i, n, i / max(1, n - 1), length, len(own)),
-            *(text.count(mark), text.find(mark) / length),
-            *whole,
-            *evidence(own),
-        ]
-        for i, (own, mark) in enumerate(zip(clauses, marks, strict=True))
-    ]
+    n = len(clauses)
+    length = max(1, len(text))
+    whole = evidence(text)
+    result = []
+    for number, (own, mark) in enumerate(zip(clauses, marks, strict=True)):
+        places = {
+            "number": number,
+            "of": n,
+            "place": number / max(1, n - 1),
+            "length": length,
+            "own length": len(own),
+            "named": text.count(mark),
+            "first named": text.find(mark) / length,
+        }
+        result.append([*places.values(), *whole, *evidence(own)])
+    return result
 
 
-PLACES = 7
-"""Facts that say where an item stands; of these alone the label sets know."""
+@dataclass(frozen=True)
+class Candidates:
+    """The labels that items may have, each in a row."""
+
+    item: Array  # the item of each row, [rows]
+    label: Array  # its label, [rows]
+    columns: Mapping[str, Array]  # name of a feature -> its values, [rows]
+
+    @property
+    def rows(self) -> Array:
+        """Return the features, [rows, features]."""
+        return np.column_stack([*self.columns.values()])
+
+    def logits(self, start: Sequence[float]) -> Array:
+        """Return the calibrated scores of the first stage, [rows]; `start` is scale and shift."""
+        scale, shift = start
+        result: Array = self.columns["score"].astype(float) * scale + shift
+        return result
 
 
-def candidates(items: Items, name: str) -> tuple[Array, Array, Array]:
-    """Return the features of the candidate labels, [rows, features], and their items and labels.
-
-    The second feature is the score of the first stage.
-    """
+def candidates(items: Items, name: str) -> Candidates:
+    """Return the labels of the highest scores of each item in field `name`."""
     whole, own = items.scores[name]
-    score, n = whole + own, items.counts[:, None]
-    mean, own_mean = (items.over_case(np.add, part) / n for part in (score, own))
+    score = whole + own
+    n = items.counts[:, None]
+    mean = items.over_case(np.add, score) / n
+    own_mean = items.over_case(np.add, own) / n
     top = items.over_case(np.maximum, score)
-    order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]
-    item, label = np.repeat(np.arange(len(order)), order.shape[1]), order.ravel()
-    best = np.take_along_axis(score, order, 1)[:, :3]
+    behind_top = top.max(1)[:, None] - top
     rank = np.argsort(np.argsort(-mean, axis=1, kind="stable"), axis=1)
-    columns = [label, *(part[item, label] for part in (score, whole, own, own - own_mean))]
-    columns += [np.tile(np.arange(order.shape[1]), len(order))]
-    columns += [best[item, 0] - score[item, label], *best[item].T]
-    columns += [part[item, label] for part in (mean, top, top.max(1)[:, None] - top, rank)]
-    columns += [expit(score).sum(1)[item], *items.facts[item, :PLACES].T]
-    return np.column_stack(columns), item, label
+    expected = expit(score).sum(1)
+
+    order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]
+    best = np.take_along_axis(score, order, 1)[:, :3]
+    item = np.repeat(np.arange(len(order)), order.shape[1])
+    label = order.ravel()
+    columns = {
+        "label": label,
+        "score": score[item, label],
+        "score by the text": whole[item, label],
+        "score by the own clauses": own[item, label],
+        "above the case's mean of own clauses": (own - own_mean)[item, label],
+        "rank in the item": np.tile(np.arange(order.shape[1]), len(order)),
+        "behind the item's best": best[item, 0] - score[item, label],
+    }
+    for place, scores in enumerate(best.T, start=1):
+        columns[f"score {place} of the item"] = scores[item]
+    columns["mean of the case"] = mean[item, label]
+    columns["best of the case"] = top[item, label]
+    columns["behind the case's best"] = behind_top[item, label]
+    columns["rank in the case"] = rank[item, label]
+    columns["labels to expect"] = expected[item]
+    for column, place_name in enumerate(PLACES):
+        columns[place_name] = items.facts[item, column]
+    return Candidates(item, label, columns)
 
 
 @dataclass(frozen=True)
 class FieldTrees:
-    """The second stage of one field.
+    """The second stage of one field."""
 
-    Attributes:
-        trees: LightGBM's model.
-        start: Of a label set: scale and shift of its scores; the trees correct this logit.
-        finish: Of a label set: scale and shift of the corrected logit.
-        classes: Of a class: label set -> the classes of items with each label, [labels, classes].
-    """
-
-    trees: "lightgbm.Booster"
+    trees: "lightgbm.Booster"  # LightGBM's model
     start: Sequence[float] = ()
-    finish: Sequence[float] = ()
+    """Of a label set: scale and shift of its scores; the trees correct this logit."""
+    finish: Sequence[float] = ()  # of a label set: scale and shift of the corrected logit
     classes: Mapping[str, Array] = field(default_factory=dict)
+    """Of a class: label set -> the classes of items with each label, [labels, classes]."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +160,11 @@ class SecondStage:
         result: dict[str, Array] = {}
         for name, known in self.fields.items():
             if known.start:
-                rows, item, label = candidates(items, name)
-                logits = corrected(known.trees, rows, known.start)
+                found = candidates(items, name)
+                logits = corrected(known.trees, found.rows, found.logits(known.start))
+                scale, shift = known.finish
                 result[name] = np.zeros(items.scores[name].shape[1:])
-                result[name][item, label] = expit(logits * known.finish[0] + known.finish[1])
+                result[name][found.item, found.label] = expit(logits * scale + shift)
             else:
                 rows = class_rows(items, name, result, known.classes)
                 result[name] = np.asarray(known.trees.predict(rows, num_threads=1))
@@ -140,7 +172,14 @@ class SecondStage:
 
     def dump(self) -> str:
         """Return it as JSON, the trees in LightGBM's own text."""
-        known = {n: {**vars(f), "trees": f.trees.model_to_string()} for n, f in self.fields.items()}
+        known = {}
+        for name, of in self.fields.items():
+            known[name] = {
+                "trees": of.trees.model_to_string(),
+                "start": of.start,
+                "finish": of.finish,
+                "classes": of.classes,
+            }
         return json.dumps(known, default=np.ndarray.tolist)
 
 
@@ -159,10 +198,10 @@ def load_second_stage(text: str) -> SecondStage:
     return SecondStage(fields)
 
 
-def corrected(trees: "lightgbm.Booster", rows: Array, start: Sequence[float]) -> Array:
-    """Return the logits of candidates: the calibrated scores, corrected by the trees."""
+def corrected(trees: "lightgbm.Booster", rows: Array, logits: Array) -> Array:
+    """Return the logits of candidates, corrected by the trees."""
     corrections = np.asarray(trees.predict(rows, raw_score=True, num_threads=1))
-    result: Array = rows[:, 1] * start[0] + start[1] + corrections
+    result: Array = logits + corrections
     return result
 
 
@@ -174,8 +213,8 @@ def class_rows(
     `believed` has each label set's probabilities, [items, labels]; `tables` the classes of items
     with each of its labels, [labels, classes].
     """
-    seen = [
-        believed[of] @ table / np.maximum(believed[of].sum(1, keepdims=True), 1e-9)
-        for of, table in tables.items()
-    ]
-    return np.hstack([items.scores[name].sum(0), *seen, items.facts])
+    parts = [items.scores[name].sum(0)]
+    for other, table in tables.items():
+        chances = believed[other]
+        parts.append(chances @ table / np.maximum(chances.sum(1, keepdims=True), 1e-9))
+    return np.hstack([*parts, items.facts])

@@ -34,13 +34,12 @@ class MetricValues:
     """The metric values, weight and groups of every example, in arrays."""
 
     def __init__(self, task: Task) -> None:
-        """Start without examples."""
         self.task = task
-        self._weights, self._values = array("d"), array("d")
+        self._weights = array("d")
+        self._values = array("d")
         self._groups: dict[str, dict[str, array[int]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:
@@ -69,11 +68,12 @@ class MetricValues:
     def members(self, attribute: str) -> dict[str, Members]:
         """Return the examples of every group that has one, by name; the others are `UNKNOWN`."""
         members = {name: np.array(rows) for name, rows in self._groups[attribute].items()}
-        is_other = np.ones(len(self), dtype=bool)
+        is_known = np.zeros(len(self), dtype=bool)
         for name, rows in members.items():
-            is_other[rows] = name == UNKNOWN
-        members[UNKNOWN] = np.flatnonzero(is_other)
-        return {name: rows for name, rows in sorted(members.items()) if len(rows)}
+            is_known[rows] = name != UNKNOWN
+        if not is_known.all():
+            members[UNKNOWN] = np.flatnonzero(~is_known)
+        return dict(sorted(members.items()))
 
 
 def score_rows(
@@ -103,16 +103,12 @@ def score_answers(task: Task, answers: Iterable[tuple[Example, Answer]]) -> dict
 
 @dataclass(frozen=True)
 class Summary:
-    """Every metric over `examples` examples, with its 95% interval.
-
-    Attributes:
-        unweighted: All weights are 0, so the means are unweighted.
-    """
+    """Every metric over `examples` examples, with its 95% interval."""
 
     examples: int
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
-    unweighted: bool = False
+    unweighted: bool = False  # all weights are 0, so the means are unweighted
 
 
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
@@ -135,7 +131,8 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
 
 def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
     """Return the metrics, [..., metrics], of summed values, [..., values], and weights, [...]."""
-    metrics, start = [], 0
+    metrics = []
+    start = 0
     for metric in task.score.metrics:
         if isinstance(metric, CorpusMetric):
             metrics.append(metric.value(sums[..., start : start + metric.width]))
@@ -154,22 +151,25 @@ def summarize(
     If all weights are 0 (cases of one defendant in the official metric), the means are unweighted
     and the summary says so. With `members`, only these examples count.
     """
-    weights, numbers = values.weights, values.values
+    weights = values.weights
+    numbers = values.values
     if members is not None:
-        weights, numbers = weights[members], numbers[members]
+        weights = weights[members]
+        numbers = numbers[members]
     unweighted = not weights.any()
     if unweighted:
         weights = np.ones_like(weights)
     mean = pooled(values.task, weights @ numbers, weights.sum())
-    low = high = mean
+    ends = np.stack([mean, mean])
     if resamples:
-        low, high = percentiles(resampled(values.task, weights, numbers, resamples))
+        ends = percentiles(resampled(values.task, weights, numbers, resamples))
     names = values.task.score.names
+    intervals = map(tuple, ends.T.tolist())
     return Summary(
-        len(weights),
-        dict(zip(names, mean.tolist(), strict=True)),
-        {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)},
-        unweighted,
+        examples=len(weights),
+        mean=dict(zip(names, mean.tolist(), strict=True)),
+        interval=dict(zip(names, intervals, strict=True)),
+        unweighted=unweighted,
     )
 
 
@@ -202,25 +202,26 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     Files of other cases may have the same ids, and some of the names (张某). The cases are read up
     to `COMPARED` that the submission answers.
     """
-    example, named, seen, foreign = None, "", 0, 0
+    example = None
+    seen = 0
+    foreign = []
     for example in reader.read(cases):
         row = rows.get(example.id)
         if row is None:
             continue
-        wanted, found = example.names, _names(reader.task, row)
         seen += 1
-        if wanted and found and not found.keys() & set(wanted):
-            foreign += 1
-            both = f"{'、'.join(wanted)} there and {'、'.join(found)} here"
-            named = named or f"id {example.id} has {both}"
+        names = _names(reader.task, row)
+        if names and example.names and set(names).isdisjoint(example.names):
+            both = f"{'、'.join(example.names)} there and {'、'.join(names)} here"
+            foreign.append(f"id {example.id} has {both}")
         if seen == COMPARED:
             break
     if example is None:
         raise UserError(f"{cases}: has no examples")
-    if foreign > seen / 2:
+    if len(foreign) > seen / 2:
         return (
-            f"{rows.path}: names other defendants than {cases} in {foreign} of {seen} cases; "
-            f"{named}; are these the right files?"
+            f"{rows.path}: names other defendants than {cases} in {len(foreign)} of {seen} cases; "
+            f"{foreign[0]}; are these the right files?"
         )
     if len(rows) and not seen:
         return (
@@ -230,12 +231,13 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     return ""
 
 
-def _names(task: Task, row: Row | None) -> dict[str, None]:
+def _names(task: Task, row: Row) -> list[str]:
     """Return the names in a row whose items have names, in order; none in a row of another form."""
+    if not task.answer.fields:
+        return []
     with suppress(KeyError, TypeError):
-        if row is not None and task.answer.fields:
-            return {str(item["name"]): None for item in task.answer.items_of(row)}
-    return {}
+        return [str(item["name"]) for item in task.answer.items_of(row)]
+    return []
 
 
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
@@ -256,11 +258,13 @@ def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> 
     """
     generator = np.random.default_rng(0)
     n = len(weights)
-    sums, totals = np.empty((resamples, values.shape[1])), np.empty(resamples)
+    sums = np.empty((resamples, values.shape[1]))
+    totals = np.empty(resamples)
     for i in range(resamples):
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
         drawn = counts * weights
-        sums[i], totals[i] = drawn @ values, drawn.sum()
+        sums[i] = drawn @ values
+        totals[i] = drawn.sum()
     draws = pooled(task, sums, np.where(totals, totals, 1))
     draws[totals == 0] = np.nan
     return draws

@@ -55,7 +55,8 @@ MIN_TEXTS = 2
 MIN_ITEMS = 4
 """Items that need to have a label; a rarer one gets its frequency, whatever the text."""
 
-SET_STRENGTH, CLASS_STRENGTH = 10.0, 1.0
+SET_STRENGTH = 10.0
+CLASS_STRENGTH = 1.0
 """Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
 
 MIN_UPDATES = 60_000
@@ -73,18 +74,13 @@ MIN_CASES = 300
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier, and what it thinks of the cases that it was fitted on.
-
-    Attributes:
-        cases: Those cases.
-        sizes: Items of each, [cases].
-        crossed: Field -> probabilities by parts that had not seen the case, [items, labels].
-    """
+    """A classifier, and what it thinks of the cases that it was fitted on."""
 
     classifier: Classifier
-    cases: Sequence[Example]
-    sizes: NDArray[np.int64]
+    cases: Sequence[Example]  # those cases
+    sizes: NDArray[np.int64]  # items of each, [cases]
     crossed: Mapping[str, NDArray[Any]]
+    """Field -> probabilities by parts that had not seen the case, [items, labels]."""
 
     def probabilities(self) -> Iterator[tuple[Example, list[dict[str, Probabilities]]]]:
         """Yield every case with the cross-fitted probabilities of its items."""
@@ -107,52 +103,63 @@ def fit(
     mixed-in cases, are no answers.
     """
     decides = task.answer
-    assert decides.fields, "only fields that are decided have a classifier"
-    own_cases, mixed = (_cases(task, _sample(part), known) for part in (train, mix))
-    cases = [*own_cases, *mixed]
+    own_cases = _cases(task, _sample(train), known)
+    cases = [*own_cases, *_cases(task, _sample(mix), known)]
     if not cases:
         raise UserError(
             "train: no example is left to train on; all are skipped, held out, in dev, or have no "
             "labels"
         )
     sizes = np.array([len(items) for _, items in cases])
+    every_item = [item for _, items in cases for item in items]
     texts = [text for example, items in cases for text in views(example, len(items))]
     whole, own = zip(*texts, strict=True)
     used = (fit_view(whole), fit_view(own))
     rows = (used[0].rows(whole), used[1].rows(own))
     # By hash: a case that `mix` has too is in the same fold.
     fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
-    is_own_item = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
-    fields, scores, gold, is_known = {}, {}, {}, {}
+    is_own = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
+
+    fields: dict[str, FieldWeights] = {}
+    scores: dict[str, NDArray[Any]] = {}
+    gold: dict[str, NDArray[np.bool_]] = {}
     for name in decides.fields:
         is_set = name in decides.sets
-        values = [
-            set(item[name]) if is_set else {item[name]} for _, items in cases for item in items
-        ]
         labels = tuple(sorted(decides.counts(name, known.counts)))
-        gold[name] = np.array([[label in value for label in labels] for value in values])
-        is_known[name] = np.array([value <= set(labels) for value in values])
+        gold[name] = has_labels(every_item, name, labels, is_set)
         fitting = _Fitting(rows, gold[name], is_set, seed)
         scores[name], weights, bias = fitting.cross_fitted(fold)
-        total, of = scores[name].sum(0), is_own_item & fitting.taken
-        scale, shift = calibration(total[of], gold[name][of], is_set)
+        teaches = is_own & fitting.taken
+        scale, shift = calibration(scores[name].sum(0)[teaches], gold[name][teaches], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
+
     second = None
     crossed: dict[str, NDArray[Any]] = {}
     if decides.evidence and len(cases) >= MIN_CASES:
         facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
         of_cases = Items(sizes, scores, np.array(facts, float))
         second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
-    for name in decides.fields:
+    for name, field in list(fields.items()):
         if name not in crossed:
-            total = scores[name].sum(0)
-            crossed[name] = calibrated_apart(fields[name], total, gold[name], is_own_item, fold)
-    for name in decides.sets:
-        of = is_known[name]  # without its unknown labels a set would count as a smaller one
-        sizes_of_sets = size_weights(crossed[name][of], gold[name][of])
-        fields[name] = replace(fields[name], sizes=sizes_of_sets)
+            crossed[name] = calibrated_apart(field, scores[name].sum(0), gold[name], is_own, fold)
+        if field.is_set:
+            # Without its unknown labels a set would count as a smaller one.
+            is_known = np.array([set(item[name]) <= set(field.labels) for item in every_item])
+            set_sizes = size_weights(crossed[name][is_known], gold[name][is_known])
+            fields[name] = replace(field, sizes=set_sizes)
     classifier = Classifier(decides, used, fields, second)
     return Fitted(classifier, [example for example, _ in cases], sizes, crossed)
+
+
+def has_labels(
+    items: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], is_set: bool
+) -> NDArray[np.bool_]:
+    """Return which items have which of the labels in field `name`, [items, labels]."""
+    rows = []
+    for item in items:
+        value = set(item[name]) if is_set else {item[name]}
+        rows.append([label in value for label in labels])
+    return np.array(rows)
 
 
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
@@ -224,7 +231,7 @@ class _Fitting:
 
     @property
     def taken(self) -> NDArray[np.bool_]:
-        """Return which items teach: those with a known class, and all for label sets."""
+        """The items that teach: those with a known class, and all for label sets."""
         return np.asarray(self.gold.any(axis=1) | self.is_set)
 
     def cross_fitted(
@@ -236,17 +243,19 @@ class _Fitting:
         items would be surer of itself than those on whose scores the second stage is fitted.
         """
         scores = np.zeros((2, *self.gold.shape), np.float32)
-        parts = []
+        every_weights = []
+        every_bias = []
         for k in range(FOLDS):
             aside = fold == k
             weights, bias = self.regressions(self.taken & ~aside)
             of_views = np.split(weights, [self.rows[0].shape[1]])
             rows_aside = [rows[aside] for rows in self.rows]
             scores[:, aside] = view_scores(rows_aside, [csr_array(w) for w in of_views], bias)
-            parts.append((weights, bias))
-        mean = np.asarray(sum(weights for weights, _ in parts) / np.float32(FOLDS))
+            every_weights.append(weights)
+            every_bias.append(bias)
+        mean = np.asarray(sum(every_weights) / np.float32(FOLDS))
         mean[np.abs(mean) < MIN_WEIGHT] = 0
-        bias = np.asarray(sum(bias for _, bias in parts) / np.float32(FOLDS))
+        bias = np.asarray(sum(every_bias) / np.float32(FOLDS))
         return scores, csr_array(mean), bias
 
     def regressions(self, of: NDArray[np.bool_]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -294,10 +303,11 @@ def calibrated_apart(
     teaches = is_own & (gold.any(axis=1) | field.is_set)
     result = np.zeros(scores.shape)
     for k in range(FOLDS):
-        used = teaches & (fold != k)
+        aside = fold == k
+        used = teaches & ~aside
         scale, shift = calibration(scores[used], gold[used], field.is_set)
         of_fold = replace(field, scale=scale, shift=shift)
-        result[fold == k] = of_fold.probabilities(scores[fold == k])
+        result[aside] = of_fold.probabilities(scores[aside])
     return result
 
 

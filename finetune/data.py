@@ -91,9 +91,11 @@ class RowMaker:
 
     def _row(self, example: Example, report: RowReport) -> Row | str:
         """Return the row of an example, or why it is refused."""
-        task, labels = self.task, self.labels
+        task = self.task
+        labels = self.labels
         reply = task.ask.target(example)
-        if repairs := task.ask.decode(reply, example, labels).repairs:
+        repairs = task.ask.decode(reply, example, labels).repairs
+        if repairs:
             return f"its gold answer is invalid: {repairs[0]}"
         short, _, prompt, room = shortened_prompt(
             task, example, labels, self.tokenizer, self.max_tokens
@@ -104,9 +106,9 @@ class RowMaker:
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
                 f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}"
             )
-        if short.dropped and task.ask.decode(reply, short.example, labels).repairs:
-            return "its gold answer is not in the shortened text; raise max_tokens"
         if short.dropped:
+            if task.ask.decode(reply, short.example, labels).repairs:
+                return "its gold answer is not in the shortened text; raise max_tokens"
             report.shortened.append((str(example.id), short.full_tokens, short.tokens))
         group = example.groups.get(self.attribute, UNKNOWN) if self.attribute else UNKNOWN
         if group not in report.groups:
@@ -165,15 +167,20 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     sizes = [len(row["input_ids"]) for row in rows]
     width = max(sizes)
     batch = {
-        name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
-        for name, fill in (("input_ids", 0), ("labels", IGNORED))
+        "input_ids": padded([row["input_ids"] for row in rows], 0, width),
+        "labels": padded([row["labels"] for row in rows], IGNORED, width),
+        "length": torch.tensor(sizes),
     }
-    batch["length"] = torch.tensor(sizes)
     if "group" in rows[0]:
         batch["group"] = torch.tensor([row["group"] for row in rows])
     if "seq_lengths" in rows[0]:
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
     return batch
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
+    """Return rows of numbers as one tensor, [rows, width]."""
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
 def positions(sizes: Sequence[int], width: int) -> Tensor:
@@ -191,15 +198,15 @@ class EpochSampler(Sampler[int]):
     """
 
     def __init__(self, size: int, draw: Draw, seed: int) -> None:
-        """Keep the number of examples and the function that samples their indices."""
-        self._size, self._draw, self._seed, self.epoch = size, draw, seed, 0
+        self._size = size
+        self._draw = draw
+        self._seed = seed
+        self.epoch = 0
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return self._size
 
     def __iter__(self) -> Iterator[int]:
-        """Yield indices of examples."""
         yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self.epoch))
 
 
@@ -225,12 +232,9 @@ def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
 
 def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:
     """Return a sampler that puts rows or packs of similar length into the same `step` rows."""
-    sizes = lengths(rows)
+    if "seq_lengths" in rows.column_names:
+        sizes = [sum(pack) for pack in rows["seq_lengths"]]
+    else:
+        sizes = list(rows["length"])
     draw = partial(get_length_grouped_indices, sizes, step, None)
     return EpochSampler(len(sizes), draw, seed)
-
-
-def lengths(rows: Dataset) -> list[int]:
-    """Return the tokens of each row or pack."""
-    is_packed = "seq_lengths" in rows.column_names
-    return [sum(pack) for pack in rows["seq_lengths"]] if is_packed else list(rows["length"])

@@ -18,12 +18,11 @@ class Spool:
     """Examples in an unnamed file: a million of them would fill the memory, in every process."""
 
     def __init__(self, folder: Path) -> None:
-        """Start empty."""
-        self._file, self._size = TemporaryFile(dir=folder), 0  # noqa: SIM115
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115
+        self._size = 0
         weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return self._size
 
     def append(self, example: Example) -> None:
@@ -45,9 +44,10 @@ class Examples:
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
-        """Read the files of the config."""
         config.run.mkdir(parents=True, exist_ok=True)
-        self.train, self.held_out, self.mixable = (Spool(config.run) for _ in range(3))
+        self.train = Spool(config.run)
+        self.held_out = Spool(config.run)
+        self.mixable = Spool(config.run)
         self._reader = reader
         self._file_of_id: dict[str, Path | None] = {}
         held: set[str] = set()
@@ -59,12 +59,15 @@ class Examples:
             if text_hash(example) in held:
                 self.dropped += 1
                 continue
-            is_held = config.dev is None and is_held_out(example)
-            (self.held_out if is_held else self.train).append(example)
+            if config.dev is None and is_held_out(example):
+                self.held_out.append(example)
+            else:
+                self.train.append(example)
         hashes = []
         for example in self._read(config.mix):
             text = text_hash(example)
-            if not (text in held if config.dev else is_held_out(example)):
+            is_held = text in held if config.dev else is_held_out(example)
+            if not is_held:
                 self.mixable.append(example)
                 hashes.append(text)
         # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.

@@ -26,31 +26,26 @@ from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
-SAME = (
-    *("task", "on_bad_row", "batch", "max_tokens", "method", "dtype", "seed", "patience"),
-    *("attn_implementation", "lora", "quantization", "train", "dev", "mix", "robust"),
-)
-"""Settings that the record has as they are."""
-
 
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
-    files = {name: getattr(config, name) for name in DATA}
-    known: dict[str, Any] = config.model_dump(include=set(SAME), mode="json")
-    known |= {f"{name}_sha256": sha256(file) if file else None for name, file in files.items()}
-    return RunRecord(
-        **known,
-        base=config.model,
-        base_sha256=model_sha256(base),
-        mix_ratio=config.mix_ratio if config.mix else None,
-        solve=task.solve.settings.model_dump() if task.solve else {},
-        opinions=shows_opinions(config, task),
-        prompt_sha256=prompt_sha256(config.task),
-        task_sha256=task_sha256(config.task),
-        processes=PartialState().num_processes,
-        trainer={name: v for name, v in config.trainer.items() if name != "report_to"},
-        versions={name: version(name) for name in ("torch", "transformers", "trl", "peft")},
-    )
+    known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
+    for name in DATA:
+        file = getattr(config, name)
+        known[f"{name}_sha256"] = sha256(file) if file else None
+    known |= {
+        "base": config.model,
+        "base_sha256": model_sha256(base),
+        "mix_ratio": config.mix_ratio if config.mix else None,
+        "solve": task.solve.settings.model_dump() if task.solve else {},
+        "opinions": shows_opinions(config, task),
+        "prompt_sha256": prompt_sha256(config.task),
+        "task_sha256": task_sha256(config.task),
+        "processes": PartialState().num_processes,
+        "trainer": {name: v for name, v in config.trainer.items() if name != "report_to"},
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+    }
+    return RunRecord(**known)
 
 
 def shows_opinions(config: SftConfig, task: Task) -> bool:
@@ -142,10 +137,11 @@ def save(
 
 def kept_loss(trainer: ReplyTrainer) -> str:
     """Return the held-out loss of the kept weights; empty if they were not evaluated."""
-    state, has_best = trainer.state, trainer.args.load_best_model_at_end
-    kept = state.best_global_step if has_best else state.global_step
-    evaluations = [row for row in state.log_history if "eval_loss" in row]
-    losses = [row["eval_loss"] for row in evaluations if row["step"] == kept]
-    if not losses:
-        return ""
-    return f" (loss {losses[-1]:.4f} on {len(trainer.eval_dataset)} held-out cases)"
+    state = trainer.state
+    kept = state.global_step
+    if trainer.args.load_best_model_at_end:
+        kept = state.best_global_step
+    for row in reversed(state.log_history):
+        if row["step"] == kept and "eval_loss" in row:
+            return f" (loss {row['eval_loss']:.4f} on {len(trainer.eval_dataset)} held-out cases)"
+    return ""

@@ -32,14 +32,27 @@ SMOOTHING = 3.0
 
 ROUNDS = 100
 COMMON: dict[str, Any] = {
-    **{"verbose": -1, "seed": 0, "deterministic": True, "force_row_wise": True, "max_bin": 63},
-    **{"learning_rate": 0.1, "lambda_l2": 10, "feature_fraction": 0.6},
-    **{"bagging_fraction": 0.7, "bagging_freq": 1},
+    "verbose": -1,
+    "seed": 0,
+    "deterministic": True,
+    "force_row_wise": True,
+    "max_bin": 63,
+    "learning_rate": 0.1,
+    "lambda_l2": 10,
+    "feature_fraction": 0.6,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
     "num_threads": 1,  # folds are fitted side by side; threads of one tree wait for each other
 }
 SET_TREES = {**COMMON, "objective": "binary", "num_leaves": 15, "min_data_in_leaf": 50}
-CLASS_TREES = {**COMMON, "objective": "multiclass", "num_leaves": 12, "min_data_in_leaf": 30}
-CLASS_TREES |= {"extra_trees": True, "learning_rate": 0.05}  # random thresholds: less variance
+CLASS_TREES = {
+    **COMMON,
+    "objective": "multiclass",
+    "num_leaves": 12,
+    "min_data_in_leaf": 30,
+    "extra_trees": True,  # random thresholds: less variance
+    "learning_rate": 0.05,
+}
 
 
 def weights_of(sizes: Array) -> Array:
@@ -88,30 +101,36 @@ def platt(logits: Array, gold: Array, weights: Array | None = None) -> tuple[flo
 
 def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldTrees, Array]:
     """Return the second stage of a label set, and its cross-fitted probabilities."""
-    rows, item, label = candidates(items, name)
-    gold, weight, aside = truth[item, label], weights_of(items.sizes)[item], fold[item]
+    found = candidates(items, name)
+    rows = found.rows
+    score = found.columns["score"].astype(float)
+    gold = truth[found.item, found.label]
+    weight = weights_of(items.sizes)[found.item]
+    fold_of_row = fold[found.item]
 
     def train(without: int) -> tuple[lightgbm.Booster, tuple[float, float]]:
-        used = aside != without
-        start = platt(rows[used, 1], gold[used], weight[used])
-        first = rows[used, 1] * start[0] + start[1]
+        used = fold_of_row != without
+        start = platt(score[used], gold[used], weight[used])
+        first = found.logits(start)[used]
         data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
-        data.set_categorical_feature([0])
+        data.set_categorical_feature([0])  # the label
         return lightgbm.train(SET_TREES, data, ROUNDS), start
 
     *parts, (trees, start) = _in_threads(train)
     logits = np.zeros(len(rows))
-    for k, (part, start_of_part) in enumerate(parts):
-        logits[aside == k] = corrected(part, rows[aside == k], start_of_part)
-    several = items.counts[item] > 1  # those that the metric weighs
+    for k, (trees_of_part, start_of_part) in enumerate(parts):
+        aside = fold_of_row == k
+        first = found.logits(start_of_part)[aside]
+        logits[aside] = corrected(trees_of_part, rows[aside], first)
+    several = items.counts[found.item] > 1  # those that the metric weighs
     of_metric = weight * several if several.any() else weight
     chances = np.zeros(len(rows))
     for k in range(FOLDS):
-        used = aside != k
-        scale, shift = platt(logits[used], gold[used], of_metric[used])
-        chances[~used] = expit(logits[~used] * scale + shift)
+        aside = fold_of_row == k
+        scale, shift = platt(logits[~aside], gold[~aside], of_metric[~aside])
+        chances[aside] = expit(logits[aside] * scale + shift)
     believed = np.zeros(truth.shape)
-    believed[item, label] = chances
+    believed[found.item, found.label] = chances
     return FieldTrees(trees, start, platt(logits, gold, of_metric)), believed
 
 
@@ -128,11 +147,11 @@ def _fit_class(
     prior = classes.sum(0) / classes.sum()
 
     def tables(used: Array) -> dict[str, Array]:
-        joint = {
-            of: gold[of][used].T.astype(float) @ classes[used] + SMOOTHING * prior
-            for of in believed
-        }
-        return {of: table / table.sum(1, keepdims=True) for of, table in joint.items()}
+        result = {}
+        for other in believed:
+            joint = gold[other][used].T.astype(float) @ classes[used] + SMOOTHING * prior
+            result[other] = joint / joint.sum(1, keepdims=True)
+        return result
 
     views = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
     rows = np.stack(views)[fold, np.arange(len(fold))]  # no item is in its own tables
@@ -147,7 +166,8 @@ def _fit_class(
     *parts, trees = _in_threads(train)
     chances = np.zeros(classes.shape)
     for k, part in enumerate(parts):
-        chances[fold == k] = part.predict(rows[fold == k], num_threads=1)
+        aside = fold == k
+        chances[aside] = part.predict(rows[aside], num_threads=1)
     return FieldTrees(trees, classes=tables(fold >= 0)), chances
 
 

@@ -10,24 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA, Config, load_section, load_values
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
-
-OTHER_NAMES = {
-    "max_tokens": "cutoff_len max_length max_seq_len max_seq_length sequence_len",
-    "batch": "batch_size global_batch_size train_batch_size gradient_accumulation_steps",
-    "lora.r": "r rank lora_r lora_rank",
-    "lora.lora_alpha": "alpha lora_alpha",
-    "lora.lora_dropout": "dropout lora_dropout",
-    "trainer.max_steps": "max_steps",
-    "trainer.num_train_epochs": "num_train_epochs num_epochs epochs",
-    "trainer.learning_rate": "learning_rate lr",
-    "trainer.per_device_train_batch_size": "per_device_train_batch_size micro_batch_size",
-}
-"""A setting -> what it is called elsewhere, in other trainers or without its section."""
-
-USE = {name: use for use, names in OTHER_NAMES.items() for name in names.split()}
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
@@ -36,18 +21,15 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 class RobustConfig(Config):
     """An objective over groups of examples."""
 
-    method: Literal["erm", "group_uniform", "group_dro", "vrex", "irm", "adversarial"] = "erm"
+    method: Literal["erm", "group_uniform", "group_dro", "vrex"] = "erm"
     """erm: mean over examples. group_uniform: mean over groups. group_dro: more weight on groups
-    with high losses. vrex: penalty on the variance between groups. irm: penalty unless one scale of
-    the logits is best for all groups. adversarial: penalty if prompt states reveal the group."""
+    with high losses. vrex: penalty on the variance between groups."""
     by: str
     """Attribute that defines the groups. Examples without it form a group of their own."""
     step: float = Field(0.01, gt=0)
     """For group_dro: how fast the weights of groups with high losses grow."""
-    weight: float | None = Field(None, ge=0)
-    """For vrex, irm and adversarial: weight of the penalty; by default FairLex's."""
-    warmup: int = Field(500, ge=0)
-    """For irm: optimizer steps before the penalty counts."""
+    weight: float = Field(0.5, ge=0)
+    """For vrex: weight of the penalty; by default FairLex's."""
 
 
 class SftConfig(Config):
@@ -112,21 +94,23 @@ class SftConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _names_of_other_trainers(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for section in ("", "lora.", "trainer."):
-            keys = values.get(section[:-1]) if section else values
-            for key in keys if isinstance(keys, dict) else ():
-                use = USE.get(key, section + key)
-                if use != section + key and use.startswith(section):
-                    raise ValueError(f"no setting {section + key!r}; use {use}")
+    def _libraries_have_sections(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for key in values:
+            if key not in cls.model_fields:
+                hint = did_you_mean(key, cls.model_fields)
+                sections = "trl's settings are trainer.NAME, peft's lora.NAME"
+                raise ValueError(f"no setting {key!r}{hint} ({sections})")
         return values
 
     @field_validator("trainer")
     @classmethod
     def _no_is_a_strategy(cls, trainer: dict[str, Any]) -> dict[str, Any]:
         # YAML reads an unquoted `no` as false.
-        wrong = {key: "no" for key in STRATEGIES if trainer.get(key) is False}
-        return {**trainer, **wrong}
+        trainer = dict(trainer)
+        for key in STRATEGIES:
+            if trainer.get(key) is False:
+                trainer[key] = "no"
+        return trainer
 
 
 class BaseConfig(SftConfig):
@@ -164,12 +148,16 @@ def check_data(config: SftConfig) -> None:
     task = load_task(config.task)
     for name in DATA:
         file = getattr(config, name)
-        if file is not None and not file.exists():
+        if file is None:
+            continue
+        if not file.exists():
             raise UserError(f"{name}: no file {file}")
-        if file is not None and name != "groups":  # a file of another format is found at once
-            reader = Reader(task, on_bad_row=config.on_bad_row)
-            if next(reader.read(file), None) is None and not reader.skipped.rows:
-                raise UserError(f"{name}: {file} is empty")
+        if name == "groups":
+            continue
+        reader = Reader(task, on_bad_row=config.on_bad_row)
+        first = next(reader.read(file), None)  # a file of another format is found at once
+        if first is None and not reader.skipped.rows:
+            raise UserError(f"{name}: {file} is empty")
 
 
 def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
@@ -181,11 +169,12 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or "LOCAL_RANK" in os.environ:
         return
-    file = config.accelerate
-    plain = ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    how = ["--config_file", str(file)] if file else plain
-    count = ["--num_processes", str(config.gpus), "--num_machines", "1"]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *how, *count]
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    if config.accelerate:
+        command += ["--config_file", str(config.accelerate)]
+    else:
+        command += ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += ["--num_processes", str(config.gpus), "--num_machines", "1"]
     command += ["--main_process_port", "0", "-m", "panjue.prompts.cli", "sft", str(path), *words]
     # Without it, a folder of the working directory could hide a package.
     os.execve(sys.executable, command, {**os.environ, "PYTHONSAFEPATH": "1"})

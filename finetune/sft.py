@@ -17,9 +17,19 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.eval.classifier import FILE_VERSION
+from panjue.eval.group_counts import write_training_counts
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
-from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
+from panjue.finetune.data import (
+    EpochSampler,
+    RowMaker,
+    RowReport,
+    Rows,
+    balanced_sampler,
+    cached,
+    length_sampler,
+    pack,
+)
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
 from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
@@ -41,9 +51,9 @@ from panjue.finetune.result import (
     trained_folder,
 )
 from panjue.finetune.robust import GroupTrainer, Objective
-from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
+from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
-from panjue.finetune.trainer import ReplyTrainer
+from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
@@ -68,13 +78,11 @@ ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "groups_sh
 """Entries of the record that decide the token rows."""
 
 
-def main(path: Path, overrides: Sequence[str] = ()) -> None:
-    """Train with the config at `path`; do nothing if the run is already finished."""
-    train(sft_settings(path, overrides))
-
-
 def train(config: SftConfig) -> None:
-    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels."""
+    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
+
+    Nothing is done if the run is already finished.
+    """
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)
@@ -124,6 +132,7 @@ def run_training(
         return
     if trainer.is_world_process_zero():
         claim(config, record, classifier)
+        write_training_counts(config.run, reader.task, examples)
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
@@ -196,14 +205,16 @@ def make_trainer(
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     packing = config.trainer.get("packing", False)
-    objective = make_objective(config, model, rows.report.groups)
+    train_rows = pack(rows.train, config.max_tokens) if packing else rows.train
+    objective = make_objective(config, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     with of_library("trainer"):
         trainer: ReplyTrainer = trainer_class(
             model,
             keep=config.trainer.get("save_total_limit", 2),
             args=args,
-            train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
+            sampler=make_sampler(train_rows, args, objective),
+            train_dataset=train_rows,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
             callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
@@ -216,15 +227,22 @@ def make_trainer(
     return trainer
 
 
-def make_objective(config: SftConfig, model: Model, groups: Sequence[str]) -> Objective | None:
+def make_sampler(rows: Dataset, args: Any, objective: Objective | None) -> EpochSampler | None:
+    """Return the order of the rows; None leaves it to transformers."""
+    if objective and objective.is_balanced:
+        return balanced_sampler(rows["group"][:], args.seed)
+    if args.train_sampling_strategy == "group_by_length":
+        return length_sampler(rows, step_size(args), args.seed)
+    return None
+
+
+def make_objective(config: SftConfig, groups: Sequence[str]) -> Objective | None:
     """Return the objective over groups; None to minimize the mean over tokens."""
     if config.robust is None:
         return None
     if set(groups) <= {UNKNOWN}:
         raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
-    torch.manual_seed(config.seed)
-    hidden = model.config.get_text_config().hidden_size
-    return Objective(config.robust, groups, hidden, PartialState().device)
+    return Objective(config.robust, groups)
 
 
 def fitted_classifier(

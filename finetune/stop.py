@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from rich.console import Console
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from panjue.prompts.plumbing.errors import SIGNAL_DEBOUNCE_S, Stopped
 
@@ -24,10 +24,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
     """
 
     def __init__(self, console: Console) -> None:
-        """Prepare; `console` shows the training."""
-        self._console, self._quiet = console, console.quiet
+        self._console = console
+        self._quiet = console.quiet
         self.agreed = 0  # the signal that all processes stop for at the end of this step
-        self._received, self._received_at, self._saved_step, self._process = 0, 0.0, -1, 0
+        self._received = 0
+        self._received_at = 0.0
+        self._process = 0
         self._old_handlers: dict[int, Any] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -39,7 +41,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if os.getpid() != self._process:
             return  # a data-loading worker, which ends with its parent
         if not self._received:
-            self._received, self._received_at = number, time.monotonic()
+            self._received = number
+            self._received_at = time.monotonic()
             # Ctrl-C ends `| tee` too, and writing to its closed pipe would end this process.
             self._console.quiet = self._quiet or not self._console.file.isatty()
             if PartialState().is_local_main_process:
@@ -51,34 +54,26 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             signal.raise_signal(number)
 
     def _release(self) -> None:
-        """Restore the signal handlers of before."""
         self._console.quiet = self._quiet
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
         """Ask the trainer to save and stop, in all processes at the same step."""
         self.agreed = self._received
         if PartialState().num_processes > 1:  # a signal during this call counts for the next step
             self.agreed = max(gather_object([self.agreed]))
         if self.agreed:
             control.should_training_stop = True
-            # At the end of an epoch the trainer saves anyway, after that epoch's evaluation.
-            saves_epochs = "epoch" in (args.save_strategy, args.eval_strategy)
-            control.should_save = not (saves_epochs and _is_whole(state))
+            # At the end of an epoch it is saved later, after that epoch's evaluation.
+            control.should_save = not _is_whole(state)
 
     def on_epoch_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
-        """Prevent the evaluation and saving of an epoch's end if the epoch is not complete."""
-        if self.agreed and not _is_whole(state):
-            control.should_save = control.should_evaluate = control.should_log = False
-        elif self.agreed and self._saved_step != state.global_step:
-            control.should_save = True
-
-    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Record the step."""
-        self._saved_step = state.global_step
+        """Save a whole epoch after its evaluation; a partial one is neither evaluated nor saved."""
+        if self.agreed:
+            control.should_save = _is_whole(state)
+            if not _is_whole(state):
+                control.should_evaluate = control.should_log = False
 
     def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Restore the signal handlers; raise `Stopped` if a signal came before the end."""

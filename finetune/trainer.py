@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
-from transformers import EarlyStoppingCallback, TrainerControl, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
-from panjue.finetune.checkpoints import (
-    drop,
-    drop_old,
-    full_disk_named,
-    mark_complete,
-)
-from panjue.finetune.data import IGNORED, EpochSampler, collate, length_sampler
+from panjue.finetune.checkpoints import drop, drop_old, full_disk_named, mark_complete
+from panjue.finetune.data import IGNORED, EpochSampler, collate
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
@@ -31,7 +32,11 @@ kernels, would let the kernel compute the loss; here the trainer computes it."""
 
 
 class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
-    """Trains on the replies; computes no logits of prompts."""
+    """Trains on the replies; computes no logits of prompts.
+
+    Three private methods of transformers are overridden: `_get_train_sampler`, `_run_epoch` and
+    `_save_checkpoint`. A test fails if transformers renames one.
+    """
 
     control: TrainerControl
 
@@ -39,21 +44,25 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self,
         *args: Any,
         keep: int | None = None,
+        sampler: EpochSampler | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one."""
+        """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one.
+
+        `sampler` gives the order of the rows; without it transformers does.
+        """
         self._keep = keep
-        self._sampler: EpochSampler | None = None
+        self._sampler = sampler
         super().__init__(*args, data_collator=collate, **kwargs)
+        self.add_callback(SaveEvaluatedSteps)
+        self.args.remove_unused_columns = False  # `collate` needs the length and the group
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
         # which most of the late, small updates change nothing.
         if getattr(self.model, "is_quantized", False):
             for weight in self.model.parameters():
-                weight.data = weight.data.float() if weight.requires_grad else weight.data
-
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "group", "length", "seq_lengths"]
+                if weight.requires_grad:
+                    weight.data = weight.data.float()
 
     def compute_loss(
         self,
@@ -70,38 +79,26 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
     def training_loss(self, batch: "Batch", num_items_in_batch: Tensor | int | None) -> Tensor:
         """Return the mean loss of the step's reply tokens."""
-        loss: Tensor = batch.losses.sum()
-        loss = loss / (len(batch.losses) if num_items_in_batch is None else num_items_in_batch)
-        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+        if num_items_in_batch is None:
+            return batch.losses.mean()
+        loss: Tensor = batch.losses.sum() / num_items_in_batch
+        if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # DDP divides by it
         return loss
 
     def forward_pass(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
-        """Run the model and return the losses of the reply tokens, with what they depend on."""
+        """Run the model and return the losses of the reply tokens."""
         fields = {name: value for name, value in inputs.items() if name not in NOT_MODEL_INPUTS}
-        labels, lengths = inputs["labels"], inputs["length"]
+        labels = inputs["labels"]
         reply_mask = labels[:, 1:] != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
-        with logits_only_at(reply_mask, head) as hidden:
-            outputs = model(**fields, use_cache=False)
-        logits, reply_labels = outputs.logits.float(), labels[:, 1:][reply_mask]
-        is_real = torch.arange(labels.shape[1], device=labels.device) < lengths[:, None]
-        return Batch(
-            losses=cross_entropy(logits, reply_labels, reduction="none"),
-            reply_mask=reply_mask,
-            groups=inputs.get("group"),
-            logits=logits,
-            labels=reply_labels,
-            hidden=hidden[0],
-            prompt_mask=(labels == IGNORED) & is_real,
-        )
+        with logits_only_at(reply_mask, head):
+            logits = model(**fields, use_cache=False).logits.float()
+        losses = cross_entropy(logits, labels[:, 1:][reply_mask], reduction="none")
+        return Batch(losses, reply_mask, inputs.get("group"))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Sample examples of similar length together for `group_by_length`."""
-        if self.args.train_sampling_strategy != "group_by_length":
-            return super()._get_train_sampler(train_dataset)
-        self._sampler = length_sampler(self.train_dataset, step_size(self.args), self.args.seed)
-        return self._sampler
+        return self._sampler or super()._get_train_sampler(train_dataset)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the number of tokens seen."""
@@ -109,20 +106,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
         super().log(logs, start_time)
 
-    def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint.
-
-        After an evaluation FSDP2 keeps the outermost weights whole, and cannot load them so.
-        """
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        super()._load_best_model()
-
     def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
         """Compute the held-out loss, which chooses the checkpoint."""
         self.model.eval()
         metrics = {"eval_loss": self._held_out_loss()}
+        # FSDP2 leaves the outermost weights whole, and could not load the best checkpoint so.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         return EvalLoopOutput(None, None, metrics, len(self.eval_dataset))
 
     @torch.no_grad()
@@ -132,24 +123,20 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         Each counts once: the evaluation of transformers takes the mean of batches, and gives some
         rows to two processes.
         """
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        rank = self.accelerator.process_index
+        world = self.accelerator.num_processes
+        count = len(self.eval_dataset)
+        step = self.args.per_device_eval_batch_size * world
         sums = torch.zeros(2, dtype=torch.float64)
-        size = self.args.per_device_eval_batch_size
-        for start in range(0, len(self.eval_dataset), size * world):
-            places = range(start + rank, min(start + size * world, len(self.eval_dataset)), world)
+        for start in range(0, count, step):
+            places = range(start + rank, min(start + step, count), world)
             # Where weights are sharded, a process without a share has to gather them too.
             rows = [self.eval_dataset[place] for place in places or [0]]
             losses = self.forward_pass(self.model, self._prepare_inputs(collate(rows))).losses
             if places:
                 sums += torch.tensor([losses.double().sum(), len(losses)], dtype=torch.float64)
-        total, count = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
-        return float(total / count)
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Save each step that is evaluated, so that the best one can be kept."""
-        if self.control.should_evaluate and self.args.load_best_model_at_end:
-            self.control.should_save = True
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        total, tokens = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+        return float(total / tokens)
 
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
         """Train an epoch, unless the training is over since the step that was resumed."""
@@ -159,16 +146,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         for part in self.callback_handler.callbacks:
             if isinstance(part, EarlyStoppingCallback):
                 is_over |= part.early_stopping_patience_counter >= part.early_stopping_patience
-        self.control.should_training_stop |= is_over
-        if not self.control.should_training_stop:
+        if is_over:
+            self.control.should_training_stop = True
+        else:
             super()._run_epoch(epoch=epoch, **kwargs)
-
-    def _checkpoint(self) -> Path:
-        return Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save a checkpoint, mark it as complete, and only then drop old ones."""
-        checkpoint = self._checkpoint()
+        checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero() and checkpoint.exists():
             drop(checkpoint)  # incomplete: a run was killed here
         with full_disk_named(checkpoint):
@@ -200,6 +185,19 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self.train(resume_from_checkpoint=str(checkpoint))
 
 
+class SaveEvaluatedSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Saves each step that is evaluated, so that the best one can be kept."""
+
+    def on_step_end(
+        self, args: TrainingArguments, _: TrainerState, control: TrainerControl, **__: Any
+    ) -> None:
+        """Save if the step is evaluated."""
+        if control.should_evaluate and args.load_best_model_at_end:
+            control.should_save = True
+
+    on_epoch_end = on_step_end
+
+
 def step_size(args: TrainingArguments) -> int:
     """Return the number of rows per optimizer step, over all processes."""
     return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
@@ -207,40 +205,33 @@ def step_size(args: TrainingArguments) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass; `tokens` are reply tokens only."""
+    """The losses of one forward pass; `tokens` are reply tokens only."""
 
     losses: Tensor  # [tokens]
     reply_mask: Tensor  # [batch, positions - 1], whether the next token is a reply token
-    groups: Tensor | None  # [batch]
-    logits: Tensor  # [tokens, vocabulary]
-    labels: Tensor  # [tokens]
-    hidden: Tensor  # [batch, positions, hidden]
-    prompt_mask: Tensor  # [batch, positions]
+    groups: Tensor | None  # [batch]; None for packs
 
-    def per_example(self, values: Tensor) -> Tensor:
-        """Return the mean over each example's reply tokens: [tokens] -> [batch]."""
+    def per_example(self) -> Tensor:
+        """Return the mean loss of each example's reply tokens, [batch]."""
         rows = self.reply_mask.nonzero()[:, 0]
-        sums = torch.zeros(2, len(self.reply_mask), dtype=values.dtype, device=values.device)
-        sums = sums.index_add(1, rows, torch.stack([values, torch.ones_like(values)]))
+        sums = self.losses.new_zeros(2, len(self.reply_mask))
+        sums = sums.index_add(1, rows, torch.stack([self.losses, torch.ones_like(self.losses)]))
         return sums[0] / sums[1].clamp(min=1e-9)
 
 
 @contextmanager
-def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[list[Tensor]]:
+def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[None]:
     """Let `head` compute logits only where `reply_mask` is true: [tokens, vocabulary].
 
-    Yields a list that holds the hidden states of all positions after the forward pass. Most tokens
-    are prompt tokens, and on a CPU their logits are a third of a small model's work. (trl omits
-    them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.
+    Most tokens are prompt tokens, and on a CPU their logits are a third of a small model's work.
+    (trl omits them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.
     """
-    states: list[Tensor] = []
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
-        states.append(hidden[0])
         return (hidden[0][:, :-1][reply_mask],)
 
     hook = head.register_forward_pre_hook(select)
     try:
-        yield states
+        yield
     finally:
         hook.remove()

@@ -23,7 +23,15 @@ from panjue.prompts.model import model_files, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
-from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, Answers, Run, RunRecord, find_answers
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    MANIFEST,
+    Answers,
+    AnswersRecord,
+    Run,
+    RunRecord,
+    find_answers,
+)
 from panjue.prompts.task import load_task
 from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
@@ -48,40 +56,32 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     answers = find_answers(run)
     if answers is None:
         raise UserError(f"{run}: has no answers; `panjue generate` makes them")
-    record, trained = answers.record, _trained(answers)
-    submission = load_task(record.task).data.submission.find(answers.folder)
+    trained = _trained(answers)
+    submission = load_task(answers.record.task).data.submission.find(answers.folder)
     if decoding_of(submission) is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         packed = _pack_model(folder, trained, base)
         _pack_code(folder / "code" / "panjue")
-        settings = set(GenerateConfig.model_fields) - {"task", "endpoint"}
-        sections = scrubbed(load_values(Run(trained.parent).config))
-        # By whom it was answered, not `auto`: the ZIP has no held-out cases to choose by.
-        answer = {"answer": record.answered_by}
-        sections["generate"] = record.model_dump(include=settings) | answer
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
-        (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
-        shutil.copy(HERE / "answer.py", folder)
+        _pack_settings(folder, answers.record, Run(trained.parent).config)
         _write_manual(folder, packed, submission.name)
-        expected = {"test_sha256": record.test_sha256, "lines": line_hashes(submission)}
-        write_json(folder / EXPECTED, {"submission": submission.name, **expected})
-        sums = (f"{digest}  {name}\n" for name, digest in sums_of(folder).items())
-        (folder / SUMS).write_text("".join(sums), "utf-8")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = out.with_name(f".{out.name}.{os.getpid()}.zip")
-        try:
-            shutil.make_archive(str(temporary.with_suffix("")), "zip", folder)
-            temporary.replace(out)
-        finally:
-            temporary.unlink(missing_ok=True)  # where the disk is full, say
+        expected = {
+            "submission": submission.name,
+            "test_sha256": answers.record.test_sha256,
+            "lines": line_hashes(submission),
+        }
+        write_json(folder / EXPECTED, expected)
+        _write_sums(folder)
+        _zip(folder, out)
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
 
 
 def _trained(answers: Answers) -> Path:
     """Return the adapter or model that answered."""
-    record, trained, again = answers.record, answers.trained, "run `panjue generate` again"
+    record = answers.record
+    trained = answers.trained
+    again = "run `panjue generate` again"
     if trained is None or not record.is_of_adapter:
         raise UserError(f"{answers.folder}: no fine-tuned model answered; there is none to pack")
     if not trained.is_dir() or model_sha256(trained) != record.trained_sha256:
@@ -93,10 +93,12 @@ def _trained(answers: Answers) -> Path:
 
 def _pack_model(folder: Path, trained: Path, base: str | None) -> RunRecord:
     """Copy the model, or the adapter and its base; return the record without paths."""
-    record, packed = RunRecord.read(trained), folder / trained.name
+    record = RunRecord.read(trained)
+    packed = folder / trained.name
     _copy(model_files(trained), packed)
     values = {**scrubbed(record.model_dump(exclude_unset=True)), "base": "base"}
-    if (config := packed / "adapter_config.json").exists():
+    config = packed / "adapter_config.json"
+    if config.exists():
         # Records of a base that panjue trained itself are not packed.
         files = model_files(check_base(trained, record, base))
         unnamed = (path for path in files if path.name not in {MANIFEST, "labels.json"})
@@ -121,19 +123,48 @@ def _pack_code(folder: Path) -> None:
         shutil.copytree(HERE.parents[1] / name, folder / name, ignore=ignore)
 
 
+def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
+    """Write the settings of training and answers, the versions, and the command."""
+    sections = scrubbed(load_values(config))
+    names = set(GenerateConfig.model_fields) - {"task", "endpoint"}
+    sections["generate"] = record.model_dump(include=names)
+    # By whom it was answered, not `auto`: the ZIP has no held-out cases to choose by.
+    sections["generate"]["answer"] = record.answered_by
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
+    (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
+    shutil.copy(HERE / "answer.py", folder)
+
+
 def requirements() -> list[str]:
     """Return a requirements.txt of every installed package (for pip's --no-deps)."""
-    found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
-    pins = sorted(f"{name}=={version}" for name, version in found.items() if name != "panjue")
-    builds = {line.partition("+")[2] for line in pins if line.startswith("torch==")} - {""}
-    return [*(f"--extra-index-url {TORCH}/{build}" for build in builds), *pins]
+    versions = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    versions.pop("panjue", None)
+    pins = sorted(f"{name}=={version}" for name, version in versions.items())
+    build = versions.get("torch", "").partition("+")[2]
+    return [f"--extra-index-url {TORCH}/{build}", *pins] if build else pins
 
 
 def _write_manual(folder: Path, record: RunRecord, submission: str) -> None:
     python = ".".join(map(str, sys.version_info[:2]))
-    words = {**record.model_dump(), "name": submission, "python": python}
-    manual = (HERE / "MANUAL.md").read_text("utf-8").format(**words)
-    (folder / "MANUAL.md").write_text(manual, "utf-8")
+    manual = (HERE / "MANUAL.md").read_text("utf-8")
+    text = manual.format(task=record.task, name=submission, python=python)
+    (folder / "MANUAL.md").write_text(text, "utf-8")
+
+
+def _write_sums(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files]
+    (folder / SUMS).write_text("".join(lines), "utf-8")
+
+
+def _zip(folder: Path, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.zip")
+    try:
+        shutil.make_archive(str(temporary.with_suffix("")), "zip", folder)
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)  # where the disk is full, say
 
 
 def line_hashes(path: Path) -> list[str]:
@@ -142,48 +173,28 @@ def line_hashes(path: Path) -> list[str]:
     return [hashlib.sha256(line).hexdigest()[:16] for line in lines]
 
 
-def sums_of(folder: Path) -> dict[str, str]:
-    """Return name -> hash of all files in a folder but `SUMS`, sorted by name."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: sha256(files[name]) for name in sorted(files.keys() - {SUMS})}
-
-
 def verify(packed: Path, cases: Path) -> None:
     """Unpack into an empty folder, answer `cases` there, and compare the submission."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _unpack(packed, folder)
-        if fault := changed(folder):
-            raise UserError(f"{packed}: {fault}")
+        try:
+            with zipfile.ZipFile(packed) as archive:
+                archive.extractall(folder)  # checks the sum of each file
+        except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise UserError(f"{packed}: {error}; pack it again") from None
+        if not (folder / EXPECTED).exists():
+            raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
         expected = read_json(folder / EXPECTED)
         if sha256(cases) != expected["test_sha256"]:
             raise UserError(f"{cases}: is not the test file of the run that was packed")
         _answer(packed, folder, cases)
         here = line_hashes(folder / ANSWERS / cases.stem / expected["submission"])
-    if here != expected["lines"]:
-        pairs = enumerate(zip_longest(here, expected["lines"]), start=1)
-        other = [number for number, (new, old) in pairs if new != old]
+    pairs = enumerate(zip_longest(here, expected["lines"]), start=1)
+    other = [number for number, (new, old) in pairs if new != old]
+    if other:
         which = f"lines {other[:5]} ({len(other)} of {len(here)})"
         raise UserError(f"{packed}: gives another submission than the packed run: {which}")
     print(f"{packed}: runs by itself and gives the same answers")
-
-
-def _unpack(packed: Path, folder: Path) -> None:
-    try:
-        with zipfile.ZipFile(packed) as archive:
-            if SUMS not in archive.namelist():
-                raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
-            archive.extractall(folder)
-    except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{packed}: {error}; pack it again") from None
-
-
-def changed(folder: Path) -> str:
-    """Return the first difference between the folder and the packed files; empty if none."""
-    lines = (folder / SUMS).read_text("utf-8", errors="replace").splitlines()
-    files = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    different = dict(sums_of(folder).items() ^ files.items())
-    return f"{min(different)} was added, left out or changed" if different else ""
 
 
 def _answer(packed: Path, folder: Path, cases: Path) -> None:

@@ -103,9 +103,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(workshop: Path) -> Path:
     """Return the run folder of a short LoRA training."""
-    from panjue.finetune.sft import main as sft
+    from panjue.finetune.settings import sft_settings
+    from panjue.finetune.sft import train
 
-    sft(workshop / "sft.yaml")
+    train(sft_settings(workshop / "sft.yaml"))
     return workshop / "run"
 
 

@@ -54,9 +54,9 @@ class Record(BaseModel):
         """Write the record into a folder, without the entries that are not set."""
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
-    def difference(self, new: Self, *, versions: bool = False) -> str:
-        """Return what `new` has otherwise, in one line; versions count only with `versions`."""
-        exclude = set() if versions else {"versions"}
+    def difference(self, new: Self) -> str:
+        """Return what `new` has otherwise, in one line; versions do not count."""
+        exclude = {"versions"}
         return difference(self.model_dump(exclude=exclude), new.model_dump(exclude=exclude))
 
 
@@ -131,10 +131,10 @@ class AnswersRecord(Record):
     solve: dict[str, Any] = Field(default_factory=dict)
     on_bad_row: Literal["stop", "skip"] = "stop"
 
-    def difference(self, new: Self, *, versions: bool = False) -> str:
+    def difference(self, new: Self) -> str:
         """Return what `new` has otherwise in what shapes replies, in one line."""
         which = {"answered_by": self.answered_by, "because": self.because}
-        return super().difference(new.model_copy(update=which), versions=versions)
+        return super().difference(new.model_copy(update=which))
 
     @property
     def is_of_adapter(self) -> bool:

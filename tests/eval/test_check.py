@@ -134,24 +134,12 @@ def test_an_empty_file(faults: Faults) -> None:
             ["$.judgments[0].penalty: 15 is greater than the maximum of 14"],
         ),
         (
-            [("甲", ["盗窃罪"], ["264"], -1), ALSO],
-            ["$.judgments[0].penalty: -1 is less than the minimum of 0"],
-        ),
-        (
-            [("甲", ["盗窃罪"], ["264", "264"], 8), ALSO],
-            ["$.judgments[0].articles: ['264', '264'] has non-unique elements"],
-        ),
-        (
             [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
             ["$.judgments[0].penalty: '8' is not of type 'integer'"],
         ),
         (
             [("甲", [], ["264"], 8), ALSO],
             ["$.judgments[0].charges: [] should be non-empty"],
-        ),
-        (
-            [("甲", ["盗窃罪"], [264], 8), ALSO],
-            ["$.judgments[0].articles[0]: 264 is not of type 'string'"],
         ),
     ],
 )
@@ -205,21 +193,8 @@ def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(
     assert len(faults(others[:2] + rows[2:])) > 2, "half of the rows are of these cases"
 
 
-VALUES: tuple[Any, ...] = (
-    "dismissal",
-    "positive",
-    "盗窃罪",
-    0,
-    -1,
-    1.5,
-    True,
-    None,
-    [],
-    [1],
-    ["盗窃罪"],
-    {},
-    [[1]],
-)
+WORDS = ("dismissal", "positive", "盗窃罪")
+VALUES: tuple[Any, ...] = (*WORDS, 0, -1, 1.5, True, None, [], [1], ["盗窃罪"], {})
 
 
 def altered(value: Any) -> Iterator[Any]:

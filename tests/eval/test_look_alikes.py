@@ -7,7 +7,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from panjue.eval.check import check_cases
-from panjue.finetune.sft import main as sft
+from panjue.finetune.settings import sft_settings
+from panjue.finetune.sft import train as sft
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from tests.eval.records import Row, Write
@@ -40,5 +41,6 @@ def test_the_plan_of_a_training_names_them(
     train = tmp_path / "train.jsonl"
     text = (workshop / "demo/train.jsonl").read_text("utf-8")
     train.write_text(text.replace('"盗窃罪"', '"盗窃"', 9), "utf-8")
-    sft(workshop / "sft.yaml", [f"run={tmp_path}/run", f"train={train}", "dry_run=true"])
+    words = [f"run={tmp_path}/run", f"train={train}", "dry_run=true"]
+    sft(sft_settings(workshop / "sft.yaml", words))
     assert f"labels       {TWO}\n" in capsys.readouterr().out

@@ -281,19 +281,13 @@ def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
     }
 
 
-@pytest.mark.parametrize("groups", [2, 12])
 def test_a_group_s_name_is_no_markup(
-    groups: int, gold: Path, row: Row, write: Write, capsys: pytest.CaptureFixture[str]
+    gold: Path, row: Row, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [json.loads(line) for line in gold.read_text("utf-8").splitlines()]
-    names = [f"[/b] 某院{n}" for n in range(groups)]
-    many = [
-        {**rows[0], "id": n, "fact": f"事实{n}。", "groups": {"[red]court": name}}
-        for n, name in enumerate(names)
-    ]
-    courts = write("courts.jsonl", many)
+    first = json.loads(gold.read_text("utf-8").splitlines()[0])
+    courts = write("courts.jsonl", [{**first, "id": 0, "groups": {"[red]court": "[/b] 某院"}}])
     answers = write("answers.jsonl", [row(0, ("甲", ["盗窃罪"], ["264"], 13))])
     show(score(Reader(load_task("judgment")), courts, answers), Console(width=200))
     printed = capsys.readouterr().out
     assert "by [red]court" in printed
-    assert all(name in printed for name in names)
+    assert "[/b] 某院" in printed

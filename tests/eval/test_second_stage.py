@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from panjue.eval.second_stage import Items, candidates, class_rows, facts, load_second_stage
+from panjue.eval.second_stage import (
+    PLACES,
+    Items,
+    candidates,
+    class_rows,
+    facts,
+    load_second_stage,
+)
 from panjue.prompts.tasks.evidence import WORDS, evidence
 
 SCORES = np.array(
@@ -17,21 +24,31 @@ ITEMS = Items(np.array([2, 1]), {"charges": SCORES}, np.zeros((3, 7)))
 
 
 def test_candidates_worked_by_hand() -> None:
-    rows, item, label = candidates(ITEMS, "charges")
-    assert item.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert label.tolist() == [0, 1, 2, 1, 0, 2, 1, 0, 2], "by falling scores"
-    # Label, score, whole, own, own less the case's mean of own, place, gap to the best score.
-    assert rows[0, :7].tolist() == [0, 3, 2, 1, 1, 0, 0]
-    assert rows[4, :7].tolist() == [0, 0, 1, -1, -1, 1, 3]
-    # The case's mean and maximum of the label, the gap to its best label, the label's rank there.
-    assert rows[4, 10:14].tolist() == [1.5, 3, 0, 0]
-    assert rows[6, 10:14].tolist() == [4, 4, 0, 0]
+    found = candidates(ITEMS, "charges")
+    assert found.item.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert found.label.tolist() == [0, 1, 2, 1, 0, 2, 1, 0, 2], "by falling scores"
+    for name, of_first, of_fifth in [
+        ("score", 3, 0),
+        ("score by the text", 2, 1),
+        ("score by the own clauses", 1, -1),
+        ("above the case's mean of own clauses", 1, -1),
+        ("rank in the item", 0, 1),
+        ("behind the item's best", 0, 3),
+        ("mean of the case", 1.5, 1.5),
+        ("best of the case", 3, 3),
+        ("behind the case's best", 0, 0),
+    ]:
+        assert (found.columns[name][0], found.columns[name][4]) == (of_first, of_fifth), name
+    assert found.columns["rank in the case"][[4, 6]].tolist() == [0, 0]
+    assert found.columns["mean of the case"][6] == 4
+    assert [*found.columns][:2] == ["label", "score"], "the order is that of the stored trees"
+    assert [*found.columns][-len(PLACES) :] == [*PLACES]
 
 
 def test_other_cases_change_nothing() -> None:
     alone = Items(np.array([1]), {"charges": SCORES[:, 2:]}, np.zeros((1, 7)))
-    rows, *_ = candidates(alone, "charges")
-    assert rows.tolist() == candidates(ITEMS, "charges")[0][6:].tolist()
+    rows = candidates(alone, "charges").rows
+    assert rows.tolist() == candidates(ITEMS, "charges").rows[6:].tolist()
 
 
 def test_a_class_knows_what_to_expect_of_the_label_sets() -> None:

@@ -1,13 +1,10 @@
-"""Gold of other cases is refused; nobody gets a table of zeros."""
+"""Gold of other cases is refused by the loop that all commands score with."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from panjue.eval.compare import compare_runs
-from panjue.eval.fairness import fairness
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
@@ -17,12 +14,6 @@ from tests.eval.records import Row, Write
 READER = Reader(load_task("judgment"))
 THEFT, FRAUD = (["盗窃罪"], ["264"], 8), (["诈骗罪"], ["266"], 10)
 
-COMMANDS: dict[str, Callable[[Reader, Path, Path], object]] = {
-    "score": score,
-    "compare": lambda reader, gold, submission: compare_runs(reader, gold, submission, submission),
-    "fairness": lambda reader, gold, submission: fairness(reader, gold, submission, ["defendants"]),
-}
-
 
 @pytest.fixture
 def gold(case: Row, write: Write) -> Path:
@@ -31,43 +22,33 @@ def gold(case: Row, write: Write) -> Path:
     return write("gold.jsonl", cases)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_submission_of_other_defendants_is_refused(
-    command: str, gold: Path, row: Row, write: Write
-) -> None:
+def test_a_submission_of_other_defendants_is_refused(gold: Path, row: Row, write: Write) -> None:
     others = [row(1, ("丁", *THEFT), ("戊", *FRAUD)), row(2, ("己", *THEFT))]
     path = write("submission.jsonl", others)
     with pytest.raises(UserError) as raised:
-        COMMANDS[command](READER, gold, path)
+        score(READER, gold, path)
     assert str(raised.value) == (
         f"{path}: names other defendants than {gold} in 2 of 2 cases; id 1 has 甲、乙 there and "
         "丁、戊 here; are these the right files?"
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_submission_of_other_ids_is_refused(
-    command: str, gold: Path, row: Row, write: Write
-) -> None:
+def test_a_submission_of_other_ids_is_refused(gold: Path, row: Row, write: Write) -> None:
     path = write("submission.jsonl", [row(7, ("甲", *THEFT))])
     with pytest.raises(UserError) as raised:
-        COMMANDS[command](READER, gold, path)
+        score(READER, gold, path)
     assert str(raised.value) == (
         f"{path}: none of its 1 rows has an id of {gold}; are these the right files?"
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_gold_without_examples_is_refused(
-    command: str, row: Row, write: Write, tmp_path: Path
-) -> None:
+def test_gold_without_examples_is_refused(row: Row, write: Write, tmp_path: Path) -> None:
     path = write("submission.jsonl", [row(7, ("甲", *THEFT))])
     (tmp_path / "gold.jsonl").touch()
     with pytest.raises(UserError, match=r"gold\.jsonl: has no examples$"):
-        COMMANDS[command](READER, tmp_path / "gold.jsonl", path)
+        score(READER, tmp_path / "gold.jsonl", path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     "judgments",
     [
@@ -77,7 +58,7 @@ def test_gold_without_examples_is_refused(
     ],
 )
 def test_a_submission_that_may_be_of_these_cases_is_scored(
-    command: str, judgments: dict[int, list[Any]], gold: Path, row: Row, write: Write
+    judgments: dict[int, list[Any]], gold: Path, row: Row, write: Write
 ) -> None:
     path = write("submission.jsonl", [row(key, *of) for key, of in judgments.items()])
-    COMMANDS[command](READER, gold, path)
+    score(READER, gold, path)

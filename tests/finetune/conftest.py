@@ -1,12 +1,13 @@
 """Words of short trainings, and cases in groups."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.prompts.plumbing.files import dump, read_lines
 
 ROBUST_STEPS = (
@@ -15,6 +16,13 @@ ROBUST_STEPS = (
 )  # fmt: skip
 UNEVALUATED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 EXACT = ("dtype=float32", "trainer.bf16=false")
+
+
+def main(path: Path, words: Sequence[str] = ()) -> None:
+    """Train with a config file and words, as the command does in one process."""
+    from panjue.finetune.sft import train
+
+    train(sft_settings(path, words))
 
 
 def a_config(**settings: object) -> SftConfig:

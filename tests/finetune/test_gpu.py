@@ -15,12 +15,11 @@ from trl import SFTConfig
 from panjue.finetune import journal
 from panjue.finetune.libraries import shares
 from panjue.finetune.model import load_base, precision, resolve_dtype
-from panjue.finetune.sft import main
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 
-from .conftest import UNEVALUATED, a_config, logged
+from .conftest import UNEVALUATED, a_config, logged, main
 
 ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
 

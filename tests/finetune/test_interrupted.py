@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from panjue.finetune.checkpoints import newest_complete
-from panjue.finetune.sft import main
 
-from .conftest import adapter_bytes, logged
+from .conftest import adapter_bytes, logged, main
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
 BY_EPOCH = ["trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]

@@ -7,14 +7,13 @@ import torch
 from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
 
 from panjue.finetune.model import check_packing, load_base, with_lora
-from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.serve.ask import Budget
 from panjue.serve.engine import engine_settings
 from panjue.serve.merge import Served, merge, served_model
 
-from .conftest import UNEVALUATED
+from .conftest import UNEVALUATED, main
 
 
 @pytest.mark.parametrize("start", ["pissa_niter_4", "PiSSA", "olora", "corda", "loftq", "lora_ga"])

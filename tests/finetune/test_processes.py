@@ -22,11 +22,10 @@ from safetensors.torch import load_file
 
 from panjue.finetune.data import RowReport, cached
 from panjue.finetune.processes import check_driver, check_sharding
-from panjue.finetune.sft import main
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import EXACT, a_config, adapter_bytes, robust_words
+from .conftest import EXACT, a_config, adapter_bytes, main, robust_words
 
 ROOT = Path(__file__).parents[2]
 FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
@@ -40,6 +39,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import FSDPModule
 from panjue.finetune import processes, sft
+from panjue.finetune.settings import sft_settings
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.errors import Stopped
 
@@ -81,7 +81,7 @@ for name, words in json.loads(sys.argv[2]):
     disturbed = {"fsdp-killed": kill_launcher, "stopped": signalled}
     ReplyTrainer.training_loss = disturbed.get(name, lose)
     try:
-        sft.main(Path(sys.argv[1]), words)
+        sft.train(sft_settings(Path(sys.argv[1]), words))
     except Stopped as stopped:
         say(f"process {rank} {stopped}")
     options = _get_default_group()._get_backend(torch.device("cpu")).options

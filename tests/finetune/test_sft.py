@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -19,17 +20,16 @@ from panjue.finetune.checkpoints import full_disk_named, newest_complete
 from panjue.finetune.journal import print_example
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
-from panjue.finetune.sft import main
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import Run, RunRecord
-from panjue.prompts.reader import Reader
+from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 
-from .conftest import UNEVALUATED, adapter_bytes, logged
+from .conftest import UNEVALUATED, adapter_bytes, logged, main
 
 FIELDS = {"charges", "articles", "penalty"}
 UNFINISHED = {"examples": None, "labels_sha256": None}
@@ -53,6 +53,14 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
     )
 
 
+def test_the_groups_of_what_is_trained_on_are_counted(trained: Path, workshop: Path) -> None:
+    task = load_task("judgment")
+    examples = Reader(task).read(workshop / "demo/train.jsonl")
+    sizes = Counter(e.groups["defendants"] for e in examples if not is_held_out(e))
+    counted = read_json(trained / "groups.json")["defendants"]
+    assert {name: of["size"] for name, of in counted.items()} == sizes
+
+
 def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
     trained: Path, workshop: Path
 ) -> None:
@@ -60,25 +68,6 @@ def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(
     everything = task.ask.labels(Reader(task).read(workshop / "demo/train.jsonl"))
     seen = load_labels(trained / "adapter/labels.json")
     assert sum(seen.counts["charges"].values()) < sum(everything.counts["charges"].values())
-
-
-@pytest.mark.parametrize(
-    ("words", "number"),
-    [
-        ([], 2),
-        (["trainer.eval_steps=5"], 3),  # the last step is evaluated too
-        (["trainer.eval_steps=0.25"], 4),
-        (["trainer.max_steps=20", "trainer.eval_strategy=epoch"], 2),
-        (["trainer.eval_strategy='no'"], 0),
-    ],
-)
-def test_the_plan_counts_the_evaluations(
-    words: list[str], number: int, workshop: Path, tmp_path: Path, capsys: Any
-) -> None:
-    words = [f"run={tmp_path}/run", "trainer.save_strategy='no'", *words]
-    main(workshop / "sft.yaml", [*words, "dry_run=true"])
-    [line] = [s for s in capsys.readouterr().out.splitlines() if s.startswith("evaluations")]
-    assert line.split()[1].strip(",") == (str(number) if number else "none")
 
 
 def test_max_steps_is_a_cap_on_the_epochs(workshop: Path, tmp_path: Path, capsys: Any) -> None:
@@ -208,7 +197,7 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     lines = said.splitlines()
     stages = [line for line in lines if line[1:3] == "/2"]
     assert stages == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
-    assert "evaluations  2, after every 6 steps: the loss of 10 held-out cases" in lines
+    assert "evaluations  after every 6 steps: the loss of 10 held-out cases" in lines
     assert "kept         the checkpoint with the best eval_loss" in lines
     assert "next:" not in said
     assert not (tmp_path / "run/adapter").exists()

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
 from panjue.finetune.data import IGNORED, RowMaker, RowReport, collate, length_sampler, pack
+from panjue.finetune.robust import GroupTrainer
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
@@ -51,6 +52,15 @@ def trainer_on(workshop: Path, model: Any, folder: Path) -> Any:
         train_dataset=Dataset.from_list([{"input_ids": [1], "labels": [1]}]),
         processing_class=load_tokenizer(workshop / "base/model"),
     )
+
+
+PRIVATE = {"_get_train_sampler", "_run_epoch", "_save_checkpoint"}
+
+
+def test_the_private_methods_that_are_overridden_exist_in_transformers() -> None:
+    ours = {*vars(ReplyTrainer), *vars(GroupTrainer)}
+    theirs = {name for name in vars(Trainer) if name.startswith("_") and name[1] != "_"}
+    assert ours & theirs == PRIVATE
 
 
 def plain_losses(model: Any, row: dict[str, Any]) -> list[float]:

@@ -32,7 +32,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import is_flash_attn_2_available
 
-from panjue.finetune.sft import main as sft
+from panjue.finetune.settings import sft_settings
+from panjue.finetune.sft import train as sft
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_lines, read_object, write_json
 from panjue.prompts.plumbing.run import Run
@@ -97,7 +98,7 @@ class Ground:
         """Train, if that is not done; return the run and what was printed."""
         config, *rest = self.training(name, *words)
         with redirect_stdout(StringIO()) as printed:
-            sft(Path(config), rest)
+            sft(sft_settings(Path(config), rest))
         gc.collect()  # else the model would stay beside an engine's memory
         torch.cuda.empty_cache()
         return Run(self.runs / name), printed.getvalue()

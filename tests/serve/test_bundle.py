@@ -92,34 +92,6 @@ def test_the_sums_are_those_of_sha256sum(unpacked: Path) -> None:
     subprocess.run(words, cwd=unpacked, check=True)
 
 
-def tampered(packed: Path, place: Path, name: str, content: bytes | None) -> Path:
-    """Copy a bundle with one file changed, added or (None) left out."""
-    with zipfile.ZipFile(packed) as old, zipfile.ZipFile(place, "w") as new:
-        for entry in old.namelist():
-            if entry != name:
-                new.writestr(entry, old.read(entry))
-        if content is not None:
-            new.writestr(name, content)
-    return place
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("adapter/adapter_model.safetensors", b"other"),
-        ("adapter/labels.json", None),
-        ("code/panjue/extra.py", b""),
-        ("requirements.txt", None),
-    ],
-)
-def test_a_changed_file_is_named(
-    name: str, content: bytes | None, packed: Path, workshop: Path, tmp_path: Path
-) -> None:
-    other = tampered(packed, tmp_path / "other.zip", name, content)
-    with pytest.raises(UserError, match=f"{name} was added, left out or changed"):
-        verify(other, workshop / "demo/test.jsonl")
-
-
 def test_what_is_no_bundle_of_the_cases_is_refused(
     packed: Path, workshop: Path, tmp_path: Path
 ) -> None:
@@ -129,15 +101,15 @@ def test_what_is_no_bundle_of_the_cases_is_refused(
     (tmp_path / "none.zip").write_bytes(b"no archive")
     with pytest.raises(UserError, match="not a zip file"):
         verify(tmp_path / "none.zip", cases)
-    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as archive:
-        archive.writestr("SHA256SUMS", "")
-    raw = bytearray((tmp_path / "locked.zip").read_bytes())
-    raw[6] = raw[raw.index(b"PK\1\2") + 8] = 1  # says that it is encrypted
-    (tmp_path / "locked.zip").write_bytes(raw)
-    with pytest.raises(UserError, match=r"locked.zip: .*password required.*pack it again"):
-        verify(tmp_path / "locked.zip", cases)
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("labels.json", "{}")
     with pytest.raises(UserError, match=r"other.zip: is no bundle"):
-        verify(tampered(packed, tmp_path / "other.zip", "SHA256SUMS", None), cases)
+        verify(tmp_path / "other.zip", cases)
+    raw = bytearray((tmp_path / "other.zip").read_bytes())
+    raw[raw.index(b"{}")] = ord("[")
+    (tmp_path / "damaged.zip").write_bytes(raw)
+    with pytest.raises(UserError, match=r"damaged.zip: Bad CRC-32 for file 'labels.json'"):
+        verify(tmp_path / "damaged.zip", cases)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_metrics_compare_by_what_they_are_given() -> None:
 
 
 def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gold = shutil.copytree(SAMPLE, tmp_path / "gold")
     (gold / "emo/emo_1.json").write_text("{", "utf-8")
@@ -191,7 +191,8 @@ def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(
     (event,) = (metric for metric in TASK.score.metrics if name_of(metric) == "event")
     by_events = replace(TASK, score=replace(TASK.score, metrics=(event,)))
     reader = Reader(by_events, side_groups(tmp_path / "groups.jsonl"))
-    found = fairness(reader, gold, told, ["g"], min_n=1)
+    monkeypatch.setattr("panjue.eval.fairness.MIN_EXAMPLES", 1)
+    found = fairness(reader, gold, told, ["g"])
     numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))["attributes"]["g"]
     assert numbers["groups"]["a"]["value"] is None
     assert numbers["groups"]["b"]["value"] == 1.0
