@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
-    AutoModelForCausalLM,
     BitsAndBytesConfig,
     GenerationConfig,
     PretrainedConfig,
@@ -16,6 +15,7 @@ from transformers import (
 from transformers.utils import is_torch_bf16_gpu_available
 
 from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.architecture import load_language_model, quantization_of
 
 Model = PreTrainedModel | PeftModel
 
@@ -27,24 +27,19 @@ def load_base(
     attention: str = "sdpa",
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load the base model from safetensors, quantized if `quantization` is given.
+    """Load the base's language model, quantized if `quantization` is given and it is not yet.
 
     It goes straight to `device`: by way of the memory of the host, eight processes would need eight
     copies there.
     """
-    if quantization:
-        quantization = {"bnb_4bit_compute_dtype": dtype, **quantization}
-    bits = BitsAndBytesConfig(**quantization) if quantization else None
+    settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    if device:
+        settings["device_map"] = {"": device}
+    if quantization and not quantization_of(folder):
+        four_bits = {"bnb_4bit_compute_dtype": dtype, **quantization}
+        settings["quantization_config"] = BitsAndBytesConfig(**four_bits)
     with of_library(f"{folder}, attn_implementation={attention}"):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            quantization_config=bits,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation=attention,
-            device_map={"": device} if device else None,
-        )
+        model: PreTrainedModel = load_language_model(folder, **settings)
     for module in model.modules():
         # In an evaluation on a CPU with AVX-512 BF16, bitsandbytes repacks its four-bit layers for
         # inference and does not undo it: later steps pass no gradient through them, and no error.

@@ -45,13 +45,14 @@ from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.example import UNKNOWN, Example
-from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
+from panjue.prompts.model import CLASSIFIER, config_folder, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
+from panjue.prompts.architecture import quantization_of, text_config, vllm_problem
 
 DATA_KEYS = {
     "task",
@@ -89,6 +90,7 @@ def train(config: SftConfig) -> None:
     writes = processes.is_main_process and not config.dry_run
     with exclusive_lock(config.run) if writes else nullcontext():
         if writes:
+    check_base(config, console)
             is_finished(Run(config.run), record)  # another process may have finished another one
         try:
             run_training(config, reader, base, record, console)
@@ -104,6 +106,19 @@ def run_training(
     examples = Examples(config, reader)
     # The labels have to be known before it can be checked that an answer is valid.
     labels = reader.task.ask.labels(examples)
+def check_base(config: SftConfig, console: Console) -> None:
+    """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
+    folder = config_folder(config.model)
+    [architecture] = text_config(folder).architectures
+    if quantization_of(folder) and config.method != "qlora":
+        raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
+    if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
+        return
+    if problem := vllm_problem(architecture):
+        text = f"not on this machine: vLLM cannot load {architecture} ({problem})"
+        console.print(f"{'answering':12s} {text}", markup=False)
+
+
     by = config.robust.by if config.robust else None
     maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
     fitted = fitted_classifier(config, examples, maker, record, console)

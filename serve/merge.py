@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
+from panjue.prompts.architecture import is_part, load_language_model, quantization_of
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
@@ -111,8 +113,6 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:
     """Write `base` merged with `adapter` to `out`, and compare the outputs for `tokens`."""
-    if getattr(AutoConfig.from_pretrained(base), "quantization_config", None):
-        raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
     from peft import PeftModel  # takes seconds
 
     base_model = load(base)
@@ -134,11 +134,14 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """Load a model in the type of its weights."""
+    """Load a model in the type of its weights; four bits become what was computed with them."""
     disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", use_safetensors=True, trust_remote_code=False
-    )
+    if not quantization_of(folder):
+        model: PreTrainedModel = load_language_model(folder, dtype="auto")
+        return model
+    model = load_language_model(folder, dtype="auto", device_map={"": "cpu"}).dequantize()
+    del model._weight_conversions  # it would be saved in four bits
+    return model
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
