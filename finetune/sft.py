@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback
@@ -22,11 +24,17 @@ from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_
 from panjue.finetune.data import RowMaker, RowReport, Rows, cached, pack
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
-from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
+from panjue.finetune.libraries import (
+    cap_steps,
+    check_library_settings,
+    packing_problem,
+    trainer_config,
+)
 from panjue.finetune.model import (
     LESS_MEMORY,
+    MAX_LEAK,
     Model,
-    check_packing,
+    leak,
     load_base,
     resolve_dtype,
     with_lora,
@@ -44,6 +52,7 @@ from panjue.finetune.robust import GroupTrainer, Objective
 from panjue.finetune.settings import BaseConfig, SftConfig, sft_settings
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer
+from panjue.prompts.architecture import quantization_of, text_config, vllm_problem
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, config_folder, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
@@ -52,7 +61,6 @@ from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
-from panjue.prompts.architecture import quantization_of, text_config, vllm_problem
 
 DATA_KEYS = {
     "task",
@@ -82,6 +90,7 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
+    check_base(config, console)
     base = model_folder(config.model)
     record = run_record(config, base, task)
     if not config.dry_run and is_finished(Run(config.run), record):
@@ -90,7 +99,6 @@ def train(config: SftConfig) -> None:
     writes = processes.is_main_process and not config.dry_run
     with exclusive_lock(config.run) if writes else nullcontext():
         if writes:
-    check_base(config, console)
             is_finished(Run(config.run), record)  # another process may have finished another one
         try:
             run_training(config, reader, base, record, console)
@@ -98,14 +106,6 @@ def train(config: SftConfig) -> None:
             raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
 
 
-def run_training(
-    config: SftConfig, reader: Reader, base: Path, record: RunRecord, console: Console
-) -> None:
-    """Train from the newest checkpoint if there is one, then save the result with `record`."""
-    print_stage(config, console, 1, "reading and tokenizing the cases")
-    examples = Examples(config, reader)
-    # The labels have to be known before it can be checked that an answer is valid.
-    labels = reader.task.ask.labels(examples)
 def check_base(config: SftConfig, console: Console) -> None:
     """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
     folder = config_folder(config.model)
@@ -119,6 +119,14 @@ def check_base(config: SftConfig, console: Console) -> None:
         console.print(f"{'answering':12s} {text}", markup=False)
 
 
+def run_training(
+    config: SftConfig, reader: Reader, base: Path, record: RunRecord, console: Console
+) -> None:
+    """Train from the newest checkpoint if there is one, then save the result with `record`."""
+    print_stage(config, console, 1, "reading and tokenizing the cases")
+    examples = Examples(config, reader)
+    # The labels have to be known before it can be checked that an answer is valid.
+    labels = reader.task.ask.labels(examples)
     by = config.robust.by if config.robust else None
     maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
     fitted = fitted_classifier(config, examples, maker, record, console)
@@ -127,6 +135,8 @@ def check_base(config: SftConfig, console: Console) -> None:
     args = trainer_config(config, evaluates=len(rows.held_out) > 0)
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
+    if choose_packing(config, model, args, console):
+        rows = replace(rows, train=pack(rows.train, config.max_tokens))
     trainer = make_trainer(config, model, args, rows, console)
     print_plan(console, trainer, rows, examples)
     decides = reader.task.answer
@@ -197,12 +207,30 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
     is_alone = torch.accelerator.is_available() and not is_sharded(os.environ)
     device = PartialState().device if is_alone else None
     model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
-    if config.trainer.get("packing"):
-        check_packing(model.config)
     if frozen:
         torch.manual_seed(config.seed)
         model = with_lora(model, config.lora)
     return model
+
+
+def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
+    """Say whether examples are packed: `auto` asks the loaded model, `true` may be refused."""
+    packing = config.trainer.get("packing", False)
+    if not packing:
+        return False
+    problem = packing_problem(config)
+    if not problem:
+        # Under FSDP only the first process has the weights.
+        found = [leak(model) if PartialState().is_main_process else 0.0]
+        broadcast_object_list(found)
+        if found[0] <= MAX_LEAK:
+            return True
+        problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
+    if packing is True:
+        raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
+    args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
+    console.print(f"{'packing':12s} no: {problem}; examples are grouped by length", markup=False)
+    return False
 
 
 def make_trainer(
@@ -210,7 +238,6 @@ def make_trainer(
 ) -> ReplyTrainer:
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
-    packing = config.trainer.get("packing", False)
     objective = make_objective(config, model, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     with of_library("trainer"):
@@ -218,7 +245,7 @@ def make_trainer(
             model,
             keep=config.trainer.get("save_total_limit", 2),
             args=args,
-            train_dataset=pack(rows.train, config.max_tokens) if packing else rows.train,
+            train_dataset=rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
             callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],
