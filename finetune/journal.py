@@ -16,7 +16,7 @@ from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, Rows, lengths
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import LESS_MEMORY, card_memory
+from panjue.finetune.model import LESS_MEMORY, card_memory, expert_bytes, lacks_kernels
 from panjue.finetune.robust import GroupTrainer
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
@@ -154,7 +154,11 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "kept", f"the checkpoint with the best {args.metric_for_best_model}"
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
     memory = (stored + trained * ADAM_BYTES) / (args.world_size if shards else 1)
+    memory += expert_bytes(trainer.model, one_layer=args.gradient_checkpointing)
     yield "memory", memory_plan(trainer, memory)
+    if lacks_kernels(trainer.model):
+        packages = "flash-linear-attention and causal-conv1d"
+        yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"
     if (card := card_memory()) and 2 * total > 0.9 * card:  # vLLM loads the merged model
         yield "answering", f"needs {2 * total / 2**30:.2f} GiB for the weights: a larger GPU"
 
