@@ -1,5 +1,6 @@
 """The model that an engine loads: an adapter merged into its base, or a base and an adapter."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of
+from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
+
+WEIGHTS = "adapter_model.safetensors"
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
@@ -56,7 +59,26 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
         model = check_base(trained, record, base)
     else:
         model = trained if is_full else merge(trained, trained.with_name("merged"), base)
-    return Served(model, trained if adapter == "lora" else None, record.max_tokens)
+    loaded = named_for_vllm(trained, model) if adapter == "lora" else None
+    return Served(model, loaded, record.max_tokens)
+
+
+def named_for_vllm(adapter: Path, base: Path) -> Path:
+    """Return the folder of an adapter whose layers have the names that vLLM has in `base`.
+
+    They differ where a language model was trained that is part of a model that sees or hears.
+    """
+    if not is_part(base):
+        return adapter
+    out = adapter.with_name("unmerged")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.copytree(adapter, temporary, dirs_exist_ok=True)
+    weights = load_file(adapter / WEIGHTS)
+    old, new = "base_model.model.model.", "base_model.model.model.language_model."
+    renamed = {key.replace(old, new, 1): value for key, value in weights.items()}
+    save_file(renamed, temporary / WEIGHTS, {"format": "pt"})
+    replace_folder(temporary, out)
+    return out
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:

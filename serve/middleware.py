@@ -83,6 +83,12 @@ class Panjue:
         state = scope["app"].state
         setup: Setup = state.args.panjue
         if scope["type"] == "lifespan":
+            try:
+                for lora in state.openai_serving_models.lora_requests.values():
+                    await check_adapter(state.engine_client, lora)
+            except UserError as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
             saying = asyncio.create_task(say_ready(state.server, setup))
             await self.app(scope, receive, send)
             saying.cancel()
