@@ -110,7 +110,8 @@ def load_language_model(folder: Path, **settings: Any) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import WeightRenaming
 
-    text, is_whole = text_config(folder), not is_part(folder)
+    text = text_config(folder)
+    is_whole = not is_part(folder)
     model, found = AutoModelForCausalLM.from_pretrained(
         folder,
         config=text,

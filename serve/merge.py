@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
+from panjue.prompts.plumbing.files import exclusive_lock, read_object, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
 
 WEIGHTS = "adapter_model.safetensors"
@@ -55,6 +55,9 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
     record, is_full = RunRecord.read(trained), not (trained / "adapter_config.json").exists()
     if is_full and adapter == "lora":
         raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
+    if adapter == "lora" and read_object(trained / "adapter_config.json").get("target_parameters"):
+        # vLLM would leave these matrices out without a word, and apply the others.
+        raise UserError(f"{trained}: adapts experts, which vLLM needs merged; use adapter=merge")
     if adapter != "merge":
         model = check_base(trained, record, base)
     else:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,13 @@ LEAKING = {"qwen3-next", "qwen3.5", "qwen3.5-moe", "opt", "falcon", "recurrent-g
 UNKNOWN = {"recurrent-gemma"}
 """vLLM has no class for them."""
 
-NEED_TORCHVISION = {"qwen3.5", "qwen3.5-moe"}
-"""What vLLM cannot import beside a CPU torch."""
+UNANSWERED = set() if find_spec("torchvision") else {"qwen3.5", "qwen3.5-moe"}
+"""What vLLM cannot import here: torchvision is only beside a torch for a GPU."""
 
-ANSWERED = sorted(FAMILIES.keys() - UNKNOWN - NEED_TORCHVISION)
+MERGED_ONLY = {"qwen3-moe", "qwen3-next", "deepseek-v3", "falcon"}
+"""vLLM cannot load their adapters unmerged: of experts, or it has none for the class."""
+
+ANSWERED = sorted(FAMILIES.keys() - UNKNOWN - UNANSWERED)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +120,7 @@ def test_a_family_is_planned_trained_and_merged(
     run = run_of(name)
     plan = capsys.readouterr().out
     assert ("examples are grouped by length" in plan) == (name in LEAKING)
-    assert ("No module named 'torchvision'" in plan) == (name in NEED_TORCHVISION)
+    assert ("No module named 'torchvision'" in plan) == (name in UNANSWERED)
     [loss] = [row["loss"] for _, row in read_lines(run / "log.jsonl") if "loss" in row]
     assert 0 < loss < 20
     model = served_model(run / "adapter", "merge").model  # it compares the outputs
@@ -142,6 +146,10 @@ def test_a_family_answers_under_the_schema(name: str, answers: dict[tuple[str, s
 def test_a_family_answers_unmerged_as_merged(
     name: str, answers: dict[tuple[str, str], Any]
 ) -> None:
-    merged, unmerged = answers[name, "merge"], answers[name, "lora"]
+    merged = answers[name, "merge"]
+    unmerged = answers[name, "lora"]
+    assert ("error" in unmerged) == (name in MERGED_ONLY), unmerged
+    if name in MERGED_ONLY:
+        return
     assert unmerged["chances"] == pytest.approx(merged["chances"], abs=1e-3)
     assert unmerged["texts"] == merged["texts"]

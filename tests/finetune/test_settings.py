@@ -89,8 +89,9 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
     words = ["attn_implementation=flash_attention_2", "trainer.packing=true"]
     with pytest.raises(UserError, match=r"batches of one pack .*per_device_train_batch_size=1"):
         check_library_settings(config(*words, path=tmp_path / "a.yaml"))
-    for setting in ("auto", "false"):
-        check_library_settings(config(words[0], f"trainer.packing={setting}", path=tmp_path / "a"))
+    for packing in ("auto", "false"):
+        others = [words[0], f"trainer.packing={packing}"]
+        check_library_settings(config(*others, path=tmp_path / "a.yaml"))
     words += ["trainer.per_device_train_batch_size=1"]
     check_library_settings(config(*words, path=tmp_path / "a.yaml"))
     words += ["robust.by=court"]

@@ -189,15 +189,13 @@ def test_when_full_clients_are_asked_to_come_back(asker: Any, body: Any) -> None
         ({"n": 2, "prompt": ["甲"] * 200}, True),
         ({"prompt": [[1, 2, 3]] * 257}, True),
         ({"n": 256, "prompt": [1, 2, 3] * 100}, False),
-        ({"n": "many"}, False),  # vLLM says so
-        ({"n": float("inf")}, False),
+        ({"n": "many"}, False),  # vLLM refuses it
     ],
 )
 def test_a_request_counts_for_all_its_replies(
     asker: Any, body: dict[str, Any], is_refused: bool
 ) -> None:
-    asked = {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
-    answer = inside(around(asker, echo), "POST", "/v1/completions", **asked)
+    answer = inside(around(asker, echo), "POST", "/v1/completions", json=body)
     assert (answer.status_code == 400) == is_refused
     assert is_refused == ("one request may ask for 256" in answer.text)
 
