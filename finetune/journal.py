@@ -15,7 +15,7 @@ from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, Rows
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import LESS_MEMORY, card_memory
+from panjue.finetune.model import LESS_MEMORY, card_memory, expert_bytes, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
@@ -157,10 +157,14 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     needed = stored + trained * ADAM_BYTES
     if trainer.is_fsdp_enabled:
         needed /= args.world_size
+    needed += expert_bytes(trainer.model, one_layer=args.gradient_checkpointing)
     yield "memory", f"{in_gib(needed)} a device for weights and optimizer, without activations"
     if card := card_memory():
         yield "", f"the GPU has {in_gib(card)}; if that is too little, {LESS_MEMORY}"
         yield "", f"answering needs {in_gib(2 * total)} for the weights"
+    if lacks_kernels(trainer.model):
+        packages = "flash-linear-attention and causal-conv1d"
+        yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"
 
 
 def in_gib(size: float) -> str:

@@ -99,22 +99,30 @@ def check_library_settings(config: SftConfig) -> None:
             f"attn_implementation: {name} needs its package, which is not installed or does not "
             "work here; install it, or set attn_implementation=sdpa"
         )
-    check_packs(config)
+    check_packing(config)
 
 
-def check_packs(config: SftConfig) -> None:
-    """Refuse packing where the examples of a pack would not be kept apart."""
-    if not config.trainer.get("packing"):
-        return
+def check_packing(config: SftConfig) -> None:
+    """Refuse packing where the settings do not allow it."""
+    packing = config.trainer.get("packing", False)
+    if packing not in (True, False, "auto"):
+        raise UserError(f"trainer.packing: must be true, false or auto, got {packing}")
+    if packing is True and (problem := packing_problem(config)):
+        raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
+
+
+def packing_problem(config: SftConfig) -> str:
+    """Return why these settings do not allow packing; empty if they do."""
     batch_size = config.trainer.get("per_device_train_batch_size", 0)
     if config.attn_implementation in FLASH_ATTENTION and batch_size != 1:
         # In a batch of several rows, transformers' FlashAttention treats each pack as one text.
-        raise UserError(
-            "trainer.packing: FlashAttention separates the examples of a pack only in batches of "
-            "one pack; set trainer.per_device_train_batch_size=1"
+        return (
+            "FlashAttention separates the examples of a pack only in batches of one pack "
+            "(trainer.per_device_train_batch_size=1)"
         )
     if config.robust:
-        raise UserError("robust: packs hold examples of several groups; set trainer.packing=false")
+        return "robust: packs hold examples of several groups"
+    return ""
 
 
 def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:

@@ -18,6 +18,11 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
 
 
+LONGEST_STEP_S = 1800
+"""How long a step, its evaluation and its saving may take after a signal, until torchrun kills all
+processes; by default it would do so after 30 s."""
+
+
 class RobustConfig(Config):
     """An objective over groups of examples."""
 
@@ -169,6 +174,7 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or "LOCAL_RANK" in os.environ:
         return
+    check_cards(config.gpus)
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     if config.accelerate:
         command += ["--config_file", str(config.accelerate)]
@@ -176,5 +182,16 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         command += ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--num_processes", str(config.gpus), "--num_machines", "1"]
     command += ["--main_process_port", "0", "-m", "panjue.prompts.cli", "sft", str(path), *words]
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(LONGEST_STEP_S), **os.environ}
     # Without it, a folder of the working directory could hide a package.
-    os.execve(sys.executable, command, {**os.environ, "PYTHONSAFEPATH": "1"})
+    environment["PYTHONSAFEPATH"] = "1"
+    os.execve(sys.executable, command, environment)
+
+
+def check_cards(processes: int) -> None:
+    """Refuse more processes than there are GPUs; without any, accelerate says so."""
+    from torch.cuda import device_count
+
+    cards = device_count()
+    if 0 < cards < processes:
+        raise UserError(f"gpus: this machine has {cards} for training; set gpus={cards}")

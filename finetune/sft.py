@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from rich.console import Console
 from transformers import EarlyStoppingCallback, PrinterCallback
@@ -32,11 +34,17 @@ from panjue.finetune.data import (
 )
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
-from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
+from panjue.finetune.libraries import (
+    cap_steps,
+    check_library_settings,
+    packing_problem,
+    trainer_config,
+)
 from panjue.finetune.model import (
     LESS_MEMORY,
+    MAX_LEAK,
     Model,
-    check_packing,
+    leak,
     load_base,
     resolve_dtype,
     with_lora,
@@ -54,8 +62,9 @@ from panjue.finetune.robust import GroupTrainer, Objective
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, step_size
+from panjue.prompts.architecture import quantization_of, text_config, vllm_problem
 from panjue.prompts.example import UNKNOWN, Example
-from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
+from panjue.prompts.model import CLASSIFIER, config_folder, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
@@ -89,6 +98,7 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
+    check_base(config, console)
     base = model_folder(config.model)
     record = run_record(config, base, task)
     if not config.dry_run and is_finished(Run(config.run), record):
@@ -102,6 +112,19 @@ def train(config: SftConfig) -> None:
             run_training(config, reader, base, record, console)
         except torch.OutOfMemoryError as error:
             raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
+
+
+def check_base(config: SftConfig, console: Console) -> None:
+    """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
+    folder = config_folder(config.model)
+    [architecture] = text_config(folder).architectures
+    if quantization_of(folder) and config.method != "qlora":
+        raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
+    if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
+        return
+    if problem := vllm_problem(architecture):
+        text = f"not on this machine: vLLM cannot load {architecture} ({problem})"
+        console.print(f"{'answering':12s} {text}", markup=False)
 
 
 def run_training(
@@ -120,6 +143,8 @@ def run_training(
     args = trainer_config(config, evaluates=len(rows.held_out) > 0)
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
+    if choose_packing(config, model, args, console):
+        rows = replace(rows, train=pack(rows.train, config.max_tokens))
     trainer = make_trainer(config, model, args, rows, console)
     print_plan(console, trainer, rows, examples)
     decides = reader.task.answer
@@ -191,12 +216,30 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
     is_alone = torch.accelerator.is_available() and not is_sharded(os.environ)
     device = PartialState().device if is_alone else None
     model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
-    if config.trainer.get("packing"):
-        check_packing(model.config)
     if frozen:
         torch.manual_seed(config.seed)
         model = with_lora(model, config.lora)
     return model
+
+
+def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
+    """Say whether examples are packed: `auto` asks the loaded model, `true` may be refused."""
+    packing = config.trainer.get("packing", False)
+    if not packing:
+        return False
+    problem = packing_problem(config)
+    if not problem:
+        # Under FSDP only the first process has the weights.
+        found = [leak(model) if PartialState().is_main_process else 0.0]
+        broadcast_object_list(found)
+        if found[0] <= MAX_LEAK:
+            return True
+        problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
+    if packing is True:
+        raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
+    args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
+    console.print(f"{'packing':12s} no: {problem}; examples are grouped by length", markup=False)
+    return False
 
 
 def make_trainer(
@@ -204,8 +247,6 @@ def make_trainer(
 ) -> ReplyTrainer:
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
-    packing = config.trainer.get("packing", False)
-    train_rows = pack(rows.train, config.max_tokens) if packing else rows.train
     objective = make_objective(config, rows.report.groups)
     trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
     with of_library("trainer"):
@@ -213,8 +254,8 @@ def make_trainer(
             model,
             keep=config.trainer.get("save_total_limit", 2),
             args=args,
-            sampler=make_sampler(train_rows, args, objective),
-            train_dataset=train_rows,
+            sampler=make_sampler(rows.train, args, objective),
+            train_dataset=rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
             callbacks=[Journal(config.run, console), *patience, StopOnSignal(console)],

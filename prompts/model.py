@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.architecture import check_quantization
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
@@ -24,6 +26,9 @@ MODEL_FILES = (
 )
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
+CONFIGS = ("config.json", "adapter_config.json", "tokenizer_config.json")
+"""Files that are downloaded first, to check what the model is."""
+
 MIB = 2**20
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -35,9 +40,21 @@ def model_folder(name: str) -> Path:
 
     The hub is Hugging Face's, or the mirror in `HF_ENDPOINT`.
     """
+    folder = config_folder(name)
+    if not Path(name).is_dir():
+        folder = _from_hub(name, MODEL_FILES)
+    check_weights(folder)
+    return folder
+
+
+def config_folder(name: str) -> Path:
+    """Return the folder with the configs of a base model, of which the weights may be missing.
+
+    So much is downloaded and checked before the weights are.
+    """
     folder = Path(name)
     if not folder.is_dir():
-        folder = _from_hub(name)
+        folder = _from_hub(name, CONFIGS)
     if (folder / "adapter_config.json").exists():
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         raise UserError(f"{folder}: is an adapter; give the base model to be trained ({base})")
@@ -46,7 +63,7 @@ def model_folder(name: str) -> Path:
     configs = [folder / "config.json", folder / "tokenizer_config.json"]
     if any("auto_map" in read_object(path) for path in configs if path.exists()):
         raise UserError(f"{folder}: needs its own code (auto_map), which panjue never runs")
-    check_weights(folder)
+    check_quantization(folder, name)
     return folder
 
 
@@ -99,7 +116,7 @@ def is_hub_name(name: str) -> bool:
     return in_hub_form and not Path(name).is_dir()
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, files: Sequence[str]) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -110,7 +127,7 @@ def _from_hub(name: str) -> Path:
             "(`make base` makes that of the demo)"
         )
     try:
-        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(files)))
     except (OSError, HFValidationError, RuntimeError) as error:
         reason = f"{constants.ENDPOINT}: {str(error).strip().splitlines()[0]}"
         raise UserError(

@@ -105,6 +105,20 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
     return json.dumps({**body, **texts}, ensure_ascii=False).encode()
 
 
+def replies(body: dict[str, Any]) -> int:
+    """Return how many replies a request asks for: `n` to each of its prompts.
+
+    vLLM reads numbers in texts too, and refuses what is no number.
+    """
+    prompt = body.get("prompt")
+    is_list = isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt)
+    prompts = len(prompt) if is_list else 1
+    try:
+        return max(1, int(body.get("n") or 1)) * prompts
+    except (ValueError, TypeError, OverflowError):
+        return prompts
+
+
 def neutralized(tokenizer: Any, value: Any) -> Any:
     """Return a JSON value with the control tokens in its texts escaped."""
     if isinstance(value, str):

@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 from transformers import TokenizersBackend
 
+from panjue.prompts.architecture import is_part
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import UNFINISHED, Budget, Request
-from panjue.serve.merge import Served
-from panjue.serve.settings import BACKEND, ENVIRONMENT, MANAGED_SAMPLING, MANAGED_SETTINGS
+from panjue.serve.merge import KNOWN_TEXT, Served
+from panjue.serve.settings import (
+    BACKEND,
+    DEFAULTS,
+    ENVIRONMENT,
+    MANAGED_SAMPLING,
+    MANAGED_SETTINGS,
+)
 
 # vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
@@ -29,11 +34,9 @@ os.environ["PATH"] = (
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
-from vllm.config import LoRAConfig, ModelConfig, StructuredOutputsConfig
+from vllm.config import ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMError, VLLMValidationError
-from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
-from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -164,8 +167,8 @@ async def running_engine(
     CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
-    quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
-    arguments = {**quiet, **settings, **engine_settings(served, seed, budget)}
+    quiet = {"disable_log_stats": True}
+    arguments = {**DEFAULTS, **quiet, **settings, **engine_settings(served, seed, budget)}
     with startup_errors(), starting_engine():
         args = AsyncEngineArgs(model=str(served.model), **arguments)
         usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
@@ -175,6 +178,8 @@ async def running_engine(
         llm = AsyncLLM.from_vllm_config(config, usage_context=usage, disable_log_stats=is_quiet)
     try:
         await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
+        if lora:
+            await check_adapter(llm, lora)
         yield check_length(Engine(llm, lora), budget)
     finally:
         llm.shutdown()
@@ -198,8 +203,6 @@ def engine(
 def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
-    if served.adapter:
-        check_unmerged(served.adapter, rank)
     return {
         # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
         "max_model_len": budget.usual if budget.usual == budget.longest else -1,
@@ -207,6 +210,7 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
         "load_format": "safetensors",
         "trust_remote_code": False,
+        "language_model_only": is_part(served.model),
         "enable_lora": rank > 0,
         **({"max_lora_rank": rank} if rank else {}),
     }
@@ -233,18 +237,32 @@ def check_length(engine: Engine, budget: Budget) -> Engine:
     return engine
 
 
-def check_unmerged(adapter: Path, rank: int) -> None:
-    """Refuse an adapter that vLLM cannot load unmerged; it says so only at the first request."""
-    weights = adapter / "adapter_model.safetensors"
+async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
+    """Refuse an adapter that vLLM cannot load, or that changes nothing.
+
+    vLLM says nothing about matrices of layers that it does not have under their names.
+    """
     try:
-        helper = PEFTHelper.from_dict(read_json(adapter / "adapter_config.json"))
-        helper.validate_legal(LoRAConfig(max_lora_rank=rank))
-        with safe_open(weights, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                parse_fine_tuned_lora_name(name)
-    except (ValueError, TypeError, OSError, SafetensorError) as error:
-        reason = first_line(error).rstrip(".")
-        raise UserError(f"adapter=lora: {reason}; use adapter=merge") from None
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            await llm.add_lora(lora)
+            without, changed = [await first_token(llm, one) for one in (None, lora)]
+    except EngineDeadError:
+        raise EngineEnded(ENGINE_ENDED) from None
+    except Exception as error:  # whatever its process has raised
+        raise UserError(f"adapter=lora: {first_line(error)} Use adapter=merge") from None
+    if max(abs(changed.get(token, 0) - value) for token, value in without.items()) < 1e-4:
+        raise UserError("adapter=lora: in vLLM it changes nothing; use adapter=merge")
+
+
+async def first_token(llm: AsyncLLM, lora: LoRARequest | None) -> dict[int, float]:
+    """Return the log-probabilities of the likeliest tokens after a known text."""
+    assert llm.tokenizer
+    prompt = TokensPrompt(prompt_token_ids=llm.tokenizer.encode(KNOWN_TEXT))
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, detokenize=False)
+    outputs = llm.generate(prompt, params, f"check {lora}", lora_request=lora)
+    [logprobs] = [output.outputs[0].logprobs async for output in outputs]
+    assert logprobs, "they were asked for"
+    return {token: one.logprob for token, one in logprobs[0].items()}
 
 
 @contextmanager

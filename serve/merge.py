@@ -1,5 +1,6 @@
 """The model that an engine loads: an adapter merged into its base, or a base and an adapter."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,13 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from panjue.prompts.architecture import is_part, load_language_model, quantization_of
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import exclusive_lock, replace_folder
+from panjue.prompts.plumbing.files import exclusive_lock, read_object, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
+
+WEIGHTS = "adapter_model.safetensors"
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
@@ -49,11 +54,33 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
     record, is_full = RunRecord.read(trained), not (trained / "adapter_config.json").exists()
     if is_full and adapter == "lora":
         raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
+    if adapter == "lora" and read_object(trained / "adapter_config.json").get("target_parameters"):
+        # vLLM would leave these matrices out without a word, and apply the others.
+        raise UserError(f"{trained}: adapts experts, which vLLM needs merged; use adapter=merge")
     if adapter != "merge":
         model = check_base(trained, record, base)
     else:
         model = trained if is_full else merge(trained, trained.with_name("merged"), base)
-    return Served(model, trained if adapter == "lora" else None)
+    loaded = named_for_vllm(trained, model) if adapter == "lora" else None
+    return Served(model, loaded)
+
+
+def named_for_vllm(adapter: Path, base: Path) -> Path:
+    """Return the folder of an adapter whose layers have the names that vLLM has in `base`.
+
+    They differ where a language model was trained that is part of a model that sees or hears.
+    """
+    if not is_part(base):
+        return adapter
+    out = adapter.with_name("unmerged")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.copytree(adapter, temporary, dirs_exist_ok=True)
+    weights = load_file(adapter / WEIGHTS)
+    old, new = "base_model.model.model.", "base_model.model.model.language_model."
+    renamed = {key.replace(old, new, 1): value for key, value in weights.items()}
+    save_file(renamed, temporary / WEIGHTS, {"format": "pt"})
+    replace_folder(temporary, out)
+    return out
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
@@ -110,8 +137,6 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:
     """Write `base` merged with `adapter` to `out`, and compare the outputs for `tokens`."""
-    if getattr(AutoConfig.from_pretrained(base), "quantization_config", None):
-        raise UserError(f"{base}: is quantized, no adapter can be merged into it; use adapter=lora")
     from peft import PeftModel  # takes seconds
 
     base_model = load(base)
@@ -133,11 +158,14 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """Load a model in the type of its weights."""
+    """Load a model in the type of its weights; four bits become what was computed with them."""
     disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", use_safetensors=True, trust_remote_code=False
-    )
+    if not quantization_of(folder):
+        model: PreTrainedModel = load_language_model(folder, dtype="auto")
+        return model
+    model = load_language_model(folder, dtype="auto", device_map={"": "cpu"}).dequantize()
+    del model._weight_conversions  # it would be saved in four bits
+    return model
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.checks import Problem, check_key, for_vllm, read_json
-from panjue.serve.engine import Engine, VLLMError, on_cpu
+from panjue.serve.checks import Problem, check_key, for_vllm, read_json, replies
+from panjue.serve.engine import Engine, VLLMError, check_adapter, on_cpu
 from panjue.serve.judge import BadCase, CaseRequest, ServedRun, case_request
 from panjue.serve.settings import BASE, ServeConfig
 
@@ -83,6 +83,12 @@ class Panjue:
         state = scope["app"].state
         setup: Setup = state.args.panjue
         if scope["type"] == "lifespan":
+            try:
+                for lora in state.openai_serving_models.lora_requests.values():
+                    await check_adapter(state.engine_client, lora)
+            except UserError as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
             saying = asyncio.create_task(say_ready(state.server, setup))
             await self.app(scope, receive, send)
             saying.cancel()
@@ -118,15 +124,17 @@ class Panjue:
             await self.app(scope, receive, send)
 
     @contextmanager
-    def _slot(self, limit: int) -> Iterator[None]:
-        """Count a request while it runs; refuse it if there are too many."""
-        if self._running >= limit:
+    def _slots(self, limit: int, count: int = 1) -> Iterator[None]:
+        """Count the replies of a request while it runs; refuse it if there are too many."""
+        if count > limit:
+            raise Problem(400, f"n × prompts: {count} replies; one request may ask for {limit}")
+        if self._running + count > limit:
             raise Problem(503, "too many requests at once; try again later")
-        self._running += 1
+        self._running += count
         try:
             yield
         finally:
-            self._running -= 1
+            self._running -= count
 
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
         """Let vLLM answer."""
@@ -138,7 +146,7 @@ class Panjue:
             body = {**body, "model": body.get("model") or next(iter(setup.runs))}
         # In a thread: long texts take tens of milliseconds.
         raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
-        with self._slot(setup.config.slots):
+        with self._slots(setup.config.slots, replies(body)):
             await self.app(scope, replayed(raw, receive), send)
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +159,7 @@ class Panjue:
             run = setup.run(case.model)
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
-            with self._slot(setup.config.slots):
+            with self._slots(setup.config.slots):
                 if case.stream:
                     await while_connected(receive, send_events(run, engine, case, send))
                 elif answer := await while_connected(receive, run.answer(engine, case)):

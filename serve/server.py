@@ -26,6 +26,7 @@ from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
 from panjue.serve.settings import (
     BASE,
+    DEFAULTS,
     NAME,
     SERVER_ARGUMENTS,
     SERVER_MANAGED_SETTINGS,
@@ -57,7 +58,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
         # Only h11 has limits; httptools reads headers of any size.
         runner.run(run_server(args, http="h11", server_header=False))
         if not loop.has_stopped:
-            raise UserError("engine: its process has ended, see above; start the server again")
+            raise UserError("engine: it has ended, see above; start the server again")
     print("stopped", flush=True)
 
 
@@ -98,7 +99,7 @@ def arguments(setup: Setup) -> Namespace:
         if run.folders.adapter
     ]
     settings = {
-        "use_tqdm_on_load": False,
+        **DEFAULTS,
         "default_chat_template_kwargs": TEMPLATE_ARGS,
         "shutdown_timeout": 30,  # seconds for running requests to finish
         **config.engine,

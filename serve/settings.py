@@ -35,6 +35,14 @@ ENVIRONMENT = {
 }
 """Environment variables of vLLM's processes and of Ray, unless the user has set them."""
 
+DEFAULTS = {
+    "use_tqdm_on_load": False,
+    # FlashInfer's linear attention is compiled at the start, with nvcc
+    # (vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:102).
+    "gdn_prefill_backend": "triton",
+}
+"""Engine arguments that users may set otherwise."""
+
 MANAGED_SETTINGS = {
     "model": "another RUN",
     "tokenizer": "another RUN",
@@ -44,6 +52,7 @@ MANAGED_SETTINGS = {
     "max_lora_rank": "adapter",
     "structured_outputs_config": "constrained",
     "load_format": "nothing: only safetensors are loaded",
+    "language_model_only": "nothing: models see and hear nothing here",
     "trust_remote_code": "nothing: a model's code is never run",
     "hf_token": "the environment variable HF_TOKEN: settings are written to files",
 }

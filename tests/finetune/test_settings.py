@@ -72,8 +72,11 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
 ) -> None:
     monkeypatch.setitem(FLASH_ATTENTION, "flash_attention_2", lambda: True)
     words = ["attn_implementation=flash_attention_2", "trainer.packing=true"]
-    with pytest.raises(UserError, match=r"set trainer.per_device_train_batch_size=1"):
+    with pytest.raises(UserError, match=r"batches of one pack .*per_device_train_batch_size=1"):
         check_library_settings(config(*words, path=tmp_path / "a.yaml"))
+    for packing in ("auto", "false"):
+        others = [words[0], f"trainer.packing={packing}"]
+        check_library_settings(config(*others, path=tmp_path / "a.yaml"))
     words += ["trainer.per_device_train_batch_size=1"]
     check_library_settings(config(*words, path=tmp_path / "a.yaml"))
     words += ["robust.by=court"]
@@ -116,7 +119,12 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
 def launched(monkeypatch: pytest.MonkeyPatch, settings: SftConfig) -> list[str]:
     """Return the command that replaces this process; empty if none does."""
     started: list[list[str]] = [[]]
-    monkeypatch.setattr(os, "execve", lambda _, words, __: started.append(words))
+
+    def start(_: str, words: list[str], environment: dict[str, str]) -> None:
+        assert int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 600, "a step and a save"
+        started.append(words)
+
+    monkeypatch.setattr(os, "execve", start)
     launch(settings, Path("a.yaml"), ["gpus=8", "seed=1"])
     return started[-1]
 
@@ -138,5 +146,9 @@ def test_accelerate_starts_a_process_for_each_gpu(
     assert words[3:5] == ["--config_file", "fsdp2.yaml"]
     with pytest.raises(UserError, match=r"several processes; say how many, e\.g\. gpus=8"):
         launched(monkeypatch, settings("accelerate=fsdp2.yaml"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert "2" in launched(monkeypatch, settings("gpus=2"))
+    with pytest.raises(UserError, match=r"^gpus: this machine has 2 for training; set gpus=2$"):
+        launched(monkeypatch, settings("gpus=8"))
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert launched(monkeypatch, settings("gpus=8")) == [], "it is one of the eight"

@@ -43,6 +43,7 @@ from panjue.serve.engine import RequestOutput, engine
 from panjue.serve.job import make_job
 from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig
+from tests.families import make_family
 from tests.gpu.card import IS_GPU, machine, share
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,31 @@ def demo(_: Ground) -> Iterator[str]:
     run_words("env", "-u", "MAKEFLAGS", "make", "score")  # a MODEL= given to make would count there
     scores = read_object(ROOT / "runs/demo/answers/test/scores.json")
     yield f"final {scores['final']:.4f}"
+
+
+def families(ground: Ground) -> Iterator[str]:
+    """Train the language model of one that also sees; it answers unmerged as merged."""
+    base = ground.folder / "family"
+    name = "qwen3.5" if IS_GPU else "gemma3"  # vLLM cannot import Qwen3.5 beside a CPU torch
+    shape = {"text_config": {}, "vision_config": {"depth": 1}} if IS_GPU else None  # as Qwen3.5-9B
+    with torch.device("cuda" if IS_GPU else "cpu"):
+        dtype = torch.bfloat16 if IS_GPU else torch.float32
+        make_family(name, ground.tiny, base, shape, dtype)
+    run, printed = ground.train("family", f"model={base}", "max_tokens=1024")
+    yield from (line.strip() for line in printed.splitlines() if re.match("packing|kernels", line))
+    questions = ground.questions(run, ground.size["replies"])
+    settings = {"dtype": f"{dtype}"[len("torch.") :], "enforce_eager": not IS_GPU}
+    sampling, found = {"logprobs": 1, "max_tokens": 64}, []
+    for adapter in ("merge", "lora"):  # `lora` starts only if the adapter changes what is said
+        served = served_model(run.trained, adapter)
+        outputs, seconds = asked(served, questions, sampling, settings, run.record.max_tokens)
+        found.append([next(iter(o.outputs[0].logprobs[0].values())).logprob for o in outputs])
+        yield f"{adapter}: {len(outputs)} replies in {seconds:.1f} s"
+    difference = (torch.tensor(found[0]) - torch.tensor(found[1])).abs().max()
+    yield f"first tokens' log-probabilities differ by {difference:.1e} at most"
+    assert difference <= NEAR_TIE[settings["dtype"]]
+    for folder in (base, run.folder):  # 36 GB with the merged model
+        rmtree(folder)
 
 
 def training(ground: Ground) -> Iterator[str]:
@@ -260,7 +286,8 @@ def asked(
         return llm.runner.run(answer(requests)), time.perf_counter() - began
 
 
-STAGES = {f.__name__: f for f in (demo, training, parity, schema, generation, serving, kills)}
+ALL = (families, demo, training, parity, schema, generation, serving, kills)
+STAGES = {f.__name__: f for f in ALL}
 
 
 def main() -> None:

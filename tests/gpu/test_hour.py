@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 HOUR = Path(__file__).with_name("hour.py")
-STAGES = ("training", "parity", "schema", "generation", "serving", "kills")  # not `make score`
+STAGES = (
+    "families",
+    "training",
+    "parity",
+    "schema",
+    "generation",
+    "serving",
+    "kills",
+)  # not `make score`
 
 
 @pytest.mark.endurance

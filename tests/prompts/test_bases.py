@@ -3,20 +3,27 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from panjue.finetune.model import load_base
 from panjue.finetune.settings import sft_settings
+from panjue.prompts.architecture import load_language_model
 from panjue.prompts.model import load_tokenizer, model_folder
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
 from panjue.prompts.render import prompt_ids
+from panjue.serve.merge import served_model
 from panjue.serve.settings import GenerateConfig
 
+UNEVALUATED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 Panjue = Callable[..., CompletedProcess[str]]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 8467464\n"
 
@@ -82,6 +89,73 @@ def test_an_architecture_that_cannot_be_trained_is_one_line(
     assert done.stderr.startswith(f"panjue: {base}")
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+QUANTIZED = {
+    "Qwen3-8B-FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "Qwen3-8B-AWQ": {"quant_method": "awq", "bits": 4},
+    "Qwen3-8B-GPTQ-Int4": {"quant_method": "gptq", "bits": 4},
+    "Qwen3-8B-quantized.w4a16": {"quant_method": "compressed-tensors"},
+    "Qwen3-8B-bnb-8bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+}
+"""Names of quantized checkpoints -> what their config has."""
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_quantized_base_is_refused_by_its_config_with_the_name_of_the_plain_one(
+    name: str, is_part: bool, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantization = {"quantization_config": QUANTIZED[name]}
+    more = {"text_config": quantization} if is_part else quantization
+    write_json(base / "config.json", {**read_json(base / "config.json"), **more})
+    downloaded: list[str] = []
+
+    def download(_: str, allow_patterns: list[str]) -> str:
+        downloaded.extend(allow_patterns)
+        return str(base)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(UserError, match=f"^Qwen/{name}: its weights are quantized .*; take") as hub:
+        model_folder(f"Qwen/{name}")
+    assert str(hub.value).endswith(" take Qwen/Qwen3-8B")
+    assert not [pattern for pattern in downloaded if "safetensors" in pattern]
+    folder = base.rename(base.with_name(name))
+    with pytest.raises(UserError, match=f"{name}: .* take Qwen3-8B$"):
+        model_folder(str(folder))
+
+
+def test_a_base_in_four_bits_is_one_for_qlora(
+    base: Path, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    load_base(base, torch.bfloat16, {"load_in_4bit": True}).save_pretrained(base)
+    words = ["sft", workshop / "sft.yaml", f"model={base}", f"run={tmp_path}/run"]
+    done = panjue(*words)
+    assert done.stderr == f"panjue: method: {base} has weights in four bits; set method=qlora\n"
+    done = panjue(*words, "method=qlora", "quantization.load_in_4bit=true", *UNEVALUATED)
+    assert done.returncode == 0, done.stderr
+    merged = load_language_model(served_model(tmp_path / "run/adapter", "merge").model)
+    assert {weight.dtype for weight in merged.parameters()} == {torch.bfloat16}
+    assert not merged.is_quantized
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("model.layers.1.mlp", "nothing", "has no model.layers.1.mlp.down_proj.weight (6 such"),
+        ("model.norm.weight", "model.norm.weight_scale", "has no model.norm.weight (2 such"),
+        ("", "", ""),
+    ],
+)
+def test_each_weight_has_its_place_and_each_place_its_weight(
+    old: str, new: str, problem: str, base: Path
+) -> None:
+    weights = load_file(base / "model.safetensors")
+    renamed = {key.replace(old, new) if old else key: value for key, value in weights.items()}
+    save_file(renamed, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError) if problem else nullcontext() as error:
+        load_language_model(base)
+    assert error is None or f"{base}: {problem}" in str(error.value)
 
 
 def test_a_tokenizer_that_is_no_file_is_one_line(base: Path) -> None:

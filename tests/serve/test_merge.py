@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.merge import Served, merge, write_merged
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
@@ -168,13 +167,3 @@ def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
     before = (merged / "model.safetensors").stat().st_mtime_ns
     assert merge(trained / "adapter", merged) == merged
     assert (merged / "model.safetensors").stat().st_mtime_ns == before
-
-
-def test_no_adapter_is_merged_into_a_quantized_base(tmp_path: Path) -> None:
-    base, adapter, out = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
-    config = read_json(base / "config.json")
-    write_json(base / "config.json", {**config, "quantization_config": {"quant_method": "fp8"}})
-    with pytest.raises(
-        UserError, match="quantized, no adapter can be merged into it; use adapter=lora"
-    ):
-        write_merged(base, adapter, out, range(40))

@@ -180,6 +180,26 @@ def test_when_full_clients_are_asked_to_come_back(asker: Any, body: Any) -> None
     assert "try again later" in full.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        ({"n": 256}, False),
+        ({"n": 257}, True),
+        ({"n": "16384"}, True),
+        ({"n": 2, "prompt": ["甲"] * 200}, True),
+        ({"prompt": [[1, 2, 3]] * 257}, True),
+        ({"n": 256, "prompt": [1, 2, 3] * 100}, False),
+        ({"n": "many"}, False),  # vLLM refuses it
+    ],
+)
+def test_a_request_counts_for_all_its_replies(
+    asker: Any, body: dict[str, Any], is_refused: bool
+) -> None:
+    answer = inside(around(asker, echo), "POST", "/v1/completions", json=body)
+    assert (answer.status_code == 400) == is_refused
+    assert is_refused == ("one request may ask for 256" in answer.text)
+
+
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_fails_is_an_error_of_the_server(asker: Any, is_streamed: bool) -> None:
     async def answer(engine: Any, case: Any, on_event: Any = None) -> Any:

@@ -1,0 +1,134 @@
+"""The language model in a base: whether it can be trained and answer, and how it is loaded."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.files import read_object
+
+FORMS = "quantized|bnb|fp8|awq|gptq|w4a16|w8a8|nvfp4|mxfp4|int[48]|[48]-?bit"
+OTHER_FORMS = re.compile(rf"[-_.]({FORMS})\b.*$", re.I)
+"""What the names of quantized checkpoints add to the name of the plain one."""
+
+TEXT_KEYS = {
+    r"^language_model\.(?=lm_head\.)": "",
+    r"^(model\.)?language_model\.(model\.)?(?!lm_head\.)": "model.",
+}
+"""Names of weights in a model that sees or hears -> in its language model alone."""
+
+ASK_VLLM = """
+import sys, transformers
+from vllm.model_executor.models.registry import ModelRegistry
+name = sys.argv[1]
+known = ModelRegistry.models.get(name)
+if known:
+    known.load_model_cls()
+elif not getattr(transformers, name).is_backend_compatible():
+    sys.exit("unknown")
+"""
+"""Program that fails if vLLM cannot load the class of a model. Its last line is the reason."""
+
+
+def check_quantization(folder: Path, name: str) -> None:
+    """Refuse quantized weights, from their config alone, except those of bitsandbytes in four bits.
+
+    Transformers would load others as garbage, or put random ones in their place.
+    """
+    quantization = quantization_of(folder)
+    if not quantization or quantization.get("load_in_4bit"):
+        return
+    owner, slash, last = name.rstrip("/").rpartition("/")
+    plain = OTHER_FORMS.sub("", last)
+    if plain == last:
+        which = "the same model in bfloat16"
+    else:
+        which = plain if Path(name).is_dir() else owner + slash + plain
+    form = quantization.get("quant_method", "by an unknown method")
+    raise UserError(f"{name}: its weights are quantized ({form}), to answer only; take {which}")
+
+
+def quantization_of(folder: Path) -> Mapping[str, Any]:
+    """Return how a base's weights are quantized, as its config has it; empty if they are not."""
+    config = read_object(folder / "config.json")
+    text = config.get("text_config") or {}
+    found = config.get("quantization_config") or text.get("quantization_config")
+    return found or config.get("compression_config") or {}
+
+
+def text_config(folder: Path) -> Any:
+    """Return the config of the language model, which is trained without what sees and hears."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    with of_library(str(folder)):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        text = config.get_text_config()
+    if text.model_type not in CLASSES:
+        raise UserError(
+            f"{folder}: transformers has no language model of {config.model_type} alone, which "
+            "could be trained; take a text model, such as Qwen/Qwen3-8B"
+        )
+    if text is not config:  # the class of the whole model heeds these of the whole config
+        text.tie_word_embeddings = config.tie_word_embeddings
+        if hasattr(config, "quantization_config"):
+            text.quantization_config = config.quantization_config
+    text.architectures = [CLASSES[text.model_type]]
+    return text
+
+
+def is_part(folder: Path) -> bool:
+    """Say whether the language model is one part of a model that also sees or hears."""
+    return "text_config" in read_object(folder / "config.json")
+
+
+@cache
+def vllm_problem(architecture: str) -> str:
+    """Return why vLLM cannot load models of a class here; empty if it can, or is not installed.
+
+    In a process of its own, since importing vLLM changes the settings of this one.
+    """
+    words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    reason = (done.stderr.strip().splitlines() or ["it ended"])[-1] if done.returncode else ""
+    if "No module named 'vllm" in reason:
+        return ""
+    if reason == "unknown":
+        raise UserError(f"{architecture}: vLLM cannot answer with it; take another base model")
+    return reason
+
+
+def load_language_model(folder: Path, **settings: Any) -> Any:
+    """Load the language model from safetensors; each weight of one must be in the other.
+
+    `settings` are further arguments of transformers' `from_pretrained`.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import WeightRenaming
+
+    text = text_config(folder)
+    is_whole = not is_part(folder)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=text,
+        key_mapping=None if is_whole else TEXT_KEYS,
+        output_loading_info=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        **settings,
+    )
+    faults = [f"has no {key}" for key in sorted(found["missing_keys"])]
+    for key in sorted(found["unexpected_keys"]):
+        if is_whole or "language_model" in key:
+            faults.append(f"has {key}, for which the model has no place")
+    if faults:
+        more = f" ({len(faults)} such weights)" if len(faults) > 1 else ""
+        raise UserError(f"{folder}: {faults[0]}{more}; its weights are of another model")
+    if not is_whole:  # it is saved under the names of a text model
+        old = model._weight_conversions
+        model._weight_conversions = [one for one in old if not isinstance(one, WeightRenaming)]
+    return model

@@ -1,0 +1,74 @@
+"""Answer eight cases with each of these runs, merged and unmerged, in one process: python FILE RUN…
+
+An engine of its own for each, as `panjue generate` starts it, would import vLLM thirty times.
+"""
+
+import gc
+import json
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+from panjue.serve.engine import engine_settings, text_of
+
+# isort: split
+from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+
+from panjue.prompts.plumbing.run import Run
+from panjue.prompts.reader import Reader
+from panjue.serve.job import make_job
+from panjue.serve.settings import DEFAULTS, GenerateConfig
+
+SETTINGS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+
+
+def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
+    """Return the replies to eight cases, each with its schema, and the first token's chances."""
+    job = make_job(run, GenerateConfig(adapter=adapter)).with_model()
+    assert job.served
+    asker = job.asker()
+    questions = [asker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
+    settings = {**DEFAULTS, **SETTINGS, **engine_settings(job.served, 0, job.max_tokens)}
+    llm = LLM(str(job.served.model), **settings)
+    lora = LoRARequest("adapter", 1, str(job.served.adapter)) if job.served.adapter else None
+    prompts = [TokensPrompt(prompt_token_ids=question.prompt) for question in questions]
+    sampling = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=question.room,
+            logprobs=1,
+            detokenize=False,
+            structured_outputs=StructuredOutputsParams(json=question.schema),
+        )
+        for question in questions
+    ]
+    try:
+        outputs = llm.generate(prompts, sampling, lora_request=lora, use_tqdm=False)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    replies = [output.outputs[0] for output in outputs]
+    return {
+        "texts": [text_of(reply, asker.tokenizer) for reply in replies],
+        "schemas": [question.schema for question in questions],
+        "chances": [next(iter(reply.logprobs[0].values())).logprob for reply in replies],
+    }
+
+
+if __name__ == "__main__":
+    cases, *runs = map(Path, sys.argv[1:])
+    for run in runs:
+        for adapter in ("merge", "lora"):
+            try:
+                found = answers(Run(run), adapter, cases)
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {error}"}
+            gc.collect()
+            cleanup_dist_env_and_memory()
+            print("found:", json.dumps([run.name, adapter, found]), flush=True)

@@ -1,0 +1,156 @@
+"""Families of bases: each is planned, trained, merged, and answers; or is refused in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from panjue.finetune.model import MAX_LEAK, PROBE_TOKENS, leak
+from panjue.finetune.settings import sft_settings
+from panjue.finetune.sft import train
+from panjue.prompts.architecture import load_language_model
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines
+from panjue.prompts.tasks.judgment.demo import write_demo
+from panjue.serve.merge import served_model
+from tests.families import FAMILIES, make_family
+
+YAML = """
+sft:
+  run: nowhere
+  model: nowhere
+  train: {folder}/demo/train.jsonl
+  batch: 4
+  max_tokens: 1024
+  dtype: float32
+  lora: {{r: 4, target_modules: all-linear}}
+  trainer: {{max_steps: 10, packing: auto, learning_rate: 2.0e-3, logging_steps: 10,
+    save_strategy: "no", eval_strategy: "no"}}
+"""
+
+LEAKING = {"qwen3-next", "qwen3.5", "qwen3.5-moe", "opt", "falcon", "recurrent-gemma"}
+"""In these an example in a pack sees the one before it."""
+
+UNKNOWN = {"recurrent-gemma"}
+"""vLLM has no class for them."""
+
+UNANSWERED = set() if find_spec("torchvision") else {"qwen3.5", "qwen3.5-moe"}
+"""What vLLM cannot import here: torchvision is only beside a torch for a GPU."""
+
+MERGED_ONLY = {"qwen3-moe", "qwen3-next", "deepseek-v3", "falcon"}
+"""vLLM cannot load their adapters unmerged: of experts, or it has none for the class."""
+
+ANSWERED = sorted(FAMILIES.keys() - UNKNOWN - UNANSWERED)
+
+
+@pytest.fixture(scope="module")
+def base_of(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return what makes the tiny base of a family, once."""
+    folder = tmp_path_factory.mktemp("bases")
+    return cache(lambda name: make_family(name, workshop / "base/model", folder / name))
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all runs, with their cases and their config."""
+    folder = tmp_path_factory.mktemp("families")
+    write_demo(folder / "demo", {"train": 40, "test": 8})
+    (folder / "sft.yaml").write_text(YAML.format(folder=folder), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_of(base_of: Callable[[str], Path], ground: Path) -> Callable[[str], Path]:
+    """Return what trains a family, once, for ten steps."""
+
+    def train(name: str) -> Path:
+        train(sft_settings(ground / "sft.yaml", [f"run={ground}/{name}", f"model={base_of(name)}"]))
+        return ground / name
+
+    return cache(train)
+
+
+@pytest.fixture(scope="module")
+def answers(run_of: Callable[[str], Path], ground: Path) -> dict[tuple[str, str], Any]:
+    """Return (family, how its adapter is used) -> eight replies."""
+    runs = [run_of(name) for name in ANSWERED]
+    script = Path(__file__).with_name("answer_families.py")
+    words = [sys.executable, str(script), str(ground / "demo/test.jsonl"), *map(str, runs)]
+    root = {"PYTHONPATH": os.pathsep.join([str(script.parents[1]), *sys.path])}
+    done = subprocess.run(words, env={**os.environ, **root}, stdout=-1, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("found: ")]
+    found = [json.loads(line.removeprefix("found: ")) for line in lines]
+    return {(name, adapter): each for name, adapter, each in found}
+
+
+@torch.no_grad()
+def packed_against_alone(model: Any) -> float:
+    """Return the largest difference of an example's logits, in their standard deviations."""
+    ids = torch.arange(5, 5 + 2 * PROBE_TOKENS)[None]
+    positions = torch.arange(PROBE_TOKENS).repeat(1, 2)
+    packed = model(ids, position_ids=positions, use_cache=False).logits[:, PROBE_TOKENS:]
+    alone = model(ids[:, PROBE_TOKENS:], use_cache=False).logits
+    return float((packed - alone).abs().max() / alone.std())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_loaded_model_says_whether_it_keeps_examples_apart(
+    name: str, dtype: torch.dtype, base_of: Callable[[str], Path]
+) -> None:
+    model = load_language_model(base_of(name), dtype=dtype).eval()
+    found = leak(model)
+    assert found > 100 * MAX_LEAK if name in LEAKING else found == 0
+    if dtype == torch.float32:
+        assert (packed_against_alone(model) > MAX_LEAK) == (name in LEAKING)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - UNKNOWN))
+def test_a_family_is_planned_trained_and_merged(
+    name: str, run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(name)
+    plan = capsys.readouterr().out
+    assert ("examples are grouped by length" in plan) == (name in LEAKING)
+    assert ("No module named 'torchvision'" in plan) == (name in UNANSWERED)
+    [loss] = [row["loss"] for _, row in read_lines(run / "log.jsonl") if "loss" in row]
+    assert 0 < loss < 20
+    model = served_model(run / "adapter", "merge").model  # it compares the outputs
+    assert not [key for key in load_language_model(model).state_dict() if "vision" in key]
+
+
+def test_what_vllm_does_not_know_is_refused_before_anything_is_read(
+    base_of: Callable[[str], Path], run_of: Callable[[str], Path]
+) -> None:
+    with pytest.raises(UserError, match=r"^RecurrentGemmaForCausalLM: vLLM cannot answer with it"):
+        run_of("recurrent-gemma")
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_family_answers_under_the_schema(name: str, answers: dict[tuple[str, str], Any]) -> None:
+    found = answers[name, "merge"]
+    assert len(found["texts"]) == 8
+    for text, schema in zip(found["texts"], found["schemas"], strict=True):
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_family_answers_unmerged_as_merged(
+    name: str, answers: dict[tuple[str, str], Any]
+) -> None:
+    merged = answers[name, "merge"]
+    unmerged = answers[name, "lora"]
+    assert ("error" in unmerged) == (name in MERGED_ONLY), unmerged
+    if name in MERGED_ONLY:
+        return
+    assert unmerged["chances"] == pytest.approx(merged["chances"], abs=1e-3)
+    assert unmerged["texts"] == merged["texts"]
