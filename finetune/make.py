@@ -42,7 +42,7 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
     config = chosen_config(goals, given)
     run = run_folder(config, given)
     if config == run / "config.yaml":
-        given = {**given, **dict.fromkeys(RECORDED, "")}  # they are in it
+        given = {**given, **dict.fromkeys(RECORDED, "")}  # it has them
     test = chosen_test(config, goals, given)
     if is_done(line[0], config, run, goals, given):
         return []
@@ -56,11 +56,11 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
 
 def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
     """Return the config to train with: what is ordered, else RUN's own, else the demo's."""
-    run = Path(given["RUN"])
-    is_order = given["MODEL"] and ("sft" in goals or not is_trained(run))
     if given["CONFIG"]:
         return CONFIGS / f"{given['CONFIG']}.yaml"
-    if given["RUN"] and not is_order and (is_trained(run) or (run / "config.yaml").is_file()):
+    run = Path(given["RUN"])
+    is_new = given["MODEL"] and ("sft" in goals or not is_trained(run))
+    if given["RUN"] and not is_new and (is_trained(run) or (run / "config.yaml").is_file()):
         check_record(run, given)
         return run / "config.yaml"
     if given["MODEL"]:
@@ -108,11 +108,11 @@ def is_done(step: str, config: Path, run: Path, goals: list[str], given: dict[st
     """Say whether a step has nothing to do."""
     is_toy = config == DEMO and not given["MODEL"]
     needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
-    is_order = "sft" in goals or any(given[name] for name in (*RECORDED, "CONFIG", "SFT"))
+    is_asked = "sft" in goals or any(given[name] for name in (*RECORDED, "CONFIG", "SFT"))
     done = {
         "demo": not needs_base or Path("data/demo/train.jsonl").exists(),
         "base": not needs_base or is_trained(Path("runs/base")),
-        "sft": not is_order and is_trained(run),
+        "sft": not is_asked and is_trained(run),
     }
     return done.get(step, False)
 
