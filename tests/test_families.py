@@ -72,11 +72,11 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_of(base_of: Callable[[str], Path], ground: Path) -> Callable[[str], Path]:
     """Return what trains a family, once, for ten steps."""
 
-    def train(name: str) -> Path:
+    def run(name: str) -> Path:
         train(sft_settings(ground / "sft.yaml", [f"run={ground}/{name}", f"model={base_of(name)}"]))
         return ground / name
 
-    return cache(train)
+    return cache(run)
 
 
 @pytest.fixture(scope="module")

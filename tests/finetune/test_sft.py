@@ -123,8 +123,9 @@ def test_a_finished_run_is_left_alone(
     trained: Path, workshop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (trained / "adapter/adapter_model.safetensors").stat().st_mtime_ns
-    main(workshop / "sft.yaml")
-    assert "already trained" in capsys.readouterr().out
+    for config in (workshop / "sft.yaml", trained / "config.yaml"):  # make takes the second one
+        main(config, [f"run={trained}"])
+        assert "already trained" in capsys.readouterr().out
     assert (trained / "adapter/adapter_model.safetensors").stat().st_mtime_ns == before
 
 

@@ -355,8 +355,8 @@ def run_words(*words: object) -> str:
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--stage", choices=STAGES)
-    parser.add_argument("--model", type=Path, help="folder of a base model")
+    parser.add_argument("--stage", choices=("", *STAGES), help="one of them; else all")
+    parser.add_argument("--model", help="folder of a base model")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu", help="for what is made")
     parser.add_argument("--cases", type=Path, default=ROOT / "data/demo")
     parser.add_argument("--tiny", type=Path, default=ROOT / "runs/base/model")

@@ -1,0 +1,152 @@
+"""What a target of the Makefile runs: its line, in which words in capitals stand for values.
+
+make starts this for every target, so it imports nothing heavy. Only the variables on make's command
+line count, not those of the environment.
+"""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from panjue.finetune.card import config_of_card
+from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
+from panjue.prompts.plumbing.files import read_object
+
+PANJUE = ".venv/bin/panjue"
+CONFIGS = Path("finetune/configs")
+DEMO = CONFIGS / "demo.yaml"
+RECORDED = {"TASK": "task", "MODEL": "base", "TRAIN": "train", "DEV": "dev"}
+"""Variable of a training -> its entry in the record of a run."""
+FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")
+"""Variables with further words of a command."""
+VARIABLES = (*RECORDED, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
+
+
+def variables(makeflags: str) -> dict[str, str]:
+    """Return all variables as make's command line has them, empty where they are not given."""
+    given = dict.fromkeys(VARIABLES, "")
+    _, _, words = f" {makeflags}".partition(" -- ")
+    for word in re.findall(r"(?:\\.|[^\\\s])+", words):  # make quotes spaces, doubles dollars
+        name, _, value = word.partition("=")
+        if name not in VARIABLES:
+            hint = did_you_mean(name.upper(), VARIABLES)
+            raise UserError(f"no variable {name}{hint} (there are {', '.join(VARIABLES)})")
+        given[name] = re.sub(r"\\(.)", r"\1", value).replace("$$", "$").strip()
+    return given
+
+
+def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[str]:
+    """Return the words for panjue that a target's line stands for; none if its work is done."""
+    config = chosen_config(goals, given)
+    run = run_folder(config, given)
+    if config == run / "config.yaml":
+        given = {**given, **dict.fromkeys(RECORDED, "")}  # it has them
+    test = chosen_test(config, goals, given)
+    if is_done(line[0], config, run, goals, given):
+        return []
+    has_cases = not config.is_file() or "train:" in config.read_text("utf-8", "replace")
+    if line[0] == "sft" and not given["TRAIN"] and not has_cases:
+        raise UserError(f"say TRAIN=FILE: {config} names none")
+    scores = run / "answers" / Path(test).stem / "scores.json"
+    values = {"CONFIG": str(config), "RUN": str(run), "TEST": test, "SCORES": str(scores)}
+    return filled(line, {**given, **values})
+
+
+def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
+    """Return the config to train with: what is ordered, else RUN's own, else the demo's."""
+    if given["CONFIG"]:
+        return CONFIGS / f"{given['CONFIG']}.yaml"
+    run = Path(given["RUN"])
+    is_new = given["MODEL"] and ("sft" in goals or not is_trained(run))
+    if given["RUN"] and not is_new and (is_trained(run) or (run / "config.yaml").is_file()):
+        check_record(run, given)
+        return run / "config.yaml"
+    if given["MODEL"]:
+        return CONFIGS / f"{config_of_card()}.yaml"
+    for name in ("RUN", *RECORDED, "TEST"):
+        if given[name]:
+            way_out = "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training"
+            reason = f"nothing is trained for {name}={given[name]} (CONFIG=demo trains a toy)"
+            raise UserError(f"{way_out}: {reason}")
+    return DEMO
+
+
+def check_record(run: Path, given: dict[str, str]) -> None:
+    """Refuse variables that differ from what a run was trained with."""
+    for name, key in RECORDED.items():
+        if given[name]:
+            recorded = read_object(run / "manifest.json").get(key) or ""
+            if Path(given[name]).resolve() != Path(recorded).resolve():
+                way_out = f"leave {name} out, or choose another RUN"
+                raise UserError(f"{name}={given[name]}: {run} has {name}={recorded}; {way_out}")
+
+
+def run_folder(config: Path, given: dict[str, str]) -> Path:
+    """Return RUN, or a folder named by config, task, model and training cases."""
+    if given["RUN"]:
+        return Path(given["RUN"])
+    task = "" if given["TASK"] == "judgment" else given["TASK"]
+    parts = [config.stem, task, Path(given["MODEL"]).name, Path(given["TRAIN"]).stem]
+    return Path("runs", "-".join(filter(None, parts)).replace(" ", "_"))
+
+
+def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:
+    """Return the cases to answer, empty if no goal needs them."""
+    test = given["TEST"]
+    if test and not Path(test).exists():
+        raise UserError(f"TEST: no file {test}")
+    if not test and config == DEMO and not any(given[name] for name in RECORDED):
+        return "data/demo/test.jsonl"
+    if not test and not {"generate", "score", "check-submission"}.isdisjoint(goals):
+        raise UserError("say TEST=FILE: the invented cases are for the demo alone")
+    return test
+
+
+def is_done(step: str, config: Path, run: Path, goals: list[str], given: dict[str, str]) -> bool:
+    """Say whether a step has nothing to do."""
+    is_toy = config == DEMO and not given["MODEL"]
+    needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
+    is_asked = "sft" in goals or any(given[name] for name in (*RECORDED, "CONFIG", "SFT"))
+    done = {
+        "demo": not needs_base or Path("data/demo/train.jsonl").exists(),
+        "base": not needs_base or is_trained(Path("runs/base")),
+        "sft": not is_asked and is_trained(run),
+    }
+    return done.get(step, False)
+
+
+def is_trained(run: Path) -> bool:
+    """Say whether a run folder has a finished adapter or model, or is one itself."""
+    return any((place / "labels.json").is_file() for place in (run / "adapter", run / "model", run))
+
+
+def filled(line: list[str], values: dict[str, str]) -> list[str]:
+    """Return a line with values for its words in capitals, without those that have none."""
+    words = []
+    for word in line:
+        key, _, name = word.rpartition("=")
+        value = values.get(name, name)
+        if name in FURTHER:
+            with of_library(name):
+                words += shlex.split(value)
+        elif value:
+            words.append(f"{key}={value}" if key else value)
+    return words
+
+
+def main() -> None:
+    """Replace this process by the command of a target, if it has something to do."""
+    goals, *line = sys.argv[1:]
+    with in_one_line():
+        given = variables(os.environ["MAKEFLAGS"])
+        words = command(line, goals.split(), given)
+    if words:
+        if given["V"]:
+            print(shlex.join([PANJUE, *words]), flush=True)
+        os.execv(PANJUE, [PANJUE, *words])
+
+
+if __name__ == "__main__":
+    main()
