@@ -1,6 +1,6 @@
 // The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
-const { cases, labels } = JSON.parse(document.getElementById("data").textContent);
+const { cases, labels, hasGold } = JSON.parse(document.getElementById("data").textContent);
 const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.language;
 const inChinese = chosen.startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
@@ -32,7 +32,7 @@ const agreements = ({ opinions }) => {
 };
 const FILTERS = [
   ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
-    labelOf(field) + say(", gold or predicted", "（原判或预测）"),
+    labelOf(field) + (hasGold ? say(", gold or predicted", "（原判或预测）") : ""),
     values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value), asItIs]),
   [say("wrong field", "答错的字段"), values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value), labelOf],
   ...attributes.map((name) => [
@@ -73,7 +73,7 @@ function addFilters() {
 function showList() {
   shown = cases.filter((example) => wholeText(example).includes(search.value) && FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
   buttons = shown.map((example, index) => {
-    const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : "✓";
+    const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : hasGold ? "✓" : "";
     const button = make("button", example.id + " " + mark, { type: "button", tabindex: index ? "-1" : "0" });
     button.append(make("small", wholeText(example).slice(0, 60)));
     if (example.wrong.length) button.classList.add("wrong");
@@ -91,14 +91,13 @@ function showList() {
 function fieldTable(fields, opinions, isClasses) {
   const table = make("table"), header = make("tr");
   const answers = opinions ? [say("model", "模型"), say("text classifier", "文本分类器")] : [say("predicted", "预测")];
-  header.append(...[say("field", "字段"), say("gold", "原判"), ...answers].map((text) => make("th", text, { scope: "col" })));
+  header.append(...[say("field", "字段"), ...(hasGold ? [say("gold", "原判")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
   fields.forEach((field, number) => {
     const row = make("tr");
-    row.append(
-      make("th", labelOf(field.name), { scope: "row", title: field.name }),
-      valueCell(field.gold.map((value) => make("span", value))),
-      answerCell(field, isClasses));
+    row.append(make("th", labelOf(field.name), { scope: "row", title: field.name }));
+    if (hasGold) row.append(valueCell(field.gold.map((value) => make("span", value))));
+    row.append(answerCell(field, isClasses));
     if (opinions) row.append(opinionCell(opinions[number], isClasses));
     table.append(row);
   });
@@ -121,6 +120,7 @@ function valueCell(spans) {
 }
 
 function predictedValues({ gold, predicted, correct }) {
+  if (!hasGold) return predicted.map((value) => make("span", value));
   if (predicted.length === 0 && !correct) return [make("span", say("✗ nothing", "✗ 无"), { class: "added" })];
   return predicted.map((value) => {
     if (gold.includes(value)) return make("span", "✓ " + value, { class: "right" });
@@ -131,7 +131,7 @@ function predictedValues({ gold, predicted, correct }) {
 
 // The gold labels that the prediction lacks. Of one label that is wrong the gold column says enough.
 function missedValues({ gold, predicted }) {
-  if (gold.length <= 1) return [];
+  if (!hasGold || gold.length <= 1) return [];
   return gold.filter((value) => !predicted.includes(value))
     .map((value) => make("span", say("✗ missed: ", "✗ 漏判：") + value, { class: "missed" }));
 }

@@ -1,5 +1,6 @@
 """The report page in a headless Chromium."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,8 +13,8 @@ from panjue.eval.report import page, page_data
 from panjue.prompts.example import Example
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.records import Row, Write
-from tests.eval.test_report import HOSTILE, answer_by_classifier, run_on, think
+from tests.eval.records import Row, Write, write_answers
+from tests.eval.test_report import HOSTILE, THEFT, answer_by_classifier, run_on, think
 
 hostile = test_report.hostile  # the fixtures
 advised = test_report.advised
@@ -121,6 +122,28 @@ def test_what_the_classifier_answered_has_no_second_column(
     heads = opened.locator("#case section >> nth=0 >> tr >> nth=0 >> th")
     assert heads.all_inner_texts() == ["field", "gold", "predicted"]
     assert opened.locator("#case details, #agreements, #decoding").count() == 0
+
+
+def test_without_gold_nothing_is_said_to_be_right(
+    opened: Any, hostile: Path, case: Row, write: Write, advised: Callable[[Any], None]
+) -> None:
+    rows = [case(1, *((name, *THEFT) for name in HOSTILE)), case(2, ("甲", *THEFT), gold=False)]
+    rows[0]["fact"] = "被告人们盗窃。"
+    write_answers(hostile, write("unlabelled.jsonl", rows))
+    advised(lambda _example, _answer: None)
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())
+    assert opened.inner_text("#headline") == "2 cases without gold: there is no score."
+    assert opened.inner_text("#facts") == "被告人们盗窃。"
+    rows = opened.locator("#case section >> nth=1 >> tr")
+    heads = rows.nth(0).locator("th").all_inner_texts()
+    assert heads == ["field", "model", "text classifier"]
+    assert rows.nth(1).locator("td").first.inner_text() == "抢劫罪"
+    assert not re.search("[✓✗]", opened.inner_text("main"))
+    opened.get_by_label("charges", exact=True).select_option("抢劫罪")
+    assert opened.inner_text("#count") == "1 / 2"
+    assert opened.locator("#scores").count() == 0
+    in_tests.take_pictures(opened, "report-without-gold-en")
 
 
 def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
