@@ -14,7 +14,6 @@ from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
-from panjue.eval.fairness import remarks as fairness_remarks
 from panjue.eval.group_counts import Counts
 from panjue.eval.opinions import Advisor
 from panjue.eval.score import ScoreResult, remarks, score
@@ -319,16 +318,4 @@ def page(result: PageData) -> str:
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         cases=[asdict(case) for case in result.cases],
-        fairness=fairness_lines(result),
     )
-
-
-def fairness_lines(result: PageData) -> dict[str, list[str]]:
-    """Return attribute -> the remarks on its groups, without the numbers, which the page has."""
-    if result.fairness is None:
-        return {}
-    attributes = result.fairness.attributes.items()
-    return {
-        name: list(fairness_remarks(result.fairness, of))[of.mean is not None :]
-        for name, of in attributes
-    }

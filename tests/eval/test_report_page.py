@@ -158,6 +158,9 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
         opened.click("#language >> text=中文")
     assert opened.inner_text("#headline b").startswith("总分 0.")
     assert "罪名 F1" in opened.inner_text("#parts")
+    assert "2 个案件；0 个在提交文件里没有对应的行" in opened.inner_text("div.note")
+    assert "无法读取的回答：0.00%" in opened.inner_text("div.note")
+    assert opened.locator("[lang=en]:visible").count() == 0
     assert opened.locator("#case th").nth(3).inner_text() == "罪名"
     with opened.expect_navigation():
         opened.click("#language >> text=English")
