@@ -1,8 +1,8 @@
 // The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
 const { cases, labels, hasGold } = JSON.parse(document.getElementById("data").textContent);
-const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.language;
-const inChinese = chosen.startsWith("zh");
+const address = new URLSearchParams(location.search); // the language, and what is chosen
+const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
 const say = (english, chinese) => (inChinese ? chinese : english);
 // What happened to a reply -> its name; the English note says more.
@@ -38,7 +38,7 @@ const FILTERS = [
   ...attributes.map((name) => [
     labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
   [say("model and classifier", "模型与分类器"), values(agreements), (example, value) => agreements(example).includes(value), labelOf],
-  [say("the classifier's probability, mean", "分类器认为的概率（平均）"),
+  [say("classifier's probability", "分类器认为的概率（平均）"),
     cases.some(({ confidence }) => confidence !== null) ? confidences.map(([range]) => range) : [],
     ({ confidence }, value) => {
       const [, low, high] = confidences.find(([range]) => range === value);
@@ -48,7 +48,8 @@ const FILTERS = [
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test, show]) => ({ label, options, test, show, select: make("select") }));
 
-const search = make("input", "", { type: "search", id: "search" });
+const form = document.getElementById("filters");
+const search = make("input", "", { type: "search", id: "search", name: "search" });
 let shown = cases; // the cases that pass all filters
 let current = null;
 let buttons = [];
@@ -56,18 +57,29 @@ let buttons = [];
 const wholeText = ({ text }) => text.map(([piece]) => piece).join("");
 
 function addFilters() {
-  const words = make("div");
-  search.addEventListener("input", showList);
-  words.append(make("label", say("search the facts", "搜索案情"), { for: "search" }), search);
-  document.getElementById("filters").append(words);
+  addFilter(say("search the facts", "搜索案情"), search);
   FILTERS.forEach(({ label, options, show, select }, number) => {
-    const filter = make("div");
-    select.id = "filter-" + number;
+    select.id = select.name = "filter-" + number;
     select.append(make("option", "–", { value: "" }), ...options.map((value) => make("option", show(value), { value })));
-    select.addEventListener("change", showList);
-    filter.append(make("label", label, { for: select.id }), select);
-    document.getElementById("filters").append(filter);
+    addFilter(label, select);
   });
+  form.append(make("button", say("show all", "清除筛选"), { type: "reset" }));
+  const count = form.children.length;
+  form.style.setProperty("--columns", Math.ceil(count / Math.ceil(count / 6))); // rows of equal length
+  form.addEventListener("input", showList);
+  form.addEventListener("reset", () => setTimeout(showList)); // once the fields are empty
+}
+
+function addFilter(label, field) {
+  const filter = make("div");
+  filter.append(make("label", label, { for: field.id }), field);
+  form.append(filter);
+  field.value = address.get(field.id) ?? "";
+}
+
+// The other language opens with what is chosen here.
+function keepChoices({ currentTarget }) {
+  currentTarget.search = new URLSearchParams([...new FormData(form), ["case", cases.indexOf(current)], ["lang", currentTarget.hreflang]]);
 }
 
 function showList() {
@@ -207,6 +219,8 @@ function fillCase(index) {
     ...example.items.map((item, index) => itemSection(item, index, example.opinions, isClasses)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
 }
 
+for (const link of document.querySelectorAll("#language a")) link.addEventListener("click", keepChoices);
 addFilters();
+current = cases[address.get("case")] ?? null;
 showList();
-if (cases.length && matchMedia("(min-width: 45em)").matches) fillCase(0); // on a phone the list comes first
+if (!current && shown.length && matchMedia("(min-width: 45em)").matches) fillCase(0); // on a phone the list comes first

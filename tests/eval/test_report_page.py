@@ -1,6 +1,7 @@
 """The report page in a headless Chromium."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -165,6 +166,42 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     with opened.expect_navigation():
         opened.click("#language >> text=English")
     assert opened.inner_text("#headline b").startswith("final score")
+
+
+def test_a_change_of_language_keeps_the_filters_and_the_case(opened: Any, hostile: Path) -> None:
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())
+    opened.get_by_label("search the facts").fill("盗窃")
+    opened.get_by_label("charges").select_option("盗窃罪")
+    opened.locator("#list button").nth(1).click()
+    with opened.expect_navigation():
+        opened.click("#language >> text=中文")
+    assert opened.input_value("#search") == "盗窃"
+    assert opened.get_by_label("罪名").input_value() == "盗窃罪"
+    assert (opened.inner_text("#case h3"), opened.inner_text("#count")) == ("2", "2 / 2")
+    opened.get_by_label("罪名").select_option("抢劫罪")
+    assert opened.inner_text("#count") == "1 / 2"
+    opened.get_by_role("button", name="清除筛选").click()
+    opened.wait_for_selector("#count:text('2 / 2')")
+    assert opened.input_value("#search") == ""
+
+
+@pytest.mark.parametrize("width", [390, 900, 1280])
+def test_tables_fit_the_screen_and_no_filter_is_alone_in_its_row(
+    width: int, opened: Any, hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    found = page_data(open_answers(hostile))
+    found.scores.baselines["text classifier"] = found.scores.total.mean
+    (hostile / "report.html").write_text(page(found), "utf-8")
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.goto((hostile / "report.html").as_uri() + "?lang=en")
+    opened.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
+    ends = "all => all.map(one => one.getBoundingClientRect().right)"
+    assert max(opened.locator("table").evaluate_all(ends)) <= width
+    tops = "all => all.map(one => Math.round(one.getBoundingClientRect().bottom))"
+    rows = Counter(opened.locator("#filters > div").evaluate_all(tops))
+    assert min(rows.values()) > 1
 
 
 def doubt(_example: Example, answer: dict[str, Any]) -> None:
