@@ -14,18 +14,18 @@ from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
-from panjue.eval.fairness import remarks as fairness_remarks
 from panjue.eval.group_counts import Counts
 from panjue.eval.opinions import Advisor
 from panjue.eval.score import ScoreResult, remarks, score
-from panjue.eval.shown import class_fields, items_of, split_at_names
+from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
+from panjue.eval.values import metric_values
 from panjue.prompts.example import Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import protect_inputs
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item
+from panjue.prompts.tasks.metrics import Field, Item, Row
 
 FOLDER = Path(__file__).parent / "page"
 
@@ -41,6 +41,9 @@ AGREEMENTS = {
 }
 """How the model's and the text classifier's answers to one field compare, and in Chinese."""
 
+WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
+"""What these are called where the model's answer is taken for gold."""
+
 NO_ANSWER = "-"
 """The predicted value of an item that is not answered."""
 
@@ -51,6 +54,7 @@ class PageCase:
 
     Attributes:
         text: Its pieces in order: (piece, index in `items` of the name that it is, or None).
+        items: With fields as their own gold where the file has none.
         classes: Field -> its gold and predicted classes, for the filters.
         wrong: Fields that are wrong in at least one item.
         opinions: Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has
@@ -78,6 +82,7 @@ class PageData:
     """Everything on the page.
 
     Attributes:
+        scores: None if a case has no gold; then the page shows facts and answers alone.
         labels: Metric, field or baseline -> what it is called, in English and in Chinese.
         parts: Metric -> its weight in the headline metric, if that is a weighted sum.
         demo: The demo's training answered.
@@ -94,7 +99,8 @@ class PageData:
 
     name: str
     task: str
-    scores: ScoreResult
+    scores: ScoreResult | None = None
+    by_classifier: bool = False
     labels: dict[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     demo: bool = False
@@ -127,17 +133,23 @@ def main(run: Path, gold: Path | None) -> None:
     print(f"written: {page_path}")
     for line in result.skipped:
         print(line)
+    if result.scores is None:
+        print(f"{opened.test}: has cases without gold: the page has no scores")
 
 
 def page_data(answered: AnsweredFile) -> PageData:
-    """Collect the report of the answers to a labelled test file."""
+    """Collect the report of the answers to a test file."""
     task, record = answered.task, answered.record
     submission = task.data.submission.find(answered.folder)
-    scores = score(answered.reader, answered.test, submission)
-    if record.answered_by == "classifier":
-        scores.baselines.pop(CLASSIFIER_NAME, None)  # the same answers, and the same score
-    result = PageData(answered.name, record.task, scores)
+    result = PageData(answered.name, record.task)
+    result.by_classifier = record.answered_by == "classifier"
     result.labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
+    if all(example.answer is not None for example in answered.examples()):
+        result.scores = score(answered.reader, answered.test, submission)
+        if result.by_classifier:  # the same answers, and the same score
+            result.scores.baselines.pop(CLASSIFIER_NAME, None)
+    else:
+        result.labels |= WITHOUT_GOLD
     result.labels |= {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
     result.parts = task.score.parts
     trained = None if record.endpoint else answered.answers.trained
@@ -145,11 +157,12 @@ def page_data(answered: AnsweredFile) -> PageData:
     result.decoding = decoding_of(submission) or {}
     rows = task.data.submission.index(submission)
     fallback = result.decoding.get("fallback", task.score.fallback) if result.decoding else ""
-    result.cases = list(_cases(answered, rows, fallback))
+    result.cases = list(_cases(answered, rows, fallback, has_gold=result.scores is not None))
     result.skipped = [str(answered.reader.skipped)] if answered.reader.skipped.rows else []
-    _count(task, result)
-    if scores.groups:
-        result.fairness = fairness(answered.reader, answered.test, submission, list(scores.groups))
+    if result.scores:
+        _count(task, result)
+        if groups := list(result.scores.groups):
+            result.fairness = fairness(answered.reader, answered.test, submission, groups)
     return result
 
 
@@ -166,7 +179,9 @@ def _calls(completions: Rows | None, example: Example) -> Iterator[dict[str, Any
         yield row
 
 
-def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCase]:
+def _cases(
+    answered: AnsweredFile, rows: Rows, fallback: str, *, has_gold: bool
+) -> Iterator[PageCase]:
     path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if fallback and path.exists() else None
     by_classifier = answered.record.answered_by == "classifier"
@@ -177,7 +192,11 @@ def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCa
     for example in answered.examples():
         calls = list(_calls(completions, example))
         confidence = confidences.get(example.id) if confidences else None
-        items = list(items_of(task, task.gold(example), rows.get(example.id)))
+        row = rows.get(example.id)
+        gold = task.gold(example) if has_gold else own_gold(row)
+        if gold and not has_gold:
+            metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
+        items = list(items_of(task, gold, row)) if gold else []
         fields = [field for _, fields in items for field in fields]
         notes = dict(_handled(answered, example, calls, fallback))
         yield PageCase(
@@ -187,7 +206,7 @@ def _cases(answered: AnsweredFile, rows: Rows, fallback: str) -> Iterator[PageCa
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
-            opinions=list(_opinions(task, example, advisor, items)),
+            opinions=list(_opinions(task, example, advisor, gold, items)) if items else [],
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
@@ -202,12 +221,12 @@ def _wrong(fields: Sequence[Field]) -> list[str]:
 
 
 def _opinions(
-    task: Task, example: Example, advisor: Advisor | None, items: Sequence[Item]
+    task: Task, example: Example, advisor: Advisor | None, gold: Row, items: Sequence[Item]
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare."""
     if advisor:
         row = task.data.write(example, advisor.alone(example))
-        own_items = items_of(task, task.gold(example), row)
+        own_items = items_of(task, gold, row)
         for (_, answers), (_, own) in zip(items, own_items, strict=True):
             yield list(zip(own, map(agreement, answers, own), strict=True))
 
@@ -294,18 +313,9 @@ def page(result: PageData) -> str:
     return environment.get_template("report.html").render(
         report=result,
         scores=result.scores,
-        remarks=[*remarks(result.scores), *result.skipped],
+        remarks=[*(remarks(result.scores) if result.scores else ()), *result.skipped],
         agreements=AGREEMENTS,
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         cases=[asdict(case) for case in result.cases],
-        fairness=fairness_lines(result),
     )
-
-
-def fairness_lines(result: PageData) -> dict[str, list[str]]:
-    """Return attribute -> the remarks on its groups, without the numbers, which the page has."""
-    if result.fairness is None:
-        return {}
-    attributes = result.fairness.attributes.items()
-    return {name: list(fairness_remarks(of))[of.mean is not None :] for name, of in attributes}

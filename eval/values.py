@@ -246,7 +246,7 @@ def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
         if example.answer is None:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; give the labelled file "
-                "(with `report` and `compare`: --gold FILE)"
+                "(with `compare`: --gold FILE), or see the answers with `panjue report`"
             )
         yield example, reader.task.gold(example)
 

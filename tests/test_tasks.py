@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from panjue.eval.opinions import Advisor
+from panjue.eval.shown import items_of, own_gold
 from panjue.eval.values import metric_values, pooled
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
@@ -78,6 +79,7 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     unanswered = pooled(task, metric_values(task, gold, None, ""), alone)
     assert ((unanswered >= 0) & (unanswered < 1)).all()
     assert task.score.weight(example) >= 0
+    assert list(items_of(task, own_gold(row) or {}, row)), "a report shows it without gold"
 
 
 def check_any_reply(task: Task, example: Example, labels: Labels) -> None:

@@ -1,8 +1,8 @@
 // The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
-const { cases, labels } = JSON.parse(document.getElementById("data").textContent);
-const chosen = new URLSearchParams(location.search).get("lang") ?? navigator.language;
-const inChinese = chosen.startsWith("zh");
+const { cases, labels, hasGold } = JSON.parse(document.getElementById("data").textContent);
+const address = new URLSearchParams(location.search); // the language, and what is chosen
+const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
 const say = (english, chinese) => (inChinese ? chinese : english);
 // What happened to a reply -> its name; the English note says more.
@@ -32,13 +32,13 @@ const agreements = ({ opinions }) => {
 };
 const FILTERS = [
   ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
-    labelOf(field) + say(", gold or predicted", "（原判或预测）"),
+    labelOf(field) + (hasGold ? say(", gold or predicted", "（原判或预测）") : ""),
     values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value), asItIs]),
   [say("wrong field", "答错的字段"), values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value), labelOf],
   ...attributes.map((name) => [
     labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
   [say("model and classifier", "模型与分类器"), values(agreements), (example, value) => agreements(example).includes(value), labelOf],
-  [say("the classifier's probability, mean", "分类器认为的概率（平均）"),
+  [say("classifier's probability", "分类器认为的概率（平均）"),
     cases.some(({ confidence }) => confidence !== null) ? confidences.map(([range]) => range) : [],
     ({ confidence }, value) => {
       const [, low, high] = confidences.find(([range]) => range === value);
@@ -48,7 +48,8 @@ const FILTERS = [
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test, show]) => ({ label, options, test, show, select: make("select") }));
 
-const search = make("input", "", { type: "search", id: "search" });
+const form = document.getElementById("filters");
+const search = make("input", "", { type: "search", id: "search", name: "search" });
 let shown = cases; // the cases that pass all filters
 let current = null;
 let buttons = [];
@@ -56,24 +57,35 @@ let buttons = [];
 const wholeText = ({ text }) => text.map(([piece]) => piece).join("");
 
 function addFilters() {
-  const words = make("div");
-  search.addEventListener("input", showList);
-  words.append(make("label", say("search the facts", "搜索案情"), { for: "search" }), search);
-  document.getElementById("filters").append(words);
+  addFilter(say("search the facts", "搜索案情"), search);
   FILTERS.forEach(({ label, options, show, select }, number) => {
-    const filter = make("div");
-    select.id = "filter-" + number;
+    select.id = select.name = "filter-" + number;
     select.append(make("option", "–", { value: "" }), ...options.map((value) => make("option", show(value), { value })));
-    select.addEventListener("change", showList);
-    filter.append(make("label", label, { for: select.id }), select);
-    document.getElementById("filters").append(filter);
+    addFilter(label, select);
   });
+  form.append(make("button", say("show all", "清除筛选"), { type: "reset" }));
+  const count = form.children.length;
+  form.style.setProperty("--columns", Math.ceil(count / Math.ceil(count / 6))); // rows of equal length
+  form.addEventListener("input", showList);
+  form.addEventListener("reset", () => setTimeout(showList)); // once the fields are empty
+}
+
+function addFilter(label, field) {
+  const filter = make("div");
+  filter.append(make("label", label, { for: field.id }), field);
+  form.append(filter);
+  field.value = address.get(field.id) ?? "";
+}
+
+// The other language opens with what is chosen here.
+function keepChoices({ currentTarget }) {
+  currentTarget.search = new URLSearchParams([...new FormData(form), ["case", cases.indexOf(current)], ["lang", currentTarget.hreflang]]);
 }
 
 function showList() {
   shown = cases.filter((example) => wholeText(example).includes(search.value) && FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
   buttons = shown.map((example, index) => {
-    const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : "✓";
+    const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : hasGold ? "✓" : "";
     const button = make("button", example.id + " " + mark, { type: "button", tabindex: index ? "-1" : "0" });
     button.append(make("small", wholeText(example).slice(0, 60)));
     if (example.wrong.length) button.classList.add("wrong");
@@ -91,14 +103,13 @@ function showList() {
 function fieldTable(fields, opinions, isClasses) {
   const table = make("table"), header = make("tr");
   const answers = opinions ? [say("model", "模型"), say("text classifier", "文本分类器")] : [say("predicted", "预测")];
-  header.append(...[say("field", "字段"), say("gold", "原判"), ...answers].map((text) => make("th", text, { scope: "col" })));
+  header.append(...[say("field", "字段"), ...(hasGold ? [say("gold", "原判")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
   fields.forEach((field, number) => {
     const row = make("tr");
-    row.append(
-      make("th", labelOf(field.name), { scope: "row", title: field.name }),
-      valueCell(field.gold.map((value) => make("span", value))),
-      answerCell(field, isClasses));
+    row.append(make("th", labelOf(field.name), { scope: "row", title: field.name }));
+    if (hasGold) row.append(valueCell(field.gold.map((value) => make("span", value))));
+    row.append(answerCell(field, isClasses));
     if (opinions) row.append(opinionCell(opinions[number], isClasses));
     table.append(row);
   });
@@ -121,6 +132,7 @@ function valueCell(spans) {
 }
 
 function predictedValues({ gold, predicted, correct }) {
+  if (!hasGold) return predicted.map((value) => make("span", value));
   if (predicted.length === 0 && !correct) return [make("span", say("✗ nothing", "✗ 无"), { class: "added" })];
   return predicted.map((value) => {
     if (gold.includes(value)) return make("span", "✓ " + value, { class: "right" });
@@ -131,7 +143,7 @@ function predictedValues({ gold, predicted, correct }) {
 
 // The gold labels that the prediction lacks. Of one label that is wrong the gold column says enough.
 function missedValues({ gold, predicted }) {
-  if (gold.length <= 1) return [];
+  if (!hasGold || gold.length <= 1) return [];
   return gold.filter((value) => !predicted.includes(value))
     .map((value) => make("span", say("✗ missed: ", "✗ 漏判：") + value, { class: "missed" }));
 }
@@ -207,6 +219,8 @@ function fillCase(index) {
     ...example.items.map((item, index) => itemSection(item, index, example.opinions, isClasses)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
 }
 
+for (const link of document.querySelectorAll("#language a")) link.addEventListener("click", keepChoices);
 addFilters();
+current = cases[address.get("case")] ?? null;
 showList();
-if (cases.length && matchMedia("(min-width: 45em)").matches) fillCase(0); // on a phone the list comes first
+if (!current && shown.length && matchMedia("(min-width: 45em)").matches) fillCase(0); // on a phone the list comes first

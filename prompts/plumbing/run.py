@@ -6,6 +6,7 @@
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
 """
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -229,7 +230,9 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     if gold and len(found) > 1:
         found = [one for one in found if one.name == gold.stem] or found
     if len(found) > 1:
-        names = ", ".join(map(str, found))
+        found = [one for one in found if _age(one)] or found
+    if len(found) > 1:
+        names = ", ".join(f"{one} ({_age(one) or 'empty'})" for one in found)
         raise UserError(f"{path}: has answers to several test files; say which: {names}")
     return Answers(found[0]) if found else None
 
@@ -237,6 +240,19 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
 def _is_meant(record: AnswersRecord, digest: str | None) -> bool:
     """Say whether answers may be meant without their name; those for a choice by their file."""
     return not record.for_choice or record.test_sha256 == digest
+
+
+def _age(folder: Path) -> str:
+    """Return how old the last answer in a folder is; empty if there is none."""
+    files = [*folder.glob("completions.jsonl"), *folder.glob("submission*")]
+    times = [file.stat().st_mtime for file in files if file.stat().st_size]
+    if not times:
+        return ""
+    minutes = int(time.time() - max(times)) // 60
+    for unit, size in (("days", 24 * 60), ("hours", 60)):
+        if minutes >= 2 * size:
+            return f"{minutes // size} {unit} old"
+    return f"{minutes} minutes old"
 
 
 def _has_answers(folder: Path) -> bool:

@@ -33,7 +33,7 @@ const TEXTS = {
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     unnamed: (names) => `请核对：事实中没有提到${names}。`,
     empty: "请先填写案件事实。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
-    noNames: "没有找到被告人：请在下面添加姓名，或在事实中写明“被告人某某”。", offline: "连不上服务，请确认它仍在运行。",
+    noNames: "没有找到被告人：请在“被告人”一栏添加姓名，或在事实中写明“被告人某某”。", offline: "连不上服务，请确认它仍在运行。",
     other: "English",
   },
   en: {
@@ -54,7 +54,7 @@ const TEXTS = {
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     unnamed: (names) => `Check this: the facts do not name ${names}.`,
     empty: "Please enter the facts first.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
-    noNames: "No defendant was found: add the names below, or write 被告人 before each in the facts.", offline: "The server does not answer; is it still running?",
+    noNames: "No defendant was found: add the names under Defendants, or write 被告人 before each in the facts.", offline: "The server does not answer; is it still running?",
     other: "中文",
   },
 };
@@ -180,8 +180,7 @@ async function ask(event) {
     return;
   }
   const start = performance.now();
-  lastResult = null; // an old answer never stands under a new case
-  $("result").hidden = true;
+  forgetResult();
   running = new AbortController();
   $("go").disabled = true;
   $("stop").hidden = false;
@@ -207,7 +206,7 @@ async function ask(event) {
   } catch (error) {
     const isStopped = error.name === "AbortError";
     $("state").textContent = texts.stopped;
-    $("result").hidden = !isStopped;
+    $("result").hidden = !isStopped || $("fact").value !== fact;
     if (!isStopped) showProblem(error instanceof TypeError ? texts.offline : error.message);
   } finally {
     running = null;
@@ -216,6 +215,13 @@ async function ask(event) {
     // A disabled button loses the focus: it goes to the answer, or back to the button.
     if (document.activeElement === document.body) $(lastResult ? "result-title" : "go").focus();
   }
+}
+
+// An old answer never stands under a new case.
+function forgetResult() {
+  running?.abort();
+  lastResult = null;
+  $("result").hidden = true;
 }
 
 function show(result) {
@@ -326,6 +332,7 @@ $("add").addEventListener("click", () => {
   node.querySelector("input").focus();
 });
 $("fact").addEventListener("input", () => {
+  forgetResult();
   const kept = namesEdited ? names().filter((name) => $("fact").value.includes(name)) : [];
   namesEdited = kept.length > 0;
   if (kept.length < names().length) setNames(kept); // the other names belonged to another case

@@ -74,7 +74,8 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             self._change = change
 
         def alone(self, example: Example) -> Any:
-            answer = json.loads(dump(example.answer))
+            fallback = TASK.ask.decode("", example, Labels()).answer
+            answer = json.loads(dump(example.answer or fallback))
             self._change(example, answer)
             return answer
 
@@ -355,3 +356,23 @@ def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
     made["endpoint"] = "http://127.0.0.1:9/v1#other"
     write_json(hostile / "manifest.json", made)
     assert tiny not in page(page_data(open_answers(hostile)))
+
+
+def test_without_gold_the_page_has_facts_and_answers(
+    hostile: Path, case: Row, write: Write, advised: Callable[[Any], None]
+) -> None:
+    rows = [case(1, *((name, *THEFT) for name in HOSTILE)), case(2, ("甲", *THEFT), gold=False)]
+    write_answers(hostile, write("unlabelled.jsonl", rows))
+    advised(lambda _example, _answer: None)
+    found = page_data(open_answers(hostile))
+    assert (found.scores, found.fairness, found.agreements) == (None, None, {})
+    assert [case.wrong for case in found.cases] == [[], []]
+    assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
+    compared = [[found.label(how)[0] for _, how in item] for item in found.cases[0].opinions]
+    assert compared == [["agree"] * 3, ["differ", "agree", "differ"], ["agree"] * 3]
+    assert "raw reply of 1" in page(found)
+    (hostile / "submission.jsonl").write_text("", "utf-8")
+    assert [case.items for case in page_data(open_answers(hostile)).cases] == [[], []]
+    (hostile / "submission.jsonl").write_text('{"id": 1, "judgments": [{"name": 7}]}', "utf-8")
+    with pytest.raises(UserError, match="id 1 is not in the hand-in format"):
+        page_data(open_answers(hostile))

@@ -1,5 +1,7 @@
 """The report page in a headless Chromium."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,8 +14,8 @@ from panjue.eval.report import page, page_data
 from panjue.prompts.example import Example
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.records import Row, Write
-from tests.eval.test_report import HOSTILE, answer_by_classifier, run_on, think
+from tests.eval.records import Row, Write, write_answers
+from tests.eval.test_report import HOSTILE, THEFT, answer_by_classifier, run_on, think
 
 hostile = test_report.hostile  # the fixtures
 advised = test_report.advised
@@ -123,6 +125,28 @@ def test_what_the_classifier_answered_has_no_second_column(
     assert opened.locator("#case details, #agreements, #decoding").count() == 0
 
 
+def test_without_gold_nothing_is_said_to_be_right(
+    opened: Any, hostile: Path, case: Row, write: Write, advised: Callable[[Any], None]
+) -> None:
+    rows = [case(1, *((name, *THEFT) for name in HOSTILE)), case(2, ("甲", *THEFT), gold=False)]
+    rows[0]["fact"] = "被告人们盗窃。"
+    write_answers(hostile, write("unlabelled.jsonl", rows))
+    advised(lambda _example, _answer: None)
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())
+    assert opened.inner_text("#headline") == "2 cases without gold: there is no score."
+    assert opened.inner_text("#facts") == "被告人们盗窃。"
+    rows = opened.locator("#case section >> nth=1 >> tr")
+    heads = rows.nth(0).locator("th").all_inner_texts()
+    assert heads == ["field", "model", "text classifier"]
+    assert rows.nth(1).locator("td").first.inner_text() == "抢劫罪"
+    assert not re.search("[✓✗]", opened.inner_text("main"))
+    opened.get_by_label("charges", exact=True).select_option("抢劫罪")
+    assert opened.inner_text("#count") == "1 / 2"
+    assert opened.locator("#scores").count() == 0
+    in_tests.take_pictures(opened, "report-without-gold-en")
+
+
 def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> None:
     (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
     opened.goto((hostile / "report.html").as_uri())  # the browser is English
@@ -135,10 +159,49 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
         opened.click("#language >> text=中文")
     assert opened.inner_text("#headline b").startswith("总分 0.")
     assert "罪名 F1" in opened.inner_text("#parts")
+    assert "2 个案件；0 个在提交文件里没有对应的行" in opened.inner_text("div.note")
+    assert "无法读取的回答：0.00%" in opened.inner_text("div.note")
+    assert opened.locator("[lang=en]:visible").count() == 0
     assert opened.locator("#case th").nth(3).inner_text() == "罪名"
     with opened.expect_navigation():
         opened.click("#language >> text=English")
     assert opened.inner_text("#headline b").startswith("final score")
+
+
+def test_a_change_of_language_keeps_the_filters_and_the_case(opened: Any, hostile: Path) -> None:
+    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
+    opened.goto((hostile / "report.html").as_uri())
+    opened.get_by_label("search the facts").fill("盗窃")
+    opened.get_by_label("charges").select_option("盗窃罪")
+    opened.locator("#list button").nth(1).click()
+    with opened.expect_navigation():
+        opened.click("#language >> text=中文")
+    assert opened.input_value("#search") == "盗窃"
+    assert opened.get_by_label("罪名").input_value() == "盗窃罪"
+    assert (opened.inner_text("#case h3"), opened.inner_text("#count")) == ("2", "2 / 2")
+    opened.get_by_label("罪名").select_option("抢劫罪")
+    assert opened.inner_text("#count") == "1 / 2"
+    opened.get_by_role("button", name="清除筛选").click()
+    opened.wait_for_selector("#count:text('2 / 2')")
+    assert opened.input_value("#search") == ""
+
+
+@pytest.mark.parametrize("width", [390, 900, 1280])
+def test_tables_fit_the_screen_and_no_filter_is_alone_in_its_row(
+    width: int, opened: Any, hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    found = page_data(open_answers(hostile))
+    found.scores.baselines["text classifier"] = found.scores.total.mean
+    (hostile / "report.html").write_text(page(found), "utf-8")
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.goto((hostile / "report.html").as_uri() + "?lang=en")
+    opened.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
+    ends = "all => all.map(one => one.getBoundingClientRect().right)"
+    assert max(opened.locator("table").evaluate_all(ends)) <= width
+    tops = "all => all.map(one => Math.round(one.getBoundingClientRect().bottom))"
+    rows = Counter(opened.locator("#filters > div").evaluate_all(tops))
+    assert min(rows.values()) > 1
 
 
 def doubt(_example: Example, answer: dict[str, Any]) -> None:

@@ -77,6 +77,7 @@ def test_a_case_becomes_cards_and_a_corrected_defendant_another(page: Any, serve
     assert page.locator("#marked mark").count() == 3
     page.fill("#fact", FACT.replace("张某甲", "赵某丁"))
     assert page.locator("#names input").count() == 0, "they were found in another text"
+    assert page.is_hidden("#result"), "it belongs to another text"
     ask(page, FACT, server.key)
     page.wait_for_selector("#go:enabled")  # till then the cards of the case before may stand
     page.hover("article >> nth=1")
