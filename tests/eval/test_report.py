@@ -58,7 +58,7 @@ def answer_by_classifier(run: Path) -> None:
     """Have a run's submission be the text classifier's."""
     changes: dict[str, dict[str, Any]] = {
         "manifest.json": {"answered_by": "classifier"},
-        "decode.json": {"answered_by": "answered by the text classifier: better", "calls": 0},
+        "decode.json": {"answered_by": "it was better", "calls": 0},
     }
     for name, change in changes.items():
         write_json(run / name, {**read_json(run / name), **change})
