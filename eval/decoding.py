@@ -172,12 +172,10 @@ def _decode(answered: AnsweredFile) -> Tally:
     return tally
 
 
-BY_CLASSIFIER = "answered by the text classifier"
-
-
 def who_answered(record: AnswersRecord) -> str:
     """Return a line on who answered, and why."""
-    by = BY_CLASSIFIER if record.answered_by == "classifier" else "answered by the model"
+    who = "text classifier" if record.answered_by == "classifier" else "model"
+    by = f"answered by the {who}"
     return f"{by}: {record.because}" if record.because else by
 
 

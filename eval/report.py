@@ -19,7 +19,7 @@ from panjue.eval.opinions import Advisor
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
 from panjue.eval.values import metric_values
-from panjue.prompts.example import Example, call_key, first_reply
+from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
@@ -44,6 +44,9 @@ AGREEMENTS = {
 WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
 """What these are called where the model's answer is taken for gold."""
 
+NO_REPLY = "not in the reply"
+"""The model has no answer to compare: the classifier's is handed in."""
+
 NO_ANSWER = "-"
 """The predicted value of an item that is not answered."""
 
@@ -58,7 +61,8 @@ class PageCase:
         classes: Field -> its gold and predicted classes, for the filters.
         wrong: Fields that are wrong in at least one item.
         opinions: Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has
-            with the model's; empty if the run has no classifier, or if that made the submission.
+            with the model's, or `NO_REPLY`; empty if the run has no classifier, or if that made the
+            submission.
         confidence: Mean over its judgments; None if the run has no confidences.
         handled: What `shorten` and decoding did, one keyword each; `notes` has the details.
         reply: The raw replies, one per call.
@@ -144,6 +148,7 @@ def page_data(answered: AnsweredFile) -> PageData:
     result = PageData(answered.name, record.task)
     result.by_classifier = record.answered_by == "classifier"
     result.labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
+    result.labels[NO_REPLY] = (NO_REPLY, "模型未答")
     if all(example.answer is not None for example in answered.examples()):
         result.scores = score(answered.reader, answered.test, submission)
         if result.by_classifier:  # the same answers, and the same score
@@ -198,7 +203,10 @@ def _cases(
             metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
         items = list(items_of(task, gold, row)) if gold else []
         fields = [field for _, fields in items for field in fields]
-        notes = dict(_handled(answered, example, calls, fallback))
+        decoded = None
+        if calls and fallback and not task.solve:
+            decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
+        notes = dict(_handled(calls, decoded, fallback))
         yield PageCase(
             id=str(example.id),
             groups=example.groups,
@@ -206,7 +214,7 @@ def _cases(
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
-            opinions=list(_opinions(task, example, advisor, gold, items)) if items else [],
+            opinions=list(_opinions(task, example, advisor, gold, items, decoded)) if items else [],
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
@@ -221,14 +229,37 @@ def _wrong(fields: Sequence[Field]) -> list[str]:
 
 
 def _opinions(
-    task: Task, example: Example, advisor: Advisor | None, gold: Row, items: Sequence[Item]
+    task: Task,
+    example: Example,
+    advisor: Advisor | None,
+    gold: Row,
+    items: Sequence[Item],
+    decoded: Decoded | None,
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare."""
-    if advisor:
-        row = task.data.write(example, advisor.alone(example))
-        own_items = items_of(task, gold, row)
-        for (_, answers), (_, own) in zip(items, own_items, strict=True):
-            yield list(zip(own, map(agreement, answers, own), strict=True))
+    if advisor is None:
+        return
+    guesses = _guesses(task, decoded) if decoded else set()
+    row = task.data.write(example, advisor.alone(example))
+    own_items = items_of(task, gold, row)
+    for (name, answers), (_, own) in zip(items, own_items, strict=True):
+        compared = []
+        for model, classifier in zip(answers, own, strict=True):
+            is_guess = (name, classifier.name) in guesses
+            how = NO_REPLY if is_guess else agreement(model, classifier)
+            compared.append((classifier, how))
+        yield compared
+
+
+def _guesses(task: Task, decoded: Decoded) -> set[tuple[str, str]]:
+    """Return item and field, as `items_of` names them, of each value that the reply lacks."""
+    guesses = set()
+    for number, item in enumerate(task.answer.items_of(decoded.answer)):
+        for field_name in task.answer.fields:
+            if decoded.is_guess(number, field_name):
+                has_name = bool(task.answer.items)
+                guesses.add((str(item["name"]), field_name) if has_name else ("", "class"))
+    return guesses
 
 
 def agreement(model: Field, classifier: Field) -> str:
@@ -247,11 +278,12 @@ def _values(fields: Iterator[Field]) -> list[str]:
 
 
 def _handled(
-    answered: AnsweredFile, example: Example, rows: Sequence[dict[str, Any]], fallback: str
+    rows: Sequence[dict[str, Any]], decoded: Decoded | None, fallback: str
 ) -> Iterator[tuple[str, str]]:
     """Yield what happened to an example's calls: (keyword, details).
 
-    `fallback` answers what is unreadable; it is empty if the submission is not of these calls.
+    `decoded` is the reply, if there is one and the submission is of it; `fallback` answers what is
+    unreadable.
     """
     refusals = [str(row["refused"]) for row in rows if row.get("refused") is not None]
     asked = [row for row in rows if row.get("refused") is None]
@@ -261,8 +293,7 @@ def _handled(
         yield "shortened", f"shortened to fit by {dropped} sentences"
     if cut := sum(row["finish"][0] == "length" for row in asked):
         yield "cut", f"{cut} replies cut by length"
-    if asked and fallback and not answered.task.solve:
-        decoded = answered.task.ask.decode(first_reply(asked[0]), example, answered.labels)
+    if asked and decoded:
         if not decoded.readable:
             yield "unreadable", f"the reply was unreadable, its answer: {fallback}"
         elif decoded.repairs:
@@ -276,7 +307,8 @@ def _count(task: Task, result: PageData) -> None:
     if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
         single = sets
     for own, how in chain.from_iterable(of for case in result.cases for of in case.opinions):
-        result.agreements.setdefault(own.name, Counter()).update([how])
+        if how != NO_REPLY:
+            result.agreements.setdefault(own.name, Counter()).update([how])
     counts = defaultdict[str, Counts](Counts)
     pairs = Counter[tuple[str, str]]()
     for f in fields:

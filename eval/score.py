@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
-from panjue.eval.decoding import BY_CLASSIFIER, decoding_of, never_asked
+from panjue.eval.decoding import decoding_of, never_asked
 from panjue.eval.values import UNWEIGHTED, MetricValues, Summary, score_rows, summarize, without_nan
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
@@ -50,6 +50,7 @@ class ScoreResult:
     unknown_baselines: Mapping[str, str] = field(default_factory=dict)
     """Baseline without a score -> why it has none."""
     answered_by: str = ""  # a line on who answered, the model or the text classifier, and why
+    by_classifier: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -133,6 +134,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         in_sample=in_sample(answers) if answers else None,
         unknown_baselines=baselines.unknown,
         answered_by=decoding.get("answered_by", "") if decoding else "",
+        by_classifier=answers is not None and answers.record.answered_by == "classifier",
     )
 
 
@@ -215,7 +217,7 @@ def _unweighted_groups(groups: Mapping[str, Mapping[str, Summary]]) -> Iterator[
 
 def _unreadable(scores: ScoreResult) -> Iterator[str]:
     """Yield the rate of unreadable replies, unless the classifier answered."""
-    if scores.answered_by.startswith(BY_CLASSIFIER):
+    if scores.by_classifier:
         return
     if scores.unreadable_rate is None:
         yield "unreadable replies: unknown, there is no decode.json of this submission"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.architecture import check_quantization
+from panjue.prompts.plumbing.endpoint import making_client
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
@@ -117,7 +118,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def _from_hub(name: str, files: Sequence[str]) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants, get_session, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     place = f"base model {name!r}"
@@ -126,6 +127,10 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
             f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B "
             "(`make base` makes that of the demo)"
         )
+    if not constants.ENDPOINT.startswith(("http://", "https://")):
+        raise UserError(f"HF_ENDPOINT={constants.ENDPOINT}: begins without https://")
+    with making_client():
+        get_session()
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except (OSError, HFValidationError, RuntimeError) as error:

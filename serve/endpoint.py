@@ -6,7 +6,7 @@ from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
-from panjue.prompts.plumbing.endpoint import key_of, parse_endpoint
+from panjue.prompts.plumbing.endpoint import key_of, making_client, parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
@@ -56,12 +56,12 @@ class Endpoint:
         self._url, self._model = url_and_model
         self._failure, self._replies, self._refusals = "", 0, 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
-        self._client = AsyncOpenAI(
-            base_url=self._url,
-            api_key=key_of(KEY) or "none",  # the client insists on one
-            max_retries=MAX_RETRIES,
-            timeout=Timeout(600, connect=10),
-        )
+        key = key_of(KEY) or "none"  # the client insists on one
+        timeout = Timeout(600, connect=10)
+        with making_client():
+            self._client = AsyncOpenAI(
+                base_url=self._url, api_key=key, max_retries=MAX_RETRIES, timeout=timeout
+            )
 
     def close(self) -> None:
         """Close all connections and the event loop."""

@@ -43,14 +43,42 @@ def key_of(*variables: str) -> str:
     return ""
 
 
+PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Environment variables that clients are made with; those of proxies may be in lower case."""
+
+LOOPBACK = "localhost,127.0.0.1,::1"
+
+
+@contextmanager
+def making_client() -> Iterator[None]:
+    """Name the variables of proxies and certificates if no client can be made with them.
+
+    The block makes a client. It asks this machine's own addresses directly: no proxy reaches them.
+    """
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if LOOPBACK not in direct:
+        os.environ["no_proxy"] = f"{direct},{LOOPBACK}"
+    try:
+        yield
+    except Exception as error:  # the libraries have no class for it
+        kind = CERTIFICATES if isinstance(error, OSError) else PROXIES
+        names = [name for name in os.environ if name.upper() in kind]
+        if not names:
+            raise
+        raise UserError(f"{' or '.join(names)}: {first_line(error)}") from None
+
+
 @contextmanager
 def asking(url: str, variable: str) -> Iterator["OpenAI"]:
     """Return a client of an endpoint; its errors become one line with the address."""
     from openai import APIStatusError, OpenAI, OpenAIError  # noqa: PLC0415  # it takes a second
 
     key = key_of(variable) or "none"  # the client insists on one
+    with making_client():
+        client = OpenAI(base_url=url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES)
     try:
-        with OpenAI(base_url=url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES) as client:
+        with client:
             yield client
     except APIStatusError as error:
         hint = f"; is {variable} right?" if error.status_code in {401, 403} else ""

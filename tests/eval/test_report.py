@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.answers import AnsweredFile, check_complete, open_answers
-from panjue.eval.report import AGREEMENTS, agreement, page, page_data
+from panjue.eval.report import AGREEMENTS, NO_REPLY, agreement, page, page_data
 from panjue.eval.shown import items_of, split_at_names
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
+from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.repair import PENALTIES
@@ -58,7 +58,7 @@ def answer_by_classifier(run: Path) -> None:
     """Have a run's submission be the text classifier's."""
     changes: dict[str, dict[str, Any]] = {
         "manifest.json": {"answered_by": "classifier"},
-        "decode.json": {"answered_by": "answered by the text classifier: better", "calls": 0},
+        "decode.json": {"answered_by": "it was better", "calls": 0},
     }
     for name, change in changes.items():
         write_json(run / name, {**read_json(run / name), **change})
@@ -134,6 +134,7 @@ def test_the_classifier_s_answers_are_compared_with_the_model_s(
     hostile: Path, advised: Callable[[Any], None]
 ) -> None:
     advised(think)
+    (hostile / "decode.json").unlink()  # the submission is not that of the replies
     found = page_data(open_answers(hostile))
     assert found.agreements == {
         "charges": {"agree, right": 2, "differ, model right": 1, "differ, both wrong": 1},
@@ -152,6 +153,30 @@ def test_the_classifier_s_answers_are_compared_with_the_model_s(
         "differ, classifier right",
     ]
     assert {how for _, how in (*third, *other)} == {"agree, right"}
+
+
+def test_what_a_reply_does_not_have_is_no_agreement(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    first, _second = Reader(TASK).read(hostile.parent / "gold.jsonl")
+    reply = json.loads(TASK.ask.target(first))
+    del reply["judgments"][0]["penalty"]
+    del reply["judgments"][2]
+    TASK.ask.labels([first]).save(hostile)
+    rows = [row for _, row in read_lines(hostile / "completions.jsonl")]
+    rows[0]["texts"] = [dump(reply)]
+    (hostile / "completions.jsonl").write_text("".join(dump(r) + "\n" for r in rows), "utf-8")
+    found = page_data(open_answers(hostile))
+    assert found.agreements["charges"] == {"differ, model right": 1, "differ, both wrong": 1}
+    assert found.agreements["penalty"] == {"differ, classifier right": 1}
+    lacks = NO_REPLY
+    assert [[how == lacks for _, how in item] for item in found.cases[0].opinions] == [
+        [False, False, True],
+        [False, False, False],
+        [True, True, True],
+    ]
+    assert {how for _, how in found.cases[1].opinions[0]} == {lacks}, "it is unreadable"
 
 
 def test_without_a_classifier_nothing_is_said_of_one(hostile: Path) -> None:

@@ -89,6 +89,7 @@ def test_the_classifier_s_answer_is_beside_the_model_s(
     opened: Any, hostile: Path, advised: Callable[[Any], None]
 ) -> None:
     advised(think)
+    (hostile / "decode.json").unlink()
     found = page_data(open_answers(hostile))
     found.scores.baselines["text classifier"] = found.scores.total.mean
     (hostile / "report.html").write_text(page(found), "utf-8")

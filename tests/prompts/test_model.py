@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import close_session
 
 from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
@@ -103,6 +104,18 @@ def test_a_hub_that_cannot_be_reached_is_one_line_with_the_ways_out(tmp_path: Pa
         "(http://127.0.0.1:9: "
     )
     assert line.endswith("); set HF_ENDPOINT to a mirror, or give a folder")
+
+
+def test_a_hub_that_no_request_can_be_sent_to_is_named_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    close_session()
+    monkeypatch.setenv("HTTPS_PROXY", "socks://127.0.0.1:1080")
+    with pytest.raises(UserError, match=r"^HTTPS_PROXY: Unknown scheme"):
+        model_folder("Qwen/Qwen3-8B")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "hf-mirror.com")
+    with pytest.raises(UserError, match=r"^HF_ENDPOINT=hf-mirror.com: begins without https://$"):
+        model_folder("Qwen/Qwen3-8B")
 
 
 def test_a_manifest_that_is_no_object_is_named(folder: Path) -> None:

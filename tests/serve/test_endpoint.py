@@ -243,6 +243,12 @@ def test_an_endpoint_that_is_not_there_is_named(
         ask()
 
 
+def test_a_proxy_that_no_client_can_be_made_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1080")
+    with pytest.raises(UserError, match=r"^ALL_PROXY: Unknown scheme"):
+        Endpoint("https://example.invalid/v1#m")
+
+
 @pytest.mark.parametrize(
     "name",
     ["127.0.0.1:9", "http://x/v1", "http://[::1/v1#m", "http://x:port#m", "http://xn--a#m", "#m"],

@@ -1,6 +1,7 @@
 """Requests to OpenAI-compatible endpoints: retries, errors in one line, addresses and keys."""
 
 import json
+import os
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -143,3 +144,36 @@ def test_an_invalid_key_is_refused_and_not_shown(
         ask(f"{server.url}#m")
     assert key not in str(error.value)
     assert not server.paths
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1080"),
+        ("http_proxy", "socks://a:secret@127.0.0.1:1080"),
+        ("HTTPS_PROXY", "http://127.0.0.1:port"),
+        ("SSL_CERT_FILE", "/nonexistent.pem"),
+    ],
+)
+def test_a_variable_that_no_client_can_be_made_with_is_named(
+    ask: Ask, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=rf"^{variable}: [^\n]+$") as error:
+        ask("https://example.invalid/v1#m")
+    assert "secret" not in str(error.value)
+
+
+@WAYS
+@pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY"])
+def test_this_machine_is_asked_without_a_proxy(
+    ask: Ask, variable: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv(variable, "example.invalid")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert ask(f"{server.url}#m") == pytest.approx(1.0)
+    assert ask(f"{server.url.replace('127.0.0.1', 'localhost')}#m") == pytest.approx(1.0)
+    assert os.environ["no_proxy"].startswith("example.invalid,")
