@@ -18,17 +18,18 @@ LINES = dict(re.findall(r"^([a-z-]+):[^$]*\$\(PANJUE\) (.*?)(?:  #.*)?$", MAKEFI
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go to a folder with a run that is trained and one that was killed; there is no GPU."""
+    """Go to a folder with the demo, a run that is trained and one that was killed; no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    Path("finetune").mkdir()
-    Path("finetune/configs").symlink_to(ROOT / "finetune/configs")
+    (tmp_path / "finetune").mkdir()
+    (tmp_path / "finetune/configs").symlink_to(ROOT / "finetune/configs")
     for run in (Path("done"), Path("killed")):
-        (run / "adapter").mkdir(parents=True)
-        (run / "config.yaml").write_text("sft: {train: t.jsonl}\n", "utf-8")
         write_json(run / "manifest.json", {"task": "judgment", "base": "m", "train": "t.jsonl"})
-    for file in ("done/adapter/labels.json", "b.jsonl"):
-        Path(file).touch()
+        (run / "config.yaml").write_text("sft: {train: t.jsonl}\n", "utf-8")
+    for name in ("runs/base/model/labels", "runs/demo/model/labels", "done/adapter/labels"):
+        write_json(Path(f"{name}.json"), [])
+    for name in ("data/demo/train.jsonl", "b.jsonl"):
+        write_json(Path(name), {})
 
 
 def planned(words: str) -> str:
@@ -45,8 +46,10 @@ def planned(words: str) -> str:
 @pytest.mark.parametrize(
     "example",
     [
-        "score: -> demo data/demo; base C/base.yaml; sft C/demo.yaml run=runs/demo; "
-        "score data/demo/test.jsonl runs/demo --json runs/demo/answers/test/scores.json",
+        "serve: -> serve runs/demo",
+        "sft: -> sft C/demo.yaml run=runs/demo",
+        "score: CONFIG=demo RUN=b -> sft C/demo.yaml run=b; score data/demo/test.jsonl b "
+        "--json b/answers/test/scores.json",
         "sft: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft C/qwen2.5-0.5b-cpu.yaml "
         "run=runs/qwen2.5-0.5b-cpu-m_3-a_b.c task=judgment 'model=q/m 3/' 'train=x/a b.c.jsonl'",
         "sft: CONFIG=mine TASK=reading DEV=d SFT='seed=2 batch=4' -> sft C/mine.yaml "
@@ -66,14 +69,6 @@ def planned(words: str) -> str:
 def test_what_is_run(example: str) -> None:
     words, commands = example.split(" -> ")
     assert planned(words) == commands
-
-
-def test_a_demo_that_is_finished_is_not_made_again() -> None:
-    for file in ("data/demo/train.jsonl", "runs/base/model/labels.json", "runs/demo/labels.json"):
-        Path(file).parent.mkdir(parents=True)
-        Path(file).touch()
-    assert planned("serve:") == "serve runs/demo"
-    assert planned("sft:") == "sft C/demo.yaml run=runs/demo", "panjue says that it is trained"
 
 
 @pytest.mark.parametrize(
