@@ -1,6 +1,7 @@
 """Merging: the model that is written says what base and adapter say, or there is none."""
 
 import re
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
+from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.run import RunRecord
 from panjue.serve.merge import Served, merge, write_merged
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
@@ -168,6 +171,19 @@ def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
     before = (merged / "model.safetensors").stat().st_mtime_ns
     assert merge(trained / "adapter", merged) == merged
     assert (merged / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_sampling_settings_that_transformers_does_not_save_are_kept(
+    trained: Path, workshop: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained / "adapter", tmp_path / "adapter")
+    base = shutil.copytree(workshop / "base/model", tmp_path / "base")
+    file = base / "generation_config.json"
+    write_json(file, {**read_json(file), "do_sample": False, "temperature": 0.9, "top_p": 0.6})
+    digest = {"base": str(base), "base_sha256": model_sha256(base)}
+    RunRecord.read(tmp_path / "adapter").model_copy(update=digest).write(tmp_path / "adapter")
+    out = merge(tmp_path / "adapter", tmp_path / "merged")
+    assert (out / file.name).read_bytes() == file.read_bytes()
 
 
 def test_no_adapter_is_merged_into_a_quantized_base(tmp_path: Path) -> None:
