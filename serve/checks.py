@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.requests import Request
 
+from panjue.prompts.plumbing.files import BOM
 from panjue.prompts.render import neutralize_tokens
 from panjue.serve.settings import LOOPBACK
 
@@ -68,7 +69,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise Problem(415, "send JSON, with 'Content-Type: application/json'")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            value = from_json(await _body(request))
+            value = from_json((await _body(request)).removeprefix(BOM))
     except TimeoutError:
         raise Problem(408, "the body came too slowly", Connection="close") from None
     except ValueError as error:

@@ -125,6 +125,14 @@ def test_bodies_that_are_no_json(http: httpx.Client, raw: bytes, kind: str, mess
         assert message in answer.json()["error"]["message"]
 
 
+def test_a_byte_order_mark_before_a_body_is_ignored(asker: Any) -> None:
+    body = {"messages": SAY, "model": "panjue"}
+    raw = b"\xef\xbb\xbf" + json.dumps(body).encode()
+    app = around(asker, echo)
+    answer = inside(app, "POST", GENERATE[0], content=raw, headers={"Content-Type": JSON})
+    assert (answer.status_code, answer.json()) == (200, body)
+
+
 @BOTH
 def test_a_body_of_ten_megabytes(http: httpx.Client, path: str) -> None:
     def pieces() -> Iterator[bytes]:

@@ -153,7 +153,7 @@ def _judge(name: str, said: Said | None, labels: Labels) -> Judged:
     penalty, penalty_repairs = _penalty_in(said)
     repairs += [*article_repairs, *penalty_repairs]
     if said is None:
-        repairs = ["no answer, commonest labels used"]
+        repairs = ["no answer"]
     read = {"charges": charges, "articles": articles, "penalty": penalty}
     guessed = [field for field, value in read.items() if not value]
     charges = charges or _commonest(labels, "charges")
@@ -193,7 +193,7 @@ def _labels_in(
     if len(read) > most:
         repairs.append(f"{field} cut to {most}, the most in training")
     if not read:
-        repairs.append(f"{field} missing, commonest used")
+        repairs.append(f"{field} missing")
     return list(read)[:most], repairs
 
 
@@ -230,7 +230,7 @@ def _penalty_in(said: Said | None) -> tuple[str, list[str]]:
     read = {written: _class_of(written) for written in values}
     named = {penalty for penalty in read.values() if penalty}
     if len(named) != 1:
-        return "", [*repairs, "penalty missing or of no class, commonest used"]
+        return "", [*repairs, "penalty missing or of no class"]
     for written, penalty in read.items():
         if not penalty:
             repairs.append(f"penalty {written[:40]!r} unknown, dropped")
