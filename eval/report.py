@@ -214,7 +214,7 @@ def _cases(
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
-            opinions=list(_opinions(task, example, advisor, gold, items, decoded)) if items else [],
+            opinions=list(_opinions(task, example, advisor, gold, items, decoded)) if gold else [],
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),

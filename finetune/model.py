@@ -62,14 +62,15 @@ PROBE_TOKENS = 12
 
 
 @torch.no_grad()
-def leak(model: Model) -> float:
+def leak(model: torch.nn.Module) -> float:
     """Return the largest change of an example's logits when another one precedes it in its pack.
 
     In units of their standard deviation. With tiny models it was 0 where examples are kept apart,
     in bfloat16 too, and 0.4 to 6 where layers carry a state or ignore `position_ids`.
     """
     generator = torch.Generator().manual_seed(0)
-    vocabulary = model.config.get_text_config().vocab_size
+    config: Any = model.config
+    vocabulary = config.get_text_config().vocab_size
     size = (3, 1, PROBE_TOKENS)
     before, other, example = torch.randint(1, vocabulary, size, generator=generator)
     positions = torch.arange(PROBE_TOKENS).repeat(1, 2)
@@ -143,7 +144,8 @@ def expert_bytes(model: torch.nn.Module, *, one_layer: bool) -> int:
 
 def lacks_kernels(model: torch.nn.Module) -> bool:
     """Say whether this model has linear attention, and a GPU that is slow with it as installed."""
-    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    config: Any = model.config
+    types = getattr(config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" not in types or not torch.cuda.is_available():
         return False
     has_attention = import_utils.is_flash_linear_attention_available()

@@ -112,8 +112,9 @@ def replies(body: dict[str, Any]) -> int:
     vLLM reads numbers in texts too, and refuses what is no number.
     """
     prompt = body.get("prompt")
-    is_list = isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt)
-    prompts = len(prompt) if is_list else 1
+    prompts = 1
+    if isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt):
+        prompts = len(prompt)
     try:
         return max(1, int(body.get("n") or 1)) * prompts
     except (ValueError, TypeError, OverflowError):

@@ -46,7 +46,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from zmq import ZMQError
 
 # Other modules import vLLM from here, so that the variables above are set first.
-__all__ = ["VLLM_VERSION", "AsyncEngineArgs", "CompletionOutput", "RequestOutput", "VLLMError"]
+__all__ = [
+    "VLLM_VERSION",
+    "AsyncEngineArgs",
+    "CompletionOutput",
+    "LoRARequest",
+    "RequestOutput",
+    "VLLMError",
+]
 
 TEXT_SETTINGS = {
     *("stop", "include_stop_str_in_output", "skip_special_tokens"),

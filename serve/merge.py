@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-<<<<<<< HEAD
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
-=======
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
->>>>>>> w-52
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of

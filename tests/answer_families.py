@@ -13,6 +13,7 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
+from panjue.serve.ask import Budget
 from panjue.serve.engine import engine_settings, text_of
 
 # isort: split
@@ -31,11 +32,12 @@ SETTINGS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 
 def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
     """Return the replies to eight cases, each with its schema, and the first token's chances."""
-    job = make_job(run, GenerateConfig(adapter=adapter)).with_model()
+    job = make_job(run, GenerateConfig.model_validate({"adapter": adapter})).with_model()
     assert job.served
     asker = job.asker()
-    questions = [asker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
-    settings = {**DEFAULTS, **SETTINGS, **engine_settings(job.served, 0, job.max_tokens)}
+    budget = Budget(job.budget.usual, job.budget.usual)
+    questions = [asker.prepare(one).question for one in islice(Reader(job.task).read(cases), 8)]
+    settings = {**DEFAULTS, **SETTINGS, **engine_settings(job.served, 0, budget)}
     llm = LLM(str(job.served.model), **settings)
     lora = LoRARequest("adapter", 1, str(job.served.adapter)) if job.served.adapter else None
     prompts = [TokensPrompt(prompt_token_ids=question.prompt) for question in questions]

@@ -254,6 +254,7 @@ def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
     write_json(run / "manifest.json", made)
     found = page_data(open_answers(run))
     assert 0 < len(found.cases) < 60
+    assert found.scores
     assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
 
 

@@ -91,6 +91,7 @@ def test_the_classifier_s_answer_is_beside_the_model_s(
     advised(think)
     (hostile / "decode.json").unlink()
     found = page_data(open_answers(hostile))
+    assert found.scores
     found.scores.baselines["text classifier"] = found.scores.total.mean
     (hostile / "report.html").write_text(page(found), "utf-8")
     opened.goto((hostile / "report.html").as_uri())
@@ -193,6 +194,7 @@ def test_tables_fit_the_screen_and_no_filter_is_alone_in_its_row(
 ) -> None:
     advised(think)
     found = page_data(open_answers(hostile))
+    assert found.scores
     found.scores.baselines["text classifier"] = found.scores.total.mean
     (hostile / "report.html").write_text(page(found), "utf-8")
     opened.set_viewport_size({"width": width, "height": 900})
@@ -231,6 +233,7 @@ def test_the_report_of_real_cases(
     opened.goto((run / "report.html").as_uri())
     assert opened.inner_text("#count") == "285 / 285"
     assert opened.locator("#case h3").count() == 1, "the first case is open"
+    assert opened.locator(".groups th[scope=row]").all_inner_texts() == ["2", "3", "4", "5+"]
     opened.get_by_label("wrong field").select_option("penalty")
     some = opened.locator("#list button").count()
     assert 0 < some <= 95

@@ -134,7 +134,7 @@ def families(ground: Ground) -> Iterator[str]:
     sampling, found = {"logprobs": 1, "max_tokens": 64}, []
     for adapter in ("merge", "lora"):  # `lora` starts only if the adapter changes what is said
         served = served_model(run.trained, adapter)
-        outputs, seconds = asked(served, questions, sampling, settings, run.record.max_tokens)
+        outputs, seconds = asked(served, questions, sampling, settings, Budget(1024, 1024))
         found.append([next(iter(o.outputs[0].logprobs[0].values())).logprob for o in outputs])
         yield f"{adapter}: {len(outputs)} replies in {seconds:.1f} s"
     difference = (torch.tensor(found[0]) - torch.tensor(found[1])).abs().max()

@@ -13,6 +13,7 @@ from panjue.prompts.architecture import load_language_model
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.serve.ask import Budget
 from panjue.serve.engine import Engine, LoRARequest, check_adapter, engine, first_token
 from panjue.serve.merge import KNOWN_TEXT, WEIGHTS, served_model
 
@@ -34,7 +35,7 @@ def as_they_are(weights: Weights) -> Weights:
 @pytest.fixture(scope="module")
 def unmerged(trained: Path, small: dict[str, Any]) -> Any:
     """Return an engine that has checked the adapter of the short training."""
-    with engine(served_model(trained / "adapter", "lora"), small["engine"], 3072, 0) as started:
+    with engine(served_model(trained / "adapter", "lora"), small["engine"], Budget(3072, 3072), 0) as started:
         yield started
 
 

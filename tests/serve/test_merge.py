@@ -14,11 +14,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-<<<<<<< HEAD
-=======
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import RunRecord
->>>>>>> w-52
 from panjue.serve.merge import Served, merge, write_merged
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
@@ -174,8 +171,6 @@ def test_a_merge_is_made_once(trained: Path, merged: Path) -> None:
     before = (merged / "model.safetensors").stat().st_mtime_ns
     assert merge(trained / "adapter", merged) == merged
     assert (merged / "model.safetensors").stat().st_mtime_ns == before
-<<<<<<< HEAD
-=======
 
 
 def test_sampling_settings_that_transformers_does_not_save_are_kept(
@@ -189,14 +184,3 @@ def test_sampling_settings_that_transformers_does_not_save_are_kept(
     RunRecord.read(tmp_path / "adapter").model_copy(update=digest).write(tmp_path / "adapter")
     out = merge(tmp_path / "adapter", tmp_path / "merged")
     assert (out / file.name).read_bytes() == file.read_bytes()
-
-
-def test_no_adapter_is_merged_into_a_quantized_base(tmp_path: Path) -> None:
-    base, adapter, out = make(tmp_path, Qwen3Config(**TIED), target_modules=LAYERS)
-    config = read_json(base / "config.json")
-    write_json(base / "config.json", {**config, "quantization_config": {"quant_method": "fp8"}})
-    with pytest.raises(
-        UserError, match="quantized, no adapter can be merged into it; use adapter=lora"
-    ):
-        write_merged(base, adapter, out, range(40))
->>>>>>> w-52
