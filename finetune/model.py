@@ -75,10 +75,11 @@ def leak(model: torch.nn.Module) -> float:
     before, other, example = torch.randint(1, vocabulary, size, generator=generator)
     positions = torch.arange(PROBE_TOKENS).repeat(1, 2)
     logits = []
+    device = next(model.parameters()).device
     model.eval()  # without dropout
     for first in (before, other):
         pack = torch.cat([first, example], 1)
-        out = model(pack.to(model.device), position_ids=positions.to(model.device), use_cache=False)
+        out = model(pack.to(device), position_ids=positions.to(device), use_cache=False)
         logits.append(out.logits[:, PROBE_TOKENS:].float())
     return float((logits[0] - logits[1]).abs().max() / logits[0].std())
 

@@ -139,7 +139,7 @@ def families(ground: Ground) -> Iterator[str]:
         yield f"{adapter}: {len(outputs)} replies in {seconds:.1f} s"
     difference = (torch.tensor(found[0]) - torch.tensor(found[1])).abs().max()
     yield f"first tokens' log-probabilities differ by {difference:.1e} at most"
-    assert difference <= NEAR_TIE[settings["dtype"]]
+    assert difference <= NEAR_TIE[str(settings["dtype"])]
     for folder in (base, run.folder):  # 36 GB with the merged model
         rmtree(folder)
 

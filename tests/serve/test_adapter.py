@@ -35,7 +35,9 @@ def as_they_are(weights: Weights) -> Weights:
 @pytest.fixture(scope="module")
 def unmerged(trained: Path, small: dict[str, Any]) -> Any:
     """Return an engine that has checked the adapter of the short training."""
-    with engine(served_model(trained / "adapter", "lora"), small["engine"], Budget(3072, 3072), 0) as started:
+    with engine(
+        served_model(trained / "adapter", "lora"), small["engine"], Budget(3072, 3072), 0
+    ) as started:
         yield started
 
 
