@@ -223,10 +223,10 @@ class _Decoding:
         """Return the stored reply to one of an example's calls."""
         row = self._row({"id": example.id, "call": call})
         if row["question"] != str(question.id):
-            assert self.rows is not None
             raise UserError(
-                f"{self.rows.path}: call {call} of id {example.id} asked {row['question']!r}, but "
-                f"now asks {question.id!r}; generate again into another answers=NAME"
+                f"{self.answered.folder}: call {call} of id {example.id} asked "
+                f"{row['question']!r}, but now asks {question.id!r}; generate again "
+                "into another answers=NAME"
             )
         decoded = self.answered.task.ask.decode(first_reply(row), question, self.answered.labels)
         self._count(question, row, decoded)

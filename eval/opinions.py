@@ -13,7 +13,7 @@ from itertools import chain, combinations
 from math import prod
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from panjue.eval.classifier import (
     MAX_SIZE,
@@ -61,21 +61,13 @@ class Opinion:
     answer: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Answered:
-    """What a reply answers.
+class Answered(NamedTuple):
+    """What a reply answers; without a text classifier there are no opinions and no confidence."""
 
-    Attributes:
-        decoded: The reply after repair.
-        answer: Complete: what the reply does not have is the text classifier's, if there is one.
-        opinions: The classifier's, on each item.
-        confidence: For each item: field -> the probability that exactly what it has is right.
-    """
-
-    decoded: Decoded
-    answer: Answer
+    decoded: Decoded  # the reply after repair
+    answer: Answer  # complete: what the reply does not have is the classifier's
     opinions: Sequence[Opinion] = ()
-    confidence: Sequence[Mapping[str, float]] = ()
+    confidence: Sequence[Mapping[str, float]] = ()  # see `Advisor.confidence`
 
 
 NO_REPLY: Mapping[str, Any] = {"texts": [""]}
@@ -151,15 +143,12 @@ class Advisor:
     def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
         if name in self.task.answer.classes:
             return probabilities.get(value, 0.0)
-        return set_chance(self.classifier.fields[name], probabilities, value)
+        [chance] = set_chances(self.classifier.fields[name], probabilities, [frozenset(value)])
+        return chance
 
 
 def read_answer(
-    task: Task,
-    labels: Labels,
-    advisor: Advisor | None,
-    example: Example,
-    row: Mapping[str, Any],
+    task: Task, labels: Labels, advisor: Advisor | None, example: Example, row: Mapping[str, Any]
 ) -> Answered:
     """Return what the row of an example's only call answers; it may have the opinions already."""
     decoded = task.ask.decode(first_reply(row), example, labels)
@@ -236,17 +225,13 @@ def likely_sets(weights: FieldWeights, probabilities: Probabilities) -> dict[fro
     return dict(zip(sets, chances, strict=True))
 
 
-def set_chance(weights: FieldWeights, probabilities: Probabilities, labels: Sequence[str]) -> float:
-    """Return the probability that exactly these labels are right."""
-    return set_chances(weights, probabilities, [frozenset(labels)])[0]
-
-
 def set_chances(
     weights: FieldWeights, probabilities: Probabilities, sets: Sequence[frozenset[str]]
 ) -> list[float]:
-    """Return the probability of each set: labels are independent, but for the sizes of sets.
+    """Return the probability of each set, that exactly it is right.
 
-    A set of a size that training had seldom is less likely (`FieldWeights.sizes`).
+    Labels are independent, but for the sizes of sets: a set of a size that training had seldom is
+    less likely (`FieldWeights.sizes`).
     """
     chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in chances.items()}

@@ -58,10 +58,6 @@ class Budget(NamedTuple):
     longest: int = 0
 
 
-NO_BUDGET = Budget()
-"""For an endpoint with another tokenizer: its tokens cannot be counted."""
-
-
 class Question(NamedTuple):
     """The prompt of one call, and the form of its reply."""
 
@@ -70,14 +66,7 @@ class Question(NamedTuple):
     room: int  # tokens left for the reply; 0 leaves the limit to the endpoint
     dropped: int  # sentences that were left out of the prompt
     messages: Messages = []  # noqa: RUF012  # the prompt for an endpoint; never mutated
-
-
-class Prepared(NamedTuple):
-    """An example, what the text classifier thinks of it, and what the model is asked."""
-
-    example: Example
-    opinions: Sequence[Opinion]
-    question: Question
+    opinions: Sequence[Opinion] = ()  # what the text classifier thinks of the case
 
 
 @dataclass(frozen=True)
@@ -99,9 +88,7 @@ class Request:
 class Source(Protocol):
     """What answers requests: an engine or an endpoint."""
 
-    @property
-    def longest(self) -> int:
-        """Return the most tokens of a prompt and its reply; 0 if they are not known."""
+    longest: int  # limit on the tokens of a prompt and its reply; 0 if it is not known
 
     async def ask(self, request: Request) -> Any:
         """Return the finished output of one request."""
@@ -115,7 +102,7 @@ class Asker:
         task: Task,
         labels: Labels,
         model: Path | None = None,
-        budget: Budget = NO_BUDGET,
+        budget: Budget | None = None,
         *,
         constrained: bool = True,
         advisor: Advisor | None = None,
@@ -125,21 +112,22 @@ class Asker:
         Without it, for an endpoint with another tokenizer, prompts are not shortened, and the
         endpoint limits the replies.
         """
-        self.task, self.labels, self.advisor, self.budget = task, labels, advisor, budget
+        self.task, self.labels, self.advisor = task, labels, advisor
+        self.budget = budget or Budget()
         self.tokenizer: Any = load_tokenizer(model) if model else None
         self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
         self._constrained = constrained
 
-    def prepare(self, example: Example, longest: int = 0) -> Prepared:
-        """Return what is asked about an example, which takes tens of milliseconds if it is long.
+    def question(self, example: Example, longest: int = 0) -> Question:
+        """Return the question for one example; raise Refusal if it cannot be asked.
 
-        `longest` is that of the source. An example that cannot be asked raises Refusal.
+        `longest` is that of the source. A long case takes tens of milliseconds.
         """
         if self.advisor is None:
-            return Prepared(example, [], self._question(example, longest))
+            return self._question(example, longest)
         opinions = self.advisor.opinions(example)
-        shown = self.advisor.show(example, opinions)
-        return Prepared(example, opinions, self._question(shown, longest))
+        question = self._question(self.advisor.show(example, opinions), longest)
+        return question._replace(opinions=opinions)
 
     def _question(self, example: Example, longest: int) -> Question:
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
@@ -178,20 +166,19 @@ class Asker:
 
 async def ask(
     source: Source,
-    prepared: Prepared,
+    question: Question,
     key: int | str,
     passes: Sequence[Sampling] = ({},),
     on_text: OnText | None = None,
 ) -> Row:
     """Return the row of one call, which has a request for each of `passes`, without its key."""
     requests = [
-        Request(key, prepared.question, sampling, number, on_text)
-        for number, sampling in enumerate(passes)
+        Request(key, question, sampling, number, on_text) for number, sampling in enumerate(passes)
     ]
     outputs = await all_of(source.ask(request) for request in requests)
-    made = row(prepared.question, outputs)
-    if prepared.opinions:
-        made["opinions"] = [vars(opinion) for opinion in prepared.opinions]
+    made = row(question, outputs)
+    if question.opinions:
+        made["opinions"] = [vars(opinion) for opinion in question.opinions]
     return made
 
 
@@ -215,10 +202,6 @@ def row(question: Question, outputs: Sequence[Any]) -> Row:
     }
 
 
-def no_row(_: str) -> None:
-    """Find no row: nothing was asked before."""
-
-
 class Answerer:
     """Asks all calls of examples, and writes their rows."""
 
@@ -232,7 +215,7 @@ class Answerer:
         """Take what answers and what makes questions; a call has one request for each pass."""
         self._source, self._asker, self._slots, self._passes = source, asker, slots, passes
 
-    async def answer(self, example: Example, write: Write, find_row: FindRow = no_row) -> None:
+    async def answer(self, example: Example, write: Write, find_row: FindRow) -> None:
         """Ask all questions of one example, and `write` the row of each call that has none yet."""
         task = self._asker.task
         solving, replies, number = task.solving(example), None, 0
@@ -264,10 +247,10 @@ class Answerer:
 
     async def _ask(self, question: Example) -> Row:
         try:
-            prepared = self._asker.prepare(question, self._source.longest)
+            asked = self._asker.question(question, self._source.longest)
         except Refusal as refusal:
             return {"refused": str(refusal)}
-        return await ask(self._source, prepared, question.id, self._passes)
+        return await ask(self._source, asked, question.id, self._passes)
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:

@@ -84,13 +84,9 @@ class Engine:
     ) -> None:
         """Take an engine, and the adapter to load on its model, if any."""
         self.llm, self._lora, self.runner = llm, lora, runner
+        self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt and its reply
         # vLLM has special decoding rules for other tokenizers (Mistral's own, slow ones).
         self._is_fast = isinstance(llm.tokenizer, TokenizersBackend)
-
-    @property
-    def longest(self) -> int:
-        """Return the largest number of tokens that a prompt and its reply can have."""
-        return int(self.llm.model_config.max_model_len)
 
     async def ask(self, request: Request) -> RequestOutput:
         """Return the finished output of one request; when cancelled, the engine aborts it."""

@@ -10,7 +10,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.ask import LONGEST, NO_BUDGET, Asker, Budget, Sampling
+from panjue.serve.ask import LONGEST, Asker, Budget, Sampling
 from panjue.serve.engine import check_engine, check_sampling
 from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig, task_name
@@ -36,7 +36,7 @@ class Job:
     task_name: str
     # Of the training; an endpoint may have none.
     trained: Path | None = None
-    budget: Budget = NO_BUDGET
+    budget: Budget = field(default_factory=Budget)
     solve: dict[str, Any] = field(default_factory=dict)  # of training, then of `config`
     served: Served | None = None  # the model to load
 

@@ -19,7 +19,7 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import Budget, Prepared, Refusal, Row, ask
+from panjue.serve.ask import Budget, Question, Refusal, Row, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.job import trained_asker
 from panjue.serve.merge import served_model
@@ -79,14 +79,15 @@ class ServedRun:
         self.asker = trained_asker(run.trained, self.task, self.folders.model, budget)
         self.demo = is_demo(self.folders.model)
 
-    def _prepare(self, case: CaseRequest) -> Prepared:
+    def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return what is asked about a case; a long case takes tens of milliseconds."""
         names = find_defendants(case.fact) if case.defendants is None else case.defendants
         if case.defendants is None and case.fact.strip() and not names:
             raise BadCase("'fact' names no defendant after 被告人; list them in 'defendants'")
         assert self.task.data.by_hand is not None, "checked at start"
         try:
-            return self.asker.prepare(self.task.data.by_hand(case.fact, names))
+            example = self.task.data.by_hand(case.fact, names)
+            return example, self.asker.question(example)
         except UserError as error:
             raise BadCase(str(error)) from None
         except Refusal as refusal:
@@ -100,24 +101,24 @@ class ServedRun:
         `on_event` receives `start` when the engine is asked, and `delta` with each new piece of the
         reply. A case that cannot be asked raises BadCase, an engine that failed UserError.
         """
-        prepared = await asyncio.to_thread(self._prepare, case)
+        example, question = await asyncio.to_thread(self._prepare, case)
 
         def on_text(text: str) -> None:
             if on_event:
                 on_event("delta", {"text": text})
 
         if on_event:
-            on_event("start", {"defendants": list(prepared.example.names)})
-        row = await ask(engine, prepared, next(NUMBERS), on_text=on_event and on_text)
+            on_event("start", {"defendants": list(example.names)})
+        row = await ask(engine, question, next(NUMBERS), on_text=on_event and on_text)
         if "refused" in row:
             raise UserError(row["refused"])
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         return {
-            "defendants": list(prepared.example.names),
-            **await asyncio.to_thread(self._judgments, prepared.example, row),
+            "defendants": list(example.names),
+            **await asyncio.to_thread(self._judgments, example, row),
             "finish": row["finish"][0],
             "dropped_sentences": row["dropped_sentences"],
-            "notes": unnamed(prepared.example),
+            "notes": unnamed(example),
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
 

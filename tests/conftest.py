@@ -217,14 +217,14 @@ RowsOf = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="session")
 def rows_of() -> RowsOf:
     """Return what answers examples, and returns their rows in the order they were finished."""
-    from panjue.serve.ask import Answerer, answer_all, no_row
+    from panjue.serve.ask import Answerer, answer_all
 
     def rows(
         source: Any,
         asker: Any,
         examples: Iterable[Any],
         in_flight: int = 8,
-        find_row: Any = no_row,
+        find_row: Any = None,
         finished: list[dict[str, Any]] | None = None,
         **passes: Any,
     ) -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ def rows_of() -> RowsOf:
         answerer = Answerer(source, asker, slots, **passes)
 
         async def answer(example: Any) -> None:
-            await answerer.answer(example, made.append, find_row)
+            await answerer.answer(example, made.append, find_row or (lambda _: None))
 
         source.runner.run(answer_all(examples, answer, slots))
         return made

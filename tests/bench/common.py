@@ -53,5 +53,5 @@ def askable(asker: Asker, cases: Path, limit: int) -> list[tuple[Example, Questi
         if len(pairs) == limit:
             break
         with suppress(Refusal):
-            pairs.append((example, asker.prepare(example).question))
+            pairs.append((example, asker.question(example)))
     return pairs

@@ -84,7 +84,7 @@ def test_all_sets_together_are_certain(opinion: Any, sizes: tuple[float, ...]) -
     every = module.set_chances(field(*sizes), opinion, all_sets("".join(opinion), len(opinion)))
     assert sum(every) == pytest.approx(1)
     for labels, chance in likely_sets(field(*sizes), opinion).items():
-        assert module.set_chance(field(*sizes), opinion, [*labels]) == chance
+        assert module.set_chances(field(*sizes), opinion, [labels]) == [chance]
 
 
 def test_every_process_has_the_same_sets_to_the_last_bit() -> None:

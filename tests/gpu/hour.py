@@ -109,7 +109,7 @@ class Ground:
         job = make_job(run, GenerateConfig.model_validate({})).with_model()
         asker = job.asker()
         examples = cycle(Reader(job.task).read(self.cases / "test.jsonl"))
-        return [asker.prepare(example).question for example in islice(examples, count)]
+        return [asker.question(example) for example in islice(examples, count)]
 
 
 def demo(_: Ground) -> Iterator[str]:

@@ -40,7 +40,7 @@ def outputs(llm: Engine, requests: list[Request]) -> list[tuple[Request, Request
 
 def asked(asker: Asker, example: Example, **sampling: Any) -> Request:
     """Return the request for one reply to the example."""
-    return Request(example.id, asker.prepare(example).question, sampling)
+    return Request(example.id, asker.question(example), sampling)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_sample_that_the_engine_fails_at_costs_no_other(
     first: tuple[str, str], kept: list[str] | None, asker: Asker, examples: list[Example]
 ) -> None:
     samples = [reply("stop", "一"), reply("error", ""), reply("length", "三")]
-    question = asker.prepare(examples[0]).question
+    question = asker.question(examples[0])
     made = row(question, [output(reply(*first)), output(*samples)])
     assert made.get("texts") == kept
     assert ("refused" in made) == (kept is None)
@@ -184,4 +184,4 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
     )
     sick = Asker(bad, asker.labels, merged, asker.budget)
     with pytest.raises(Refusal, match="grammar library"):
-        sick.prepare(examples[0])
+        sick.question(examples[0])

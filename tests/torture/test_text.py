@@ -45,7 +45,7 @@ def test_the_text_of_a_case_is_data(
 ) -> None:
     cases = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
     names = ["张某甲", "李某乙"]
-    special_tokens = special(asker, asker.prepare(by_hand(PLAIN, names)).question.prompt)
+    special_tokens = special(asker, asker.question(by_hand(PLAIN, names)).prompt)
     # Another case's answer stands for all that a model may have seen in training.
     hostile = {**HOSTILE, "another case's answer": TASK.ask.target(cases[0])}
     places = (0, len(PLAIN) // 2, len(PLAIN)) if full else (len(PLAIN) // 2,)
@@ -58,7 +58,7 @@ def test_the_text_of_a_case_is_data(
     examples = {key: replace(example, id=key) for key, example in asked.items()}
     answers = {r["id"]: r for r in rows_of(llm, asker, examples.values(), 16)}
     for key, example in examples.items():
-        assert special(asker, asker.prepare(example).question.prompt) == special_tokens
+        assert special(asker, asker.question(example).prompt) == special_tokens
         check_answer(example, answers[key], asker.labels)
 
 
