@@ -4,7 +4,7 @@ Every command that scores adds examples to a `MetricValues` and calls `summarize
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 from numpy.typing import NDArray
 
-from panjue.prompts.example import UNKNOWN, Answer, Example
+from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
@@ -90,15 +90,6 @@ def score_rows(
         place = f"{rows.path}: id {example.id}"
         values.add(example, metric_values(reader.task, gold_row, row, place))
         yield example, gold_row, row
-
-
-def score_answers(task: Task, answers: Iterable[tuple[Example, Answer]]) -> dict[str, float]:
-    """Return the metrics of answers to labelled examples, e.g. of held-out ones in training."""
-    values = MetricValues(task)
-    for example, answer in answers:
-        row = task.data.write(example, answer)
-        values.add(example, metric_values(task, task.gold(example), row, f"id {example.id}"))
-    return summarize(values, resamples=0).mean
 
 
 @dataclass(frozen=True)
