@@ -10,7 +10,7 @@ from typing import Any
 
 from panjue.eval.answers import CASES, AnsweredFile, open_answers
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.opinions import NO_REPLY, Advisor, read_answer
+from panjue.eval.opinions import EMPTY_REPLY, Advisor, read_answer
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -197,7 +197,7 @@ class _Decoding:
         task = self.answered.task
         if task.solve:
             return run_steps(task.solving(example), partial(self._call, example)), []
-        row = NO_REPLY if self.rows is None else self._row({"id": example.id})
+        row = EMPTY_REPLY if self.rows is None else self._row({"id": example.id})
         read = read_answer(task, self.answered.labels, self.advisor, example, row)
         if self.rows is not None:
             self._count(example, row, read.decoded)

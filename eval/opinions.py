@@ -70,7 +70,7 @@ class Answered(NamedTuple):
     confidence: Sequence[Mapping[str, float]] = ()  # see `Advisor.confidence`
 
 
-NO_REPLY: Mapping[str, Any] = {"texts": [""]}
+EMPTY_REPLY: Mapping[str, Any] = {"texts": [""]}
 """A row of which everything is a guess."""
 
 
@@ -120,7 +120,7 @@ class Advisor:
 
     def alone(self, example: Example) -> Answer:
         """Return the classifier's own answer."""
-        return read_answer(self.task, self.labels, self, example, NO_REPLY).answer
+        return read_answer(self.task, self.labels, self, example, EMPTY_REPLY).answer
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_opinions
 from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import Fairness, fairness
 from panjue.eval.group_counts import Counts
-from panjue.eval.opinions import Advisor
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
 from panjue.eval.values import metric_values
@@ -25,27 +25,12 @@ from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import protect_inputs
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item, Row
+from panjue.prompts.tasks.metrics import Field, Item
 
 FOLDER = Path(__file__).parent / "page"
 
 MAX_SHOWN_PAIRS = 15
 """Confused pairs of classes that are shown."""
-
-AGREEMENTS = {
-    "agree, right": "一致，都对",
-    "agree, wrong": "一致，都错",
-    "differ, model right": "不一致，模型对",
-    "differ, classifier right": "不一致，分类器对",
-    "differ, both wrong": "不一致，都错",
-}
-"""How the model's and the text classifier's answers to one field compare, and in Chinese."""
-
-WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
-"""What these are called where the model's answer is taken for gold."""
-
-NO_REPLY = "not in the reply"
-"""The model has no answer to compare: the classifier's is handed in."""
 
 NO_ANSWER = "-"
 """The predicted value of an item that is not answered."""
@@ -214,7 +199,9 @@ def _cases(
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
-            opinions=list(_opinions(task, example, advisor, gold, items, decoded)) if gold else [],
+            opinions=list(compared_opinions(task, example, advisor, gold, items, decoded))
+            if gold
+            else [],
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
@@ -226,49 +213,6 @@ def _wrong(fields: Sequence[Field]) -> list[str]:
     """Return the names of the fields that are wrong anywhere, in the order of the fields."""
     wrong = {field.name for field in fields if not field.correct}
     return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
-
-
-def _opinions(
-    task: Task,
-    example: Example,
-    advisor: Advisor | None,
-    gold: Row,
-    items: Sequence[Item],
-    decoded: Decoded | None,
-) -> Iterator[list[tuple[Field, str]]]:
-    """Yield each item's fields as the classifier answers them, and how the model's compare."""
-    if advisor is None:
-        return
-    guesses = _guesses(task, decoded) if decoded else set()
-    row = task.data.write(example, advisor.alone(example))
-    own_items = items_of(task, gold, row)
-    for (name, answers), (_, own) in zip(items, own_items, strict=True):
-        compared = []
-        for model, classifier in zip(answers, own, strict=True):
-            is_guess = (name, classifier.name) in guesses
-            how = NO_REPLY if is_guess else agreement(model, classifier)
-            compared.append((classifier, how))
-        yield compared
-
-
-def _guesses(task: Task, decoded: Decoded) -> set[tuple[str, str]]:
-    """Return item and field, as `items_of` names them, of each value that the reply lacks."""
-    guesses = set()
-    for number, item in enumerate(task.answer.items_of(decoded.answer)):
-        for field_name in task.answer.fields:
-            if decoded.is_guess(number, field_name):
-                has_name = bool(task.answer.items)
-                guesses.add((str(item["name"]), field_name) if has_name else ("", "class"))
-    return guesses
-
-
-def agreement(model: Field, classifier: Field) -> str:
-    """Return which of `AGREEMENTS` two answers to one field have."""
-    if set(model.predicted) == set(classifier.predicted):
-        return "agree, right" if model.correct else "agree, wrong"
-    if model.correct:
-        return "differ, model right"
-    return "differ, classifier right" if classifier.correct else "differ, both wrong"
 
 
 def _values(fields: Iterator[Field]) -> list[str]:

@@ -36,7 +36,7 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
     assert job.served
     asker = job.asker()
     budget = Budget(job.budget.usual, job.budget.usual)
-    questions = [asker.prepare(one).question for one in islice(Reader(job.task).read(cases), 8)]
+    questions = [asker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
     settings = {**DEFAULTS, **SETTINGS, **engine_settings(job.served, 0, budget)}
     llm = LLM(str(job.served.model), **settings)
     lora = LoRARequest("adapter", 1, str(job.served.adapter)) if job.served.adapter else None

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.eval.agreement import AGREEMENTS, NO_REPLY, agreement
 from panjue.eval.answers import AnsweredFile, check_complete, open_answers
-from panjue.eval.report import AGREEMENTS, NO_REPLY, agreement, page, page_data
+from panjue.eval.report import page, page_data
 from panjue.eval.shown import items_of, split_at_names
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
