@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
@@ -15,7 +16,7 @@ from transformers import TokenizersBackend
 
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.plumbing.files import check_writable, read_json
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import UNFINISHED, OnText, Request
 from panjue.serve.merge import Served
@@ -30,6 +31,7 @@ os.environ["PATH"] = (
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
 from vllm.config import LoRAConfig, ModelConfig, StructuredOutputsConfig
+from vllm.envs import VLLM_CACHE_ROOT
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
@@ -256,10 +258,27 @@ def check_unmerged(adapter: Path, rank: int) -> None:
 
 
 @contextmanager
+def _folders_named() -> Iterator[None]:
+    """Name what is wrong with the folders that vLLM compiles in, or with the user's own file."""
+    try:
+        yield
+    except Exception as error:
+        check_writable(Path(VLLM_CACHE_ROOT), "HOME or VLLM_CACHE_ROOT")
+        folder = tempfile.gettempdir()
+        if " " in folder and "compile" in str(error).lower():
+            raise UserError(f"TMPDIR={folder}: no compiler takes a space; set another") from None
+        if "__main__" in str(error):  # of multiprocessing, twenty lines
+            guard = 'put your code under `if __name__ == "__main__":`'
+            raise UserError(f"engine: its processes import your file again; {guard}") from None
+        raise
+
+
+@contextmanager
 def startup_errors() -> Iterator[None]:
     """Turn what vLLM raises when it cannot start into a UserError."""
     try:
-        yield
+        with _folders_named():
+            yield
     except EngineDeadError:
         raise EngineEnded(ENGINE_ENDED) from None
     except ValidationError as error:  # pydantic's, about vLLM's settings
