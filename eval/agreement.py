@@ -35,27 +35,15 @@ def compared_opinions(
     """Yield each item's fields as the classifier answers them, and how the model's compare."""
     if advisor is None:
         return
-    guesses = _guesses(task, decoded) if decoded else set()
     row = task.data.write(example, advisor.alone(example))
     own_items = items_of(task, gold, row)
     for (name, answers), (_, own) in zip(items, own_items, strict=True):
+        number = example.names.index(name) if task.answer.items else 0
         compared = []
-        for model, classifier in zip(answers, own, strict=True):
-            is_guess = (name, classifier.name) in guesses
-            how = NO_REPLY if is_guess else agreement(model, classifier)
-            compared.append((classifier, how))
+        for model, classifier, field_name in zip(answers, own, task.answer.fields, strict=True):
+            is_guess = decoded is not None and decoded.is_guess(number, field_name)
+            compared.append((classifier, NO_REPLY if is_guess else agreement(model, classifier)))
         yield compared
-
-
-def _guesses(task: Task, decoded: Decoded) -> set[tuple[str, str]]:
-    """Return item and field, as `items_of` names them, of each value that the reply lacks."""
-    guesses = set()
-    for number, item in enumerate(task.answer.items_of(decoded.answer)):
-        for field_name in task.answer.fields:
-            if decoded.is_guess(number, field_name):
-                has_name = bool(task.answer.items)
-                guesses.add((str(item["name"]), field_name) if has_name else ("", "class"))
-    return guesses
 
 
 def agreement(model: Field, classifier: Field) -> str:

@@ -72,6 +72,8 @@ class Tally:
     voted: int = 0
     votes: int = 0
     filled: int = 0
+    replaced: bool = False
+    """There was a submission, and it was another one."""
     answered_by: str = ""
     fallback: str = "commonest labels"
     submission: Path = Path("submission.jsonl")
@@ -89,6 +91,8 @@ class Tally:
         if self.refusals:
             yield never_asked(self.refusals)
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
+        if self.replaced:
+            yield f"{self.submission}: replaced, it had other answers"
         yield self.answered_by
 
     def _lines_on_replies(self) -> Iterator[str]:
@@ -139,6 +143,7 @@ def _decode(answered: AnsweredFile) -> Tally:
         submission=submission,
         answered_by=who_answered(answered.record),
     )
+    before = sha256(submission) if submission.exists() else None
     by_classifier = answered.record.answered_by == "classifier"
     if by_classifier and advisor is None:
         raise UserError(
@@ -163,8 +168,10 @@ def _decode(answered: AnsweredFile) -> Tally:
     confidence_sha256 = sha256(folder / "confidence.jsonl") if advisor else None
     if advisor is None:
         (folder / "confidence.jsonl").unlink()
+    tally.replaced = before not in (None, sha256(submission))
     tally.skipped_rows = len(answered.reader.skipped.rows)
     report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
+    del report["replaced"]
     report["submission"] = submission.name
     report["submission_sha256"] = sha256(submission)
     report["confidence_sha256"] = confidence_sha256

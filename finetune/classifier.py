@@ -206,8 +206,11 @@ def _cases(
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
-    """Return at most `MAX_EXAMPLES` examples, in their order."""
-    chosen = nsmallest(MAX_EXAMPLES, enumerate(examples), key=lambda pair: text_hash(pair[1]))
+    """Return at most `MAX_EXAMPLES` examples, in their order; of a text all of them or none."""
+    chosen = nsmallest(MAX_EXAMPLES + 1, enumerate(examples), key=lambda pair: text_hash(pair[1]))
+    if len(chosen) > MAX_EXAMPLES:
+        first_out = text_hash(chosen[-1][1])
+        chosen = [pair for pair in chosen if text_hash(pair[1]) != first_out]
     return [example for _, example in sorted(chosen, key=lambda pair: pair[0])]
 
 

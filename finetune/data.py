@@ -37,6 +37,8 @@ FEATURES = Features(
     }
 )
 
+OPINIONS_WAY_OUT = "; opinions=false makes prompts shorter"
+
 Row = dict[str, Any]
 """`input_ids` and `labels`, one number per token, their `length`, and the `group`."""
 
@@ -105,6 +107,7 @@ class RowMaker:
             return (
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
                 f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}"
+                f"{OPINIONS_WAY_OUT if 'opinions' in example.inputs else ''}"
             )
         if short.dropped:
             if task.ask.decode(reply, short.example, labels).repairs:

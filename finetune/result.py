@@ -27,6 +27,10 @@ from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
 
+MAX_SHOWN = 4
+"""Differences between two runs that a message shows."""
+
+
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
     known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
@@ -69,10 +73,12 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     if (run.folder / MANIFEST).exists():
         old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
         reason = old.difference(record)
+        first, rest = reason.split("; ")[:MAX_SHOWN], reason.split("; ")[MAX_SHOWN:]
+        reason = "; ".join(first) + (f"; {len(rest)} more" if rest else "")
     if reason:
         raise UserError(
             f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "
-            "(make: RUN=FOLDER) for this one, or leave out what differs"
+            f"(make: RUN=FOLDER) for this one, or give the settings of that one, see {run.config}"
         )
     return has_result
 

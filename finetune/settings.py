@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,6 +39,8 @@ class RobustConfig(Config):
 
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved in the run folder."""
+
+    other_names: ClassVar[Mapping[str, str]] = USE
 
     task: str = "judgment"
     """Name of a folder in prompts/tasks/."""

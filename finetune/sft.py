@@ -105,7 +105,8 @@ def train(config: SftConfig) -> None:
         console.print(f"{trained_folder(config)}: already trained with these settings")
         return
     writes = processes.is_main_process and not config.dry_run
-    with exclusive_lock(config.run) if writes else nullcontext():
+    other = "run=FOLDER (make: RUN=FOLDER)"
+    with exclusive_lock(config.run, other=other) if writes else nullcontext():
         if writes:
             is_finished(Run(config.run), record)  # another process may have finished another one
         try:

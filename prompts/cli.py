@@ -4,6 +4,7 @@ Settings are checked before the stage is imported: importing torch or vLLM takes
 """
 
 import logging
+import signal
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -16,7 +17,7 @@ import typer
 from panjue.prompts import cli_scores
 from panjue.prompts.plumbing.config import setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
-from panjue.prompts.plumbing.errors import UserError, in_one_line
+from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
 from panjue.prompts.plumbing.orphans import watch_parent
 from panjue.prompts.plumbing.run import Run
 
@@ -100,8 +101,12 @@ def sft(
     words = overrides or []
     settings = _load("finetune.settings", "sft_settings")(config, words)
     _load("finetune.settings", "launch")(settings, config, words)
-    with debug_log(settings.run):
-        _load("finetune.sft", "train")(settings)
+    try:
+        with debug_log(settings.run):
+            _load("finetune.sft", "train")(settings)
+    except KeyboardInterrupt:  # from the first step on `StopOnSignal` receives it
+        kept = f"stopped; {settings.run} has what was finished, run the same command to resume"
+        raise Stopped(kept, signal.SIGINT) from None
 
 
 @app.command()

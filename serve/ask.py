@@ -141,9 +141,10 @@ class Asker:
                 limit, asked = longer, self._shortened(example, longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
+            opinions = ", or train with opinions=false" if self.advisor else ""
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
-                f"{longest}; shorten the text, or give the engine more memory"
+                f"{longest}; shorten the text, give the engine more memory{opinions}"
             )
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")

@@ -74,7 +74,7 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
         check_held_out(run, test)
     reader = Reader(job.task, held_out=config.held_out, on_bad_row=config.on_bad_row)
     cases = read_cases(test, reader, job.run / ANSWERS / (config.answers or test.stem))
-    with exclusive_lock(cases.folder):
+    with exclusive_lock(cases.folder, other="answers=NAME"):
         with answering(job, console) as engine:
             answer_cases(run, job, cases, engine, console)
         console.print("3/3 decoding")
@@ -264,6 +264,12 @@ def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console
             _delete_derived(job, folder, console)
         record = _resumed(folder, record, console)
     elif (folder / MANIFEST).exists():
+        old = AnswersRecord.read(folder)
+        if old.answered_by == "classifier" and old.test_sha256 != record.test_sha256:
+            raise UserError(
+                f"{folder}: has answers to another file, {old.test}; they are kept: name another "
+                "folder for these with answers=NAME"
+            )
         _delete_derived(job, folder, console)
     job.labels.save(folder)
     record.write(folder)

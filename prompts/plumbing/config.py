@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +25,8 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
     )
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """What users may write instead of a setting -> the setting."""
     _path: Path | None = PrivateAttr(None)
 
     @property
@@ -150,13 +152,22 @@ def first_complaint(cls: type[Config], error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"no setting {key!r}{did_you_mean(key, cls.model_fields)}"
+        return f"no setting {key!r}{did_you_mean(key, _known_names(cls, first['loc'][:-1]))}"
     if first["type"] == "missing":
         info = cls.model_fields.get(key)  # None for a key inside a section
         return f"set {key!r}: {(info and info.description) or 'it has no default'}"
     if not key:  # the error is about several settings
         return str(first["msg"]).removeprefix("Value error, ")
     return f"{key}: {first['msg']}, got {first['input']!r}"
+
+
+def _known_names(cls: type[Config], section: Sequence[int | str]) -> dict[str, str]:
+    """Return what may stand in a section of settings -> how it is written on the command line."""
+    prefix = "".join(f"{name}." for name in section)
+    for name in section:
+        kinds = get_args(cls.model_fields[str(name)].annotation)
+        cls = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config))
+    return {**cls.other_names, **{prefix + name: prefix + name for name in cls.model_fields}}
 
 
 ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")

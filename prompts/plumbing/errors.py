@@ -4,7 +4,7 @@ import difflib
 import errno
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 
@@ -39,14 +39,19 @@ class Stopped(BaseException):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    return _nearest(word, tuple(known))
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing.
+
+    A mapping has for each of them what to write.
+    """
+    match = _nearest(word, tuple(known))
+    if not match:
+        return ""
+    return f"; did you mean {known[match] if isinstance(known, Mapping) else match!r}?"
 
 
 @lru_cache(maxsize=1024)  # a label that is wrong in a whole file is looked for once
 def _nearest(word: str, known: tuple[str, ...]) -> str:
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), "")
 
 
 def first_line(error: BaseException) -> str:

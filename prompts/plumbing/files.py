@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 from uuid import uuid4
@@ -243,6 +243,14 @@ def stream(path: Path) -> Iterator[IO[str]]:
         yield out
 
 
+def check_writable(folder: Path, variable: str) -> None:
+    """Refuse a folder of a library that cannot be made or written; `variable` names another."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder}: cannot be written; set {variable} to a folder that can")
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's files with their relative names."""
     if path.is_dir():
@@ -284,25 +292,29 @@ LOCK_TIMEOUT_S = 1.0
 
 
 @contextmanager
-def exclusive_lock(folder: Path, name: str = ".lock", *, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(
+    folder: Path, name: str = ".lock", *, wait: bool = False, other: str = ""
+) -> Iterator[None]:
     """Keep other processes of panjue from writing into a folder while the block runs.
 
     The kernel releases the lock when the process ends, in whatever way. With `wait` it waits for
     its turn. A lock for a part of the folder has another `name`. A thread may nest such blocks.
+    `other` is the setting that names another folder. A new folder without files does not stay.
     """
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.resolve() / name, fallback_to_soft=False, is_singleton=True)
     try:
         lock.acquire(timeout=-1 if wait else LOCK_TIMEOUT_S)
     except Timeout:
-        raise UserError(
-            f"{folder}: another process is at work there; wait for it, stop it, "
-            "or choose another run=FOLDER (make: RUN=FOLDER)"
-        ) from None
+        way_out = f"wait for it, stop it, or choose another {other}" if other else "wait for it"
+        raise UserError(f"{folder}: another process is at work there; {way_out}") from None
     except OSError as error:  # a network file system without locks: then there is none
         if error.filename:
             raise
     try:
         yield
     finally:
+        if is_new and folder.is_dir() and all(path.name == name for path in folder.iterdir()):
+            shutil.rmtree(folder)  # the block was refused; who waits for the lock makes it again
         lock.release()

@@ -159,6 +159,9 @@ class Run:
     @property
     def trained(self) -> Path:
         """Return the same folder."""
+        path = self.folder / MANIFEST
+        if path.is_file() and "test_sha256" in read_object(path):
+            raise UserError(f"{self.folder}: has answers; give the run folder, with its training")
         if result := self.result:
             return result
         missing = "" if self.folder.is_dir() else "there is no such folder; "

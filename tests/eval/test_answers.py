@@ -308,3 +308,11 @@ def test_a_row_without_replies_is_named_with_the_way_on(
     write("run/completions.jsonl", [{**COMPLETIONS[1], "texts": texts}, *COMPLETIONS[2:]])
     with pytest.raises(UserError, match=r"id 1: 'texts' must list the replies; delete the line"):
         decode_answers(run)
+
+
+def test_a_submission_of_other_answers_is_not_replaced_without_a_word(run: Path) -> None:
+    told = f"{run}/submission.jsonl: replaced, it had other answers"
+    assert told not in decode_answers(run).lines()
+    assert told not in decode_answers(run).lines()
+    (run / "submission.jsonl").write_text("{}\n", "utf-8")
+    assert told in decode_answers(run).lines()

@@ -16,6 +16,7 @@ from panjue.finetune.classifier import (
     MIN_CASES,
     MIN_ITEMS,
     Fitted,
+    _sample,
     calibration,
     save_fitted,
     size_weights,
@@ -175,6 +176,15 @@ def test_of_many_cases_those_of_the_lowest_hashes_are_taken(
     few = fitted(lowest(train), lowest(mix))
     monkeypatch.setattr("panjue.finetune.classifier.MAX_EXAMPLES", 40)
     assert fitted(iter(train), iter(mix)) == few != fitted(train[:40], mix[:40])
+
+
+def test_of_a_text_all_rows_are_taken_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubled = [replace(case, id=f"{case.id}{copy}") for case in examples(20) for copy in "abc"]
+    for most in range(1, 62):
+        monkeypatch.setattr("panjue.finetune.classifier.MAX_EXAMPLES", most)
+        taken = _sample(doubled)
+        assert len(taken) == min(60, most - most % 3)
+        assert len({case.text for case in taken}) * 3 == len(taken)
 
 
 @pytest.mark.parametrize("is_set", [True, False])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,3 +211,20 @@ def test_every_setting_is_listed_with_its_default_and_a_line(
 def test_the_version_is_that_of_the_package(panjue: Panjue) -> None:
     done = panjue("--version")
     assert (done.returncode, done.stdout) == (0, f"panjue {version('panjue')}\n")
+
+
+def test_ctrl_c_before_the_first_step_says_what_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
+) -> None:
+    def load(_module: str, name: str) -> Callable[..., object]:
+        def call(*_: object) -> object:
+            if name == "train":
+                raise KeyboardInterrupt
+            return SimpleNamespace(run=folder)
+
+        return call
+
+    monkeypatch.setattr(cli, "_load", load)
+    done = panjue("sft", "config.yaml")
+    told = f"panjue: stopped; {folder} has what was finished, run the same command to resume\n"
+    assert (done.returncode, done.stderr) == (130, told)

@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -19,15 +21,16 @@ from panjue.eval.opinions import load_advisor
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_section
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import Stopped, UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.run import Answers, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import answer_all
-from panjue.serve.engine import AsyncEngineArgs
+from panjue.serve.engine import AsyncEngineArgs, EngineEnded
 from panjue.serve.generate import generate
 from panjue.serve.merge import served_model
+from panjue.serve.output import StopSignals
 from panjue.serve.settings import RESOURCES, GenerateConfig, generate_settings
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -425,3 +428,43 @@ def test_a_loop_that_is_cancelled_leaves_nothing_running() -> None:
 
     asyncio.run(cancel())
     assert running == ended == {0, 1, 2}
+
+
+def test_answers_of_the_classifier_are_not_replaced_by_those_to_another_file(
+    fresh: Path, cases: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    words = ("answer=classifier", "answers=a")
+    said(panjue, "generate", fresh, cases, *words)
+    other = tmp_path / "test.jsonl"
+    other.write_text("".join(cases.open(encoding="utf-8").readlines()[:5]), "utf-8")
+    before = sha256(fresh / "answers/a")
+    done = panjue("generate", fresh, other, *words)
+    assert (done.returncode, sha256(fresh / "answers/a")) == (2, before)
+    assert f"has answers to another file, {cases}; they are kept: name another" in done.stderr
+    said(panjue, "generate", fresh, cases, *words)
+
+
+def test_a_classifier_that_was_not_fitted_cannot_answer(
+    fresh: Path, cases: Path, panjue: Panjue
+) -> None:
+    manifest = read_json(fresh / "adapter/manifest.json")
+    del manifest["classifier_sha256"]
+    write_json(fresh / "adapter/manifest.json", manifest)
+    done = panjue("generate", fresh, cases, "answer=classifier")
+    told = f"panjue: answer=classifier: the training of {fresh} fitted none\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    assert not (fresh / "answers/test").exists()
+
+
+def test_a_signal_that_nothing_was_there_to_receive_ends_the_block() -> None:
+    """The engine gets a Ctrl-C before we do, and fails; ours comes a moment later."""
+
+    def end() -> None:
+        raise EngineEnded("engine: its process has ended")
+
+    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(Stopped, match=r"^stopped; no row was finished") as stopped, StopSignals():
+        end()
+    assert stopped.value.exit_code == 130
+    with pytest.raises(EngineEnded), StopSignals():
+        end()

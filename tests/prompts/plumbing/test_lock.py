@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
         assert first.stdout is not None
         assert first.stdout.readline() == "there\n"
         with (
-            pytest.raises(UserError, match="run: another process is at work there"),
-            exclusive_lock(run),
+            pytest.raises(UserError, match=r"run: another process .* choose another run=FOLDER$"),
+            exclusive_lock(run, other="run=FOLDER"),
         ):
             pass
         first.kill()
@@ -69,3 +70,14 @@ def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path: Path) 
         first.wait()
         with exclusive_lock(tmp_path):
             os.killpg(first.pid, signal.SIGKILL)  # the worker was there all the time
+
+
+def test_a_new_folder_stays_only_with_files(tmp_path: Path) -> None:
+    new, used, old = (tmp_path / name for name in ("new", "used", "old"))
+    old.mkdir()
+    for folder in (new, used, old):
+        with suppress(UserError), exclusive_lock(folder):
+            if folder == used:
+                (used / "rows.jsonl").touch()
+            raise UserError
+    assert [folder.is_dir() for folder in (new, used, old)] == [False, True, True]

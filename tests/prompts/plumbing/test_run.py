@@ -125,3 +125,11 @@ def test_a_manifest_of_something_else_is_not_read(content: str, tmp_path: Path) 
     (tmp_path / "manifest.json").write_text(content, "utf-8")
     for path in (tmp_path, tmp_path / "submission.jsonl"):
         assert find_answers(path) is None
+
+
+def test_a_folder_of_answers_is_no_training(tmp_path: Path) -> None:
+    run = trained_run(tmp_path / "answers/run", ".")
+    assert run.trained == run.folder, "whatever the folder around it is called"
+    AnswersRecord.model_validate(ANSWERED).write(run.folder)
+    with pytest.raises(UserError, match=r"run: has answers; give the run folder"):
+        _ = run.trained

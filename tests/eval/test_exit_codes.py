@@ -1,0 +1,89 @@
+"""Each command that reads answers, on those of each task: right ones, cut ones, other cases'."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task, task_folders
+from tests.eval.records import write_answers
+
+Panjue = Callable[..., CompletedProcess[str]]
+
+CODES = {
+    "score": (0, 2, 2),
+    "check": (0, 1, 1),  # 2 where the answers are one JSON, of which no row can be read
+    "report": (0, 2, 2),
+    "fairness": (0, 2, 2),
+    "compare": (0, 2, 2),
+}
+"""Command -> its exit codes on right answers, on a file that is cut, on answers to other cases."""
+
+
+def sample_of(name: str) -> Path:
+    [sample] = task_folders()[name].glob("sample.*")
+    return sample
+
+
+def answered_run(name: str, folder: Path, kind: str) -> Path:
+    """Return a run of a task that answers its sample as gold does; then `kind` happens to it."""
+    task, sample = load_task(name), sample_of(name)
+    examples = list(Reader(task).read(sample))
+    task.ask.labels(examples).save(folder)
+    write_answers(folder, sample, task=name)
+    (folder / "completions.jsonl").touch()
+    submission = folder / task.data.submission.name
+    with task.data.submission.writing(submission) as write:
+        for example in examples:
+            assert example.answer is not None
+            row: dict[str, Any] = json.loads(dump(task.data.write(example, example.answer)))
+            if kind == "foreign":
+                row["id"] = type(row["id"])(f"9{row['id']}")
+            write(row)
+    if kind == "damaged":
+        files = [path for path in (submission, *submission.rglob("*")) if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[:-4])
+    return folder
+
+
+def run_command(
+    panjue: Panjue, command: str, name: str, kind: str, folder: Path
+) -> tuple[int, str]:
+    """Return the exit code and the first line."""
+    sample, run = sample_of(name), answered_run(name, folder / kind, kind)
+    groups = folder / "groups.jsonl"
+    examples = Reader(load_task(name)).read(sample)
+    groups.write_text("".join(dump({"id": e.id, "g": "a"}) + "\n" for e in examples), "utf-8")
+    words: dict[str, list[object]] = {
+        "score": [sample, run],
+        "check": [run, "--cases", sample],
+        "report": [run],
+        "fairness": [sample, run, "--by", "g", "--groups", groups],
+        "compare": [answered_run(name, folder / "right", "gold"), run],
+    }
+    done = panjue(command, *words[command])
+    return done.returncode, (done.stdout + done.stderr).splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", ["gold", "damaged", "foreign"])
+@pytest.mark.parametrize("name", sorted(task_folders()))
+@pytest.mark.parametrize("command", CODES)
+def test_every_command_on_answers_of_every_task(
+    command: str, name: str, kind: str, panjue: Panjue, tmp_path: Path
+) -> None:
+    code, line = run_command(panjue, command, name, kind, tmp_path)
+    expected = CODES[command][["gold", "damaged", "foreign"].index(kind)]
+    is_one_json = load_task(name).data.submission.name.endswith(".json")
+    if (command, kind) == ("check", "damaged") and is_one_json:
+        expected = 2
+    assert code == expected, line
+    if code == 2:
+        assert line.startswith(f"panjue: {tmp_path}/{kind}"), "the answers at fault"
+    elif code == 1:
+        assert line.startswith(f"{tmp_path}/{kind}/submission")
