@@ -235,8 +235,7 @@ def test_the_report_of_real_cases(
     assert opened.locator("#case h3").count() == 1, "the first case is open"
     assert opened.locator(".groups th[scope=row]").all_inner_texts() == ["2", "3", "4", "5+"]
     opened.get_by_label("wrong field").select_option("penalty")
-    some = opened.locator("#list button").count()
-    assert 0 < some <= 95
+    assert 0 < (some := opened.locator("#list button").count()) <= 95
     opened.get_by_label("charges").select_option("盗窃罪")
     assert 0 < opened.locator("#list button").count() < some
     sure = opened.get_by_label("probability")
