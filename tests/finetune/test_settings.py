@@ -22,7 +22,7 @@ def config(*words: str, path: Path) -> SftConfig:
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("max_token=512", "; did you mean 'max_tokens'?"), ("lr=1e-4", "")],
+    [("max_token=512", "; did you mean 'max_tokens'?"), ("zzz=1", "")],
 )
 def test_an_unknown_setting_names_the_sections_of_the_libraries(
     word: str, hint: str, tmp_path: Path
