@@ -28,7 +28,7 @@ def test_an_unknown_setting_names_the_sections_of_the_libraries(
     word: str, hint: str, tmp_path: Path
 ) -> None:
     name = word.partition("=")[0]
-    message = f"no setting '{name}'{hint} (trl's settings are trainer.NAME, peft's lora.NAME)"
+    message = f"no setting '{name}' (trl's settings are trainer.NAME, peft's lora.NAME){hint}"
     with pytest.raises(UserError, match=re.escape(message)):
         config(word, path=tmp_path / "a.yaml")
 
