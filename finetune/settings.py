@@ -106,7 +106,7 @@ class SftConfig(Config):
             if key not in cls.model_fields:
                 hint = did_you_mean(key, cls.model_fields)
                 sections = "trl's settings are trainer.NAME, peft's lora.NAME"
-                raise ValueError(f"no setting {key!r}{hint} ({sections})")
+                raise ValueError(f"no setting {key!r} ({sections}){hint}")
         return values
 
     @field_validator("trainer")
