@@ -115,8 +115,8 @@ class EngineConfig(Config):
     seed: int = 0
     """Seed of the engine."""
     in_flight: int = Field(256, ge=1)
-    """Calls that each engine has at once. Further ones wait; the server tells their clients to
-    retry."""
+    """Calls that each engine has at once; one for `n` replies counts as `n`. Further ones wait; the
+    server tells their clients to retry."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, passed on unchanged."""
 

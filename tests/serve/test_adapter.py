@@ -74,6 +74,6 @@ def test_what_vllm_would_ignore_or_cannot_load_is_refused(
     save_file(change(load_file(adapter / WEIGHTS)), adapter / WEIGHTS)
     place = adapter / "adapter_config.json"
     write_json(place, {**read_json(place), **config})
-    lora = LoRARequest(str(tmp_path), hash(tmp_path) % 10**6, str(adapter))
+    lora = LoRARequest(str(tmp_path), 2 + hash(tmp_path) % 10**6, str(adapter))
     with pytest.raises(UserError, match=f"^adapter=lora: .*{complaint}.* adapter=merge$"):
         unmerged.runner.run(check_adapter(unmerged.llm, lora))
