@@ -12,7 +12,7 @@ from panjue.prompts.example import Answer, Decoded, Example, First
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import after_thinking, closed_objects, load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import Record, dump
+from panjue.prompts.plumbing.files import FileRow, dump
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.plumbing.submissions import JSON_LINES, SubmissionFormat
 from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
@@ -58,7 +58,7 @@ class Data:
 
     read: Callable[[Mapping[str, Any]], Example]  # UserError: a bad row
     write: Callable[[Example, Answer], dict[str, Any]]  # one row of the official submission
-    rows: Callable[[Path], Iterator[Record]] = case_rows
+    rows: Callable[[Path], Iterator[FileRow]] = case_rows
     submission: SubmissionFormat = JSON_LINES
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = lambda *_: iter(())
     """The faults of a submission row that the contest would reject."""

@@ -18,7 +18,7 @@ from panjue.prompts.plumbing.errors import Unreadable, UserError
 
 Json = Any
 
-Record = tuple[int | str, Callable[[], dict[str, Json]]]
+FileRow = tuple[int | str, Callable[[], dict[str, Json]]]
 """Place of a row in its file, and a function that returns the row or raises a UserError."""
 
 BOM = b"\xef\xbb\xbf"

@@ -14,8 +14,8 @@ from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
+    FileRow,
     Json,
-    Record,
     check_text,
     lines,
     load,
@@ -27,7 +27,7 @@ from panjue.prompts.plumbing.files import (
 )
 
 
-def case_rows(path: Path) -> Iterator[Record]:
+def case_rows(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a file of cases: JSON lines, as `lines` reads them, or one JSON list."""
     if _is_one_list(path):
         yield from list_rows(path)
@@ -47,7 +47,7 @@ def _is_one_list(path: Path) -> bool:
     return True  # a list over several lines
 
 
-def list_rows(path: Path) -> Iterator[Record]:
+def list_rows(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a JSON list."""
     for number, row in enumerate(list_items(path), start=1):
         yield f"row {number}", partial(_checked_row, row)

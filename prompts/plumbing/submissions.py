@@ -13,7 +13,7 @@ from typing import Any
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
-    Record,
+    FileRow,
     atomic_write,
     check_text,
     dump,
@@ -23,7 +23,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.rows import Rows, list_rows
 
-Write = Callable[[Mapping[str, Any]], None]
+WriteRow = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class SubmissionFormat:
 
     name: str
     """Its file name in a run folder."""
-    read: Callable[[Path], Iterator[Record]]
-    writing: Callable[[Path], AbstractContextManager[Write]]
+    read: Callable[[Path], Iterator[FileRow]]
+    writing: Callable[[Path], AbstractContextManager[WriteRow]]
     """Gives the function to write rows with; the submission appears if the block succeeds."""
     index: Callable[[Path], Rows]
     is_one: Callable[[Path], bool] = lambda _folder: False
@@ -48,7 +48,7 @@ class SubmissionFormat:
         return path / self.name
 
 
-def _read_lines(path: Path) -> Iterator[Record]:
+def _read_lines(path: Path) -> Iterator[FileRow]:
     _check_bom(path)
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
@@ -62,12 +62,12 @@ def _line(line: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing_lines(path: Path) -> Iterator[Write]:
+def _writing_lines(path: Path) -> Iterator[WriteRow]:
     with atomic_write(path) as out:
         yield lambda row: print(dump(row), file=out)
 
 
-def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
+def indexed(read: Callable[[Path], Iterator[FileRow]], path: Path) -> Rows:
     """Return the rows by id, stored in a temporary file: only offsets are in memory."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
         for place, load in read(path):
@@ -86,13 +86,13 @@ def _check_bom(path: Path) -> None:
             raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")
 
 
-def _read_list(path: Path) -> Iterator[Record]:
+def _read_list(path: Path) -> Iterator[FileRow]:
     _check_bom(path)
     return list_rows(path)
 
 
 @contextmanager
-def _writing_list(path: Path) -> Iterator[Write]:
+def _writing_list(path: Path) -> Iterator[WriteRow]:
     separator = "["
 
     def write(row: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ def csv_table(*columns: str) -> SubmissionFormat:
     The first column is the id, as text; the others hold JSON.
     """
 
-    def read(path: Path) -> Iterator[Record]:
+    def read(path: Path) -> Iterator[FileRow]:
         _check_bom(path)
         with open_bytes(path) as file:
             table = csv.reader((line.decode("utf-8") for line in file), strict=True)
@@ -128,7 +128,7 @@ def csv_table(*columns: str) -> SubmissionFormat:
                 raise UserError(f"{path}:{table.line_num}: not CSV: {error}") from None
 
     @contextmanager
-    def writing(path: Path) -> Iterator[Write]:
+    def writing(path: Path) -> Iterator[WriteRow]:
         key, *json_columns = columns
         with atomic_write(path) as out:
             table = csv.writer(out, lineterminator="\n")

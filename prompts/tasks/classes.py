@@ -13,7 +13,7 @@ from panjue.prompts.example import Answer, Decide, Decoded, Example, known_group
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap, visible
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record
+from panjue.prompts.plumbing.files import FileRow
 from panjue.prompts.plumbing.objects import Scanner
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.render import render
@@ -57,7 +57,7 @@ class Classes:
         """Return the field with the answer."""
         return "labels" if self.several else "label"
 
-    def rows(self, path: Path) -> Iterator[Record]:
+    def rows(self, path: Path) -> Iterator[FileRow]:
         """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
         for number, load in case_rows(path):
             yield number, partial(_with_id, number, load)

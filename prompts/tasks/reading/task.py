@@ -14,7 +14,7 @@ from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record, check_text, dump, with_whole_id
+from panjue.prompts.plumbing.files import FileRow, check_text, dump, with_whole_id
 from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
@@ -44,7 +44,7 @@ EDGES = " \n.。`"
 """Characters that are stripped from both ends of a word."""
 
 
-def rows(path: Path) -> Iterator[Record]:
+def rows(path: Path) -> Iterator[FileRow]:
     """Yield every question of a SQuAD-like file with its text."""
     for i, document in enumerate(list_items(path, "data")):
         for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
