@@ -41,6 +41,16 @@ def text_of(row: Mapping[str, Any], field: str) -> str:
     return value
 
 
+def closed_object(properties: Mapping[str, Schema]) -> Schema:
+    """Return the JSON Schema of an object with these properties, all of them, and no others."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def no_labels(_examples: Iterable[Example]) -> Labels:
     """Return no labels: the task has no label sets."""
     return Labels()

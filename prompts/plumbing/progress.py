@@ -16,7 +16,8 @@ MANY = 10_000
 
 T = TypeVar("T")
 
-SETTLED_S, SETTLED_ITEMS = 20.0, 5
+SETTLED_S = 20.0
+SETTLED_ITEMS = 5
 """Seconds and items after which a rate is worth showing: the first items of a run are slow."""
 
 
@@ -24,8 +25,9 @@ class Meter:
     """Counts up to `total`."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
-        """Start at `start`."""
-        self.total, self.done, self._start = total, start, start
+        self.total = total
+        self.done = start
+        self._start = start
         self._console = console
         self._start_time = self._last_line = time.monotonic()
         self.bar: Progress | None = None
@@ -60,7 +62,8 @@ class Meter:
 @contextmanager
 def waiting(console: Console, text: str) -> Iterator[None]:
     """Print `text` and the seconds so far, in a thread, every ten seconds."""
-    began, over = time.monotonic(), Event()
+    began = time.monotonic()
+    over = Event()
 
     def tell() -> None:
         while True:

@@ -34,7 +34,6 @@ def dialogues(folder: Path) -> Iterator[FileRow]:
 
 
 def is_folder_of_dialogues(folder: Path) -> bool:
-    """Say whether a folder has a chat."""
     return any((folder / "chat").glob("chat_*.json"))
 
 

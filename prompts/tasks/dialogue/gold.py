@@ -54,7 +54,6 @@ class Aligned:
     """The sentences of gold's events and emotions, by similarity."""
 
     def __init__(self, sentences: Mapping[int, Row]) -> None:
-        """Set the gold sextuples, by sentence number."""
         self.event_of: dict[int, str] = {}
         self.emotions: dict[int, list[tuple[str, Row]]] = {}  # with the name of the event
         self._opinions = {

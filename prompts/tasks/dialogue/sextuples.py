@@ -12,7 +12,7 @@ from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.task import Schema
+from panjue.prompts.task import Schema, closed_object
 from panjue.prompts.tasks.metrics import Row
 
 SENTIMENTS = ("positive", "negative", "neutral", "ambiguous", "doubt")
@@ -48,26 +48,17 @@ def schema(example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of the reply: each sentence and speaker of the question once."""
     match example.inputs.get("step"):
         case "window":
-            return _object({"sentences": _sentences(example, ("target", "event"))})
+            return closed_object({"sentences": _sentences(example, ("target", "event"))})
         case "sextuple":
             return _texts(SEXTUPLE)
         case "emotions":
-            return _object({"holders": _holders(example)})
-    return _object({"sentences": _sentences(example, SEXTUPLE), "holders": _holders(example)})
-
-
-def _object(properties: dict[str, Schema]) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+            return closed_object({"holders": _holders(example)})
+    return closed_object({"sentences": _sentences(example, SEXTUPLE), "holders": _holders(example)})
 
 
 def _texts(fields: Sequence[str], **others: Schema) -> Schema:
     """Return the schema of an object with these `others`, then the texts."""
-    return _object(others | {field: TEXT_SCHEMAS[field] for field in fields})
+    return closed_object(others | {field: TEXT_SCHEMAS[field] for field in fields})
 
 
 def _list_of(items: list[Schema]) -> Schema:
@@ -87,13 +78,15 @@ def _sentences(example: Example, fields: Sequence[str]) -> Schema:
 
 def _holders(example: Example) -> Schema:
     emotions = {"type": "array", "items": _texts(EMOTION_FIELDS), "maxItems": MAX_EMOTIONS}
-    any_event = _object({"event": TEXT_SCHEMAS["event"], "emotions": emotions})
+    any_event = closed_object({"event": TEXT_SCHEMAS["event"], "emotions": emotions})
     any_events = {"type": "array", "items": any_event, "maxItems": MAX_EVENTS}
     holders = []
     for holder, known in speakers(example.turns).items():
-        events = [_object({"event": {"const": event}, "emotions": emotions}) for event in known]
+        events = [
+            closed_object({"event": {"const": event}, "emotions": emotions}) for event in known
+        ]
         of_holder = _list_of(events) if known else any_events
-        holders.append(_object({"holder": {"const": holder}, "events": of_holder}))
+        holders.append(closed_object({"holder": {"const": holder}, "events": of_holder}))
     return _list_of(holders)
 
 

@@ -61,7 +61,6 @@ class Embedded:
         self._vectors: dict[str, Numbers] = {}  # of length 1
 
     def __call__(self, texts: Sequence[str], others: Sequence[str]) -> Numbers:
-        """Return the cosine of each pair."""
         wanted = dict.fromkeys([*texts, *others])
         missing = [text for text in wanted if text and text not in self._vectors]
         for start in range(0, len(missing), TEXTS_PER_REQUEST):

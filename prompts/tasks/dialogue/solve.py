@@ -80,7 +80,6 @@ class Events:
     """The events of one dialogue: each sentence is in exactly one, whose summary grows by it."""
 
     def __init__(self) -> None:
-        """Start without an event."""
         self.event_of: dict[int, str] = {}
         self.sentences: dict[str, list[tuple[Turn, str]]] = {}
         """Event -> its sentences, each with its target."""
@@ -166,7 +165,6 @@ def _question(dialogue: Example, step: str, number: int, asked: Sequence[Turn]) 
 
 
 def with_inputs(question: Example, **inputs: str) -> Example:
-    """Return a question with further fields of its template."""
     return replace(question, inputs={**question.inputs, **inputs})
 
 

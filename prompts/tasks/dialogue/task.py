@@ -31,7 +31,6 @@ from panjue.prompts.tasks.metrics import Row
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one dialogue."""
     chat = row.get("chat")
     if not isinstance(chat, list) or not chat or not all(isinstance(s, dict) for s in chat):
         raise UserError("the chat must list one sentence or more")

@@ -79,9 +79,9 @@ def test_every_real_article_is_itself_or_where_it_is_unknown_nothing(
     _, known = real
     for form, article in known.items():
         written = ARTICLES[way](article)
-        assert article_of(written, known) == article, written
+        assert article_of(written, known, ()) == article, written
         others = {other: label for other, label in known.items() if other != form}
-        hidden = article_of(written, others)
+        hidden = article_of(written, others, ())
         # A paragraph of an article whose other paragraphs are no labels is the article; an article
         # of which one paragraph is a label is this one, where training has it with the charge.
         base = article.partition("-")[0]
@@ -159,7 +159,7 @@ KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "
     ],
 )
 def test_articles_by_hand(written: str, article: str | None) -> None:
-    assert article_of(written, KNOWN) == article
+    assert article_of(written, KNOWN, ()) == article
 
 
 def test_an_article_is_its_only_paragraph_where_training_has_that_with_the_charge() -> None:
@@ -188,21 +188,7 @@ def test_a_number_is_never_parted_between_article_and_paragraph(
     written: str, article: str | None
 ) -> None:
     known = {label: label for label in ("26", "26-4", "260", "264", "263")}
-    assert article_of(written, known) == article
-
-
-@pytest.mark.parametrize(
-    ("written", "known"),
-    [
-        ("过失以危险方法危害公共安全罪", "以危险方法危害公共安全罪"),
-        ("行贿罪", "受贿罪"),
-        ("非国家工作人员受贿罪", "国家工作人员受贿罪"),
-        ("Article 13", "Article 3"),
-        ("Article 18", "Article 8"),
-    ],
-)
-def test_a_near_label_is_another(written: str, known: str) -> None:
-    assert snap(written, {normal(known): known}) is None
+    assert article_of(written, known, ()) == article
 
 
 @given(st.integers(1, 999), st.integers(0, 30), st.integers(0, 30))
@@ -210,4 +196,4 @@ def test_the_name_of_an_article_is_read_as_that_article(
     article: int, inserted: int, paragraph: int
 ) -> None:
     label = f"{article}{f'.{inserted}' * bool(inserted)}{f'-{paragraph}' * bool(paragraph)}"
-    assert article_of(article_name(label), {normal(label): label}) == label
+    assert article_of(article_name(label), {normal(label): label}, ()) == label
