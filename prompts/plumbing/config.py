@@ -128,7 +128,6 @@ def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str])
 
 
 def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse settings that a library does not have."""
     names = list(known)
     for key in keys:
         if key not in names:
@@ -145,7 +144,6 @@ def setting_lines(cls: type[Config]) -> Iterator[str]:
 
 
 def first_complaint(cls: type[Config], error: ValidationError) -> str:
-    """Return the message of the first error in settings."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

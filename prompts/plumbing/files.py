@@ -76,7 +76,6 @@ def located(place: str) -> Iterator[None]:
 
 
 def parse_case(raw: bytes) -> dict[str, Json]:
-    """Read one line of an input file as a JSON object."""
     if len(raw) > LARGEST_LINE:
         raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
     try:
@@ -92,7 +91,6 @@ def parse_line(raw: bytes) -> dict[str, Json]:
 
 
 def parse_json(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
-    """Read bytes as JSON; `pairs` makes an object of its pairs."""
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
@@ -218,7 +216,6 @@ def write_json(path: Path, value: Json) -> None:
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """Read a JSON file that has one object."""
     with open_bytes(path) as file, located(str(path)):
         found: dict[str, Json] = _of_kind(dict, parse_json(file.read()))
         return found

@@ -69,7 +69,6 @@ class Scanner:
         self._read_twice = 0  # end of the text that no third reading is for: the time stays linear
 
     def objects(self) -> list[Found]:
-        """Return the objects in the order of the text."""
         start = self._text.find("{")
         while start >= 0:
             end = self._read(start)

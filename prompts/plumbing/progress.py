@@ -34,16 +34,13 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the meter started."""
         return max(time.monotonic() - self._start_time, 1e-3)
 
     @property
     def rate(self) -> float:
-        """Items per second, without those before `start`."""
         return (self.done - self._start) / self.seconds
 
     def to(self, done: int, text: str) -> None:
-        """Show that `done` items are finished, with `text`."""
         self.done = done
         if self.bar:
             shown = f"{text}{self._time_left()}"
@@ -82,7 +79,6 @@ def waiting(console: Console, text: str) -> Iterator[None]:
 
 @contextmanager
 def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
-    """Show progress from `start` to `total` while the block runs."""
     progress = Meter(console, total, start)
     if not console.is_terminal or console.quiet:
         yield progress

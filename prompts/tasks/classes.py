@@ -144,7 +144,6 @@ class Classes:
         return closed_object({self.key: words if self.several else word})
 
     def decode(self, reply: str, _example: Example, labels: Labels) -> Decoded:
-        """Read any reply as one class, or a set of classes."""
         words = self._words_in(flatten_forms(reply))
         if words is None:
             guess = ((0, self.key),)

@@ -143,20 +143,6 @@ def test_a_package_that_is_missing_is_named(
     assert (done.returncode, done.stderr) == (2, told)
 
 
-def test_nothing_that_is_read_is_written_over(folder: Path, panjue: Panjue) -> None:
-    gold, path = folder / "test.jsonl", folder / "submission.jsonl"
-    before = path.read_bytes()
-    done = panjue("score", gold, path, "--json", path)
-    assert done.returncode == 2
-    assert f"{path}: is an input; choose another output" in done.stderr
-    done = panjue("fairness", gold, path, "--by", "defendants", "--json", gold)
-    assert done.returncode == 2
-    assert path.read_bytes() == before
-    done = panjue("score", gold, path, "--json", folder)
-    assert done.returncode == 2
-    assert "is a folder; name a file" in done.stderr
-
-
 def test_no_file_of_a_run_is_written_over_by_numbers(folder: Path, panjue: Panjue) -> None:
     gold, answers = folder / "test.jsonl", folder / "answers/test"
     answers.mkdir(parents=True)

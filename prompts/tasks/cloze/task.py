@@ -85,7 +85,6 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
-    """Read any reply as one to five different answers."""
     written = _read(reply)
     is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
     is_valid = is_valid and all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written)

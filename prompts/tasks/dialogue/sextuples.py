@@ -120,7 +120,6 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    """Read any reply as the answer to the step of its question."""
     value = load_json(reply)
     fields = value if isinstance(value, dict) else _read_loosely(reply)
     answer: dict[str, Any] = _read(fields, schema(example, labels))
@@ -264,7 +263,6 @@ def emotion_faults(emo: Any) -> Iterator[str]:
 
 
 def states(events: Sequence[Row]) -> list[str]:
-    """Return the states of all emotions in these events."""
     return [emotion["state"] for event in events for emotion in event["emotions"]]
 
 

@@ -47,7 +47,6 @@ class SolveConfig(Config):
 
 
 def solve(dialogue: Example, config: SolveConfig) -> Solving:
-    """Solve a dialogue by the steps of its settings."""
     if config.way == "whole":
         [whole] = yield [dialogue]
         holders = joined(dialogue.turns, [whole], merge=config.merge)

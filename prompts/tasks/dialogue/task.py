@@ -107,7 +107,6 @@ def _size(turns: int) -> str:
 
 
 def prompt(example: Example) -> Messages:
-    """Ask a question with the template of its step."""
     return render("dialogue", example, example.inputs.get("step", ""))
 
 

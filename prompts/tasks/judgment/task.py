@@ -64,7 +64,6 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    """Read any reply as the judgments of all defendants of the example."""
     answer = _read_strictly(reply, example, labels)
     return Decoded(answer) if answer else repair(reply, example.names, labels)
 

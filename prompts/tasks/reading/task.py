@@ -56,7 +56,6 @@ EDGES = " \n.。`"
 
 
 def rows(path: Path) -> Iterator[FileRow]:
-    """Yield every question of a SQuAD-like file with its text."""
     for i, document in enumerate(list_items(path, "data")):
         for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
             for place, question in _items(paragraph, "qas", outer_place):
@@ -178,7 +177,6 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
-    """Read any reply as a part of the text, yes, no or unknown."""
     repairs = []
     read = _read_strictly(load_json(reply))
     if read is None:

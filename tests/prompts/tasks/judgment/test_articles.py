@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.example import Example
 from panjue.prompts.plumbing.decode import normal, snap
-from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.articles import article_name, article_of, numeral
-from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 WIDE = str.maketrans("0123456789.-", "０１２３４５６７８９．－")
 
@@ -102,23 +99,6 @@ def test_every_real_charge_is_itself_or_where_it_is_unknown_nothing(
         assert snap(written, known) == charge, written
         others = {other: label for other, label in known.items() if other != form}
         assert snap(written, others) is None, written
-
-
-def test_joined_charges_are_read_each(shared: Path) -> None:
-    task = load_task("judgment")
-    labels = task.ask.labels(Reader(task).read(shared / "drdz/train.jsonl"))
-    case = Example(1, "甲。", names=("甲",))
-    for written, meant in (
-        ("盗窃罪、诈骗罪", ["盗窃罪", "诈骗罪"]),
-        ("盗窃、诈骗", ["盗窃罪", "诈骗罪"]),
-        ("盗窃罪，不明罪", ["盗窃罪"]),
-        ("伪造、变造、买卖身份证件", ["伪造、变造、买卖身份证件罪"]),
-        ("盗窃、抢夺国家机关公文罪", [labels.commonest("charges")]),
-        ("抢夺、窃取国有档案罪", [labels.commonest("charges")]),
-    ):
-        judged = {"name": "甲", "charges": [written], "articles": ["264"], "penalty": PENALTIES[13]}
-        decoded = task.ask.decode(dump({"judgments": [judged]}), case, labels)
-        assert decoded.answer["judgments"][0]["charges"] == meant, written
 
 
 KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "303-2")}

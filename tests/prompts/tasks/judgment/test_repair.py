@@ -130,33 +130,6 @@ def test_the_last_answer_counts_however_its_name_is_written(case: Example, label
         assert decoded.repairs == (f"李某: {TWICE}",)
 
 
-DRAFT = (("张某甲", "盗窃罪", 0), ("李某", "盗窃罪", 0))
-FINAL = (("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
-CORRECTIONS = {
-    "correction": "{}\n更正：{}",
-    "fences": "初步判断：\n```json\n{}\n```\n复核后：\n```json\n{}\n```",
-    "one object": '{{"draft":{},"final":{}}}',
-    "nothing between": "{}{}",
-    "a mark after it": "{} [更正] {} 以上，见{{法条}}。",
-    "in a list": "[{},{}]",
-}
-
-
-@pytest.mark.parametrize("way", CORRECTIONS)
-@pytest.mark.parametrize("listed", [False, True])
-def test_a_draft_is_not_the_answer(case: Example, labels: Labels, way: str, listed: bool) -> None:
-    draft, final = reply_of(*DRAFT), reply_of(*FINAL)
-    if listed:  # without the object around the list
-        draft, final = (text[len('{"judgments":') : -1] for text in (draft, final))
-    decoded = decode(CORRECTIONS[way].format(draft, final), case, labels)
-    assert penalties(decoded) == [4, 5]
-    assert [row["charges"] for row in decoded.answer["judgments"]] == [["诈骗罪"]] * 2
-    assert any("the last" in repair for repair in decoded.repairs)
-    # A correction that is cut corrects those whom it answers whole.
-    cut = CORRECTIONS[way].format(draft, final[: final.index('"李某"') + 30])
-    assert penalties(decode(cut, case, labels)) == [4, 0]
-
-
 def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
     reply = reply_of(("王某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
     decoded = decode(reply, case, labels)
