@@ -68,9 +68,9 @@ def _load(module: str, name: str) -> Any:
 @app.command()
 def demo(folder: Path) -> None:
     """Write invented cases to FOLDER: train.jsonl, test.jsonl, and base.jsonl for `make base`."""
-    from panjue.prompts.tasks.judgment.demo import write_demo
+    from panjue.prompts.tasks.judgment.demo import DEMO_SIZES, write_demo
 
-    write_demo(folder)
+    write_demo(folder, DEMO_SIZES)
 
 
 @app.command()

@@ -98,7 +98,8 @@ def compare(
     from panjue.eval.answers import check_complete, open_answers
     from panjue.eval.compare import check_runs, compare_runs, show_runs
 
-    first_run, run = open_answers(first, gold), open_answers(second, gold)
+    first_run = open_answers(first, gold)
+    run = open_answers(second, gold)
     check_runs(first_run, run, same_file=gold is None)
     if gold:
         check_complete(first_run)
@@ -168,5 +169,8 @@ def check(
                 faults += 1
     if reader.skipped.rows:
         print(reader.skipped)
-    print(f"{file}: {faults} fault{'s' * (faults > 1)}" if faults else f"{file}: clean")
-    raise typer.Exit(1 if faults else 0)
+    if not faults:
+        print(f"{file}: clean")
+        return
+    print(f"{file}: {faults} fault{'s' * (faults > 1)}")
+    raise typer.Exit(1)

@@ -35,10 +35,11 @@ class Labels:
 
         A form that several labels share means none of them.
         """
-        return {
-            kind: {form: same[0] for form, same in self._by_form(kind).items() if len(same) == 1}
-            for kind in self.counts
-        }
+        forms: dict[str, dict[str, str]] = {}
+        for kind in self.counts:
+            by_form = self._by_form(kind)
+            forms[kind] = {form: same[0] for form, same in by_form.items() if len(same) == 1}
+        return forms
 
     def look_alikes(self, kinds: Iterable[str]) -> Iterator[str]:
         """Yield a line for the labels of a field that differ in nothing but their spelling."""
@@ -63,7 +64,6 @@ class Labels:
         return {kind: _first(counts) for kind, counts in self.counts.items()}
 
     def save(self, folder: Path) -> None:
-        """Write `labels.json` into `folder`."""
         write_json(folder / "labels.json", asdict(self))
 
 
@@ -71,7 +71,6 @@ LABELS = TypeAdapter(Labels)
 
 
 def load_labels(path: Path) -> Labels:
-    """Read a `labels.json`."""
     try:
         return LABELS.validate_python(read_json(path))
     except ValidationError as error:
@@ -94,9 +93,10 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
         for kind, labels in sets.items():
             counts.setdefault(kind, Counter()).update(labels)
             most[kind] = max(most[kind], len(labels))
-        first_two = list(sets.values())[:2]
-        for label in first_two[0] if len(first_two) == 2 else ():
-            pairs.setdefault(label, Counter()).update(first_two[1])
+        if len(sets) >= 2:
+            first, second, *_ = sets.values()
+            for label in first:
+                pairs.setdefault(label, Counter()).update(second)
     return Labels(
         {kind: _ranked(counter) for kind, counter in counts.items()},
         dict(most),

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from panjue.prompts.example import Example
@@ -18,7 +17,7 @@ SENTENCE = re.compile(
 )
 """A Latin full stop ends a sentence only before white space and a capital letter."""
 
-CLAUSE = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
+UP_TO_COMMA = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
 MAX_SENTENCE_LENGTH = 200
 """In characters. With an `anchor`, longer sentences are cut at their commas: some such texts have
 no full stops at all."""
@@ -116,9 +115,7 @@ def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> 
     return tokens + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
-def split_sentences(
-    text: str, max_length: int | None = None, names: Sequence[str] = ()
-) -> list[str]:
+def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> list[str]:
     """Cut `text` after its sentence ends, and sentences above `max_length` at their commas.
 
     Names such as John F. Kennedy are never cut. The parts, joined again, give the text.
@@ -126,35 +123,35 @@ def split_sentences(
     masked = text
     for name in sorted(names, key=len, reverse=True):
         masked = masked.replace(name, "甲" * len(name))
-    parts = [
-        part
-        for sentence in SENTENCE.findall(masked)
-        for part in (
-            CLAUSE.findall(sentence) if max_length and len(sentence) > max_length else [sentence]
-        )
-    ]
-    ends = list(accumulate(map(len, parts)))
-    return [text[end - len(part) : end] for part, end in zip(parts, ends, strict=True) if part]
+    parts = []
+    for sentence in SENTENCE.findall(masked):
+        is_long = max_length and len(sentence) > max_length
+        parts += UP_TO_COMMA.findall(sentence) if is_long else [sentence]
+    sentences = []
+    start = 0
+    for part in filter(None, parts):
+        sentences.append(text[start : start + len(part)])
+        start += len(part)
+    return sentences
 
 
-def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str = "") -> list[int]:
+def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -> list[int]:
     """Return the indices of the sentences that may be dropped, in the order of dropping."""
-    found_names = [names_in(sentence, names) for sentence in sentences]
-    introducing = {
-        next((i for i, found in enumerate(found_names) if name in found), -1) for name in names
-    } - {-1}
-    middle = (len(sentences) - 1) / 2
+    named = [names_in(sentence, names) for sentence in sentences]
+    introducing = set()
+    introduced: set[str] = set()
+    for i, found in enumerate(named):
+        if found - introduced:
+            introducing.add(i)
+            introduced |= found
     pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}
     shared = [sum(pair in sentence for pair in pairs) for sentence in sentences]
-    nameless = sorted(
-        (i for i, found in enumerate(found_names) if not found),
-        key=lambda i: (shared[i], abs(i - middle), i),
-    )
-    naming = sorted(
-        (i for i, found in enumerate(found_names) if found and i not in introducing),
-        key=lambda i: (-len(sentences[i]), i),
-    )
-    order = [*nameless, *naming]
+    middle = (len(sentences) - 1) / 2
+    nameless = [i for i, found in enumerate(named) if not found]
+    nameless.sort(key=lambda i: (shared[i], abs(i - middle)))
+    naming = [i for i, found in enumerate(named) if found and i not in introducing]
+    naming.sort(key=lambda i: -len(sentences[i]))
+    order = nameless + naming
     if introducing:
         return order
     # Keep the first sentence, or the last in the order; skip those of only white space.
@@ -176,8 +173,10 @@ def names_in(sentence: str, names: Sequence[str]) -> set[str]:
 def without(example: Example, sentences: Sequence[str], dropped: Sequence[int]) -> Example:
     """Return `example` without the sentences `dropped`; one `GAP` replaces neighboring ones."""
     absent = set(dropped)
-    parts = [
-        (GAP if i - 1 not in absent else "") if i in absent else sentence
-        for i, sentence in enumerate(sentences)
-    ]
+    parts = []
+    for i, sentence in enumerate(sentences):
+        if i not in absent:
+            parts.append(sentence)
+        elif i - 1 not in absent:
+            parts.append(GAP)
     return replace(example, text="".join(parts))

@@ -24,7 +24,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import after_thinking, closed_objects, load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import Record, dump
+from panjue.prompts.plumbing.files import FileRow, dump
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.plumbing.submissions import JSON_LINES, SubmissionFormat
 from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
@@ -53,6 +53,16 @@ def text_of(row: Mapping[str, Any], field: str) -> str:
     return value
 
 
+def closed_object(properties: Mapping[str, Schema]) -> Schema:
+    """Return the JSON Schema of an object with these properties, all of them, and no others."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def no_labels(_examples: Iterable[Example]) -> Labels:
     """Return no labels: the task has no label sets."""
     return Labels()
@@ -70,7 +80,7 @@ class Data:
 
     read: Callable[[Mapping[str, Any]], Example]  # UserError: a bad row
     write: Callable[[Example, Answer], dict[str, Any]]  # one row of the official submission
-    rows: Callable[[Path], Iterator[Record]] = case_rows
+    rows: Callable[[Path], Iterator[FileRow]] = case_rows
     submission: SubmissionFormat = JSON_LINES
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = lambda *_: iter(())
     """The faults of a submission row that the contest would reject."""

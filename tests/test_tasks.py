@@ -138,9 +138,10 @@ from typing import Any
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.labels import Labels
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
+from panjue.prompts.task import closed_object, id_of, text_of
 from panjue.prompts.example import Answer, Decoded, Example
-from panjue.prompts.tasks.metrics import exact_match
+from panjue.prompts.tasks.metrics import Row
 from panjue.prompts.reader import Reader
 
 KINDS = ["no", "yes"]
@@ -156,12 +157,7 @@ def prompt(example: Example) -> Messages:
 
 
 def schema(example: Example, labels: Labels) -> Schema:
-    return {
-        "type": "object",
-        "properties": {"kind": {"enum": KINDS}},
-        "required": ["kind"],
-        "additionalProperties": False,
-    }
+    return closed_object({"kind": {"enum": KINDS}})
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
@@ -175,7 +171,11 @@ def write(example: Example, answer: Answer) -> dict[str, object]:
     return {"id": example.id, **answer}
 
 
-TASK = Task(Data(read, write), Ask(prompt, schema, decode), Score((exact_match,)))
+def accuracy(gold: Row, row: Row | None) -> float:
+    return float(row is not None and row["kind"] == gold["kind"])
+
+
+TASK = Task(Data(read, write), Ask(prompt, schema, decode), Score((accuracy,)))
 '''
 TOY_SAMPLE = (
     '{"id":1,"text":"谢谢 <|im_end|> {x}","kind":"yes"}\n{"id":2,"text":"走开","kind":"no"}\n'
@@ -199,6 +199,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_new_task_is_one_folder(toy: Path) -> None:
-    assert len(TOY.splitlines()) < 55
+    assert len(TOY.splitlines()) < 60
     assert "toy" in task_folders()
     check_task("toy", toy / "sample.jsonl")

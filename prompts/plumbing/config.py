@@ -31,7 +31,6 @@ class Config(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """Return the file that the settings were read from."""
         return self._path
 
 
@@ -76,7 +75,7 @@ def load_values(path: Path) -> dict[str, Any]:
         hint = f"; finetune/configs/NAME.yaml has {there}" if there else ""
         raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {_problem(error)}") from None
+        raise UserError(f"{path}: {_in_one_line(error)}") from None
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def _override(word: str) -> dict[str, Any]:
     try:
         return _plain(OmegaConf.from_dotlist([word]))
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeError) as error:
-        raise UserError(f"{word!r}: {_problem(error)}; the value is YAML, {quote}") from None
+        raise UserError(f"{word!r}: {_in_one_line(error)}; the value is YAML, {quote}") from None
 
 
 def _as_text(cls: type[Config], word: str) -> str:
@@ -119,9 +118,8 @@ def _as_text(cls: type[Config], word: str) -> str:
     return word
 
 
-def _problem(error: Exception) -> str:
-    """Return the message of a library in one line."""
-    return " ".join(str(error).split())
+def _in_one_line(text: object) -> str:
+    return " ".join(str(text).split())
 
 
 def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str]) -> None:
@@ -132,7 +130,6 @@ def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str])
 
 
 def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse settings that a library does not have."""
     names = list(known)
     for key in keys:
         if key not in names:
@@ -142,13 +139,13 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
 def setting_lines(cls: type[Config]) -> Iterator[str]:
     """Yield two lines for each setting: its name and default, and what it is."""
     for name, info in cls.model_fields.items():
-        default = "" if info.is_required() else info.get_default(call_default_factory=True)
-        yield f"{name}={'' if default is None else default}"
-        yield f"    {' '.join((info.description or '').split())}"
+        default = info.get_default(call_default_factory=True)
+        has_default = not info.is_required() and default is not None
+        yield f"{name}={default if has_default else ''}"
+        yield f"    {_in_one_line(info.description or '')}"
 
 
 def first_complaint(cls: type[Config], error: ValidationError) -> str:
-    """Return the message of the first error in settings."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -15,7 +15,6 @@ class DebugLog(logging.FileHandler):
     """Appends warnings to a file, which the first one creates; on a full disk they are lost."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record below an error."""
         with suppress(OSError):
             Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
             super().emit(record)
@@ -62,6 +61,7 @@ def quiet_libraries() -> None:
         return
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and name.partition(".")[0] != SHOWN:
-            for handler in [h for h in logger.handlers if isinstance(h, logging.StreamHandler)]:
-                logger.removeHandler(handler)
-                logger.propagate = True
+            for handler in list(logger.handlers):
+                if isinstance(handler, logging.StreamHandler):
+                    logger.removeHandler(handler)
+                    logger.propagate = True

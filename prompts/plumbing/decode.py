@@ -68,7 +68,8 @@ def after_thinking(reply: str) -> str:
     An end without a start closes a block that the prompt has begun.
     """
     kept: list[str] = []
-    begin, opened = 0, None
+    begin = 0
+    opened = None
     for tag in BLOCK.finditer(reply):
         kind = (tag["open"], (tag["name"] or "").lower())
         is_end = bool(tag["end"] or tag["final"] or tag["plain"])
@@ -78,8 +79,11 @@ def after_thinking(reply: str) -> str:
             kept.clear()
         elif not is_end:
             kept.append(reply[begin : tag.start()])
-        begin, opened = tag.end(), None if is_end else kind
-    return "".join([*kept, "" if opened else reply[begin:]])
+        begin = tag.end()
+        opened = None if is_end else kind
+    if not opened:
+        kept.append(reply[begin:])
+    return "".join(kept)
 
 
 PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
@@ -89,8 +93,8 @@ def closed_objects(text: str) -> list[tuple[int, int]]:
     """Return (start, end) of the JSON objects that are closed and in no other closed one."""
     starts: list[int] = []
     found: list[tuple[int, int]] = []
-    end = 0
-    while starts or (end := text.find("{", end)) >= 0:  # quotation marks outside are no strings
+    end = text.find("{")  # quotation marks outside are no strings
+    while end >= 0:
         piece = PIECE.search(text, end)
         if piece is None:
             break
@@ -102,6 +106,8 @@ def closed_objects(text: str) -> list[tuple[int, int]]:
             while found and found[-1][0] > start:
                 found.pop()
             found.append((start, end))
+        if not starts:
+            end = text.find("{", end)
     return found
 
 

@@ -60,7 +60,12 @@ def first_line(error: BaseException) -> str:
 
 
 LIBRARY_ERRORS = (
-    *(ValueError, TypeError, AttributeError, LookupError, ImportError, OSError),
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ImportError,
+    OSError,
     re.error,
 )
 """What libraries raise about settings and files that they cannot use."""

@@ -18,7 +18,9 @@ from panjue.prompts.plumbing.errors import Unreadable, UserError
 
 Json = Any
 
-Record = tuple[int | str, Callable[[], dict[str, Json]]]
+Kind = type[dict[str, Json]] | type[list[Json]]
+
+FileRow = tuple[int | str, Callable[[], dict[str, Json]]]
 """Place of a row in its file, and a function that returns the row or raises a UserError."""
 
 BOM = b"\xef\xbb\xbf"
@@ -45,19 +47,9 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, raw
 
 
-NO_TEXT = (b"\xff\xfe", b"\xfe\xff", b"PK\x03\x04", b"\x1f\x8b")
-"""First bytes of files in UTF-16, ZIP and gzip."""
-
-
 def open_bytes(path: Path) -> BinaryIO:
-    """Open an input file; it must look like text in UTF-8."""
     try:
-        file = path.open("rb")
-        start = file.peek(64)
-        if start.startswith(NO_TEXT) or b"\0" in start[:2]:
-            file.close()
-            raise Unreadable(f"{path}: is compressed, UTF-16 or binary; save it as text in UTF-8")
-        return file
+        return path.open("rb")
     except IsADirectoryError:
         raise Unreadable(
             f"{path}: is a folder, expected a file; check the order of the files and --task"
@@ -84,7 +76,6 @@ def located(place: str) -> Iterator[None]:
 
 
 def parse_case(raw: bytes) -> dict[str, Json]:
-    """Read one line of an input file as a JSON object."""
     if len(raw) > LARGEST_LINE:
         raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
     try:
@@ -95,13 +86,11 @@ def parse_case(raw: bytes) -> dict[str, Json]:
 
 
 def parse_line(raw: bytes) -> dict[str, Json]:
-    """Read one line as a JSON object."""
     row: dict[str, Json] = parse(raw, dict)
     return row
 
 
-def load(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
-    """Read bytes as JSON; `pairs` makes an object of its pairs."""
+def parse_json(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
@@ -115,15 +104,21 @@ def load(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = No
         raise UserError(f"not JSON: {where}") from None
 
 
-def parse(raw: bytes, kind: type[dict[str, Json]] | type[list[Json]]) -> Json:
+def parse(raw: bytes, kind: Kind) -> Json:
     """Read bytes as a JSON object or a JSON list, in which no key is given twice."""
-    row = _of_kind(kind, load(raw, each_key_once))
+    value = parse_json(raw, each_key_once)
     if rb"\u" in raw:
-        check_text(row)
-    return with_whole_id(row)
+        return checked(value, kind)
+    return with_whole_id(_of_kind(kind, value))
 
 
-def _of_kind(kind: type[dict[str, Json]] | type[list[Json]], value: Json) -> Json:
+def checked(value: Json, kind: Kind) -> Json:
+    """Return a value of this kind that can be written as UTF-8."""
+    check_text(_of_kind(kind, value))
+    return with_whole_id(value)
+
+
+def _of_kind(kind: Kind, value: Json) -> Json:
     if not isinstance(value, kind):
         expected = "object" if kind is dict else "list"
         raise UserError(f"expected a JSON {expected}, found {type(value).__name__}")
@@ -132,8 +127,10 @@ def _of_kind(kind: type[dict[str, Json]] | type[list[Json]], value: Json) -> Jso
 
 def with_whole_id(row: Json) -> Json:
     """Turn an `id` such as 0.0 into the integer: pandas writes so a column with empty places."""
-    if isinstance(row, dict) and isinstance(key := row.get("id"), float) and key.is_integer():
-        row["id"] = int(key)
+    if isinstance(row, dict):
+        key = row.get("id")
+        if isinstance(key, float) and key.is_integer():
+            row["id"] = int(key)
     return row
 
 
@@ -186,8 +183,9 @@ def replace_folder(temporary: Path, folder: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or everything in a folder, has reached the disk."""
-    for inner in sorted(path.iterdir()) if path.is_dir() else ():
-        sync(inner)
+    if path.is_dir():
+        for inner in path.iterdir():
+            sync(inner)
     sync_names(path)
 
 
@@ -218,16 +216,14 @@ def write_json(path: Path, value: Json) -> None:
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """Read a JSON file that has one object."""
     with open_bytes(path) as file, located(str(path)):
-        found: dict[str, Json] = _of_kind(dict, load(file.read()))
+        found: dict[str, Json] = _of_kind(dict, parse_json(file.read()))
         return found
 
 
 def read_json(path: Path) -> Json:
-    """Read one JSON file."""
     with open_bytes(path) as file, located(str(path)):
-        return load(file.read())
+        return parse_json(file.read())
 
 
 @contextmanager
@@ -236,8 +232,11 @@ def stream(path: Path) -> Iterator[IO[str]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as tail:
         end = tail.seek(0, os.SEEK_END)
-        while end > 0 and (tail.seek(end - 1), tail.read(1))[1] != b"\n":
-            end -= 1
+        last = b""
+        while end > 0 and last != b"\n":
+            tail.seek(end - 1)
+            last = tail.read(1)
+            end -= last != b"\n"
         tail.truncate(end)
     with _named(path), path.open("a", encoding="utf-8", newline="\n") as out:
         yield out
@@ -254,9 +253,8 @@ def check_writable(folder: Path, variable: str) -> None:
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's files with their relative names."""
     if path.is_dir():
-        parts = (
-            f"{sha256(p)} {p.relative_to(path)}" for p in sorted(path.rglob("*")) if p.is_file()
-        )
+        files = [inner for inner in sorted(path.rglob("*")) if inner.is_file()]
+        parts = [f"{sha256(file)} {file.relative_to(path)}" for file in files]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
@@ -268,10 +266,14 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path with a hash of its
     file in the next entry is ignored: files may be moved.
     """
-    old, new = dict(_leaves(old)), dict(_leaves(new))
-    moved = {key.removesuffix("_sha256") for key in {**old, **new} if key.endswith("_sha256")}
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and key not in moved]
-    return "; ".join(f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys)
+    before = dict(_leaves(old))
+    after = dict(_leaves(new))
+    changes = []
+    for key in before | after:
+        is_moved = f"{key}_sha256" in before | after
+        if before.get(key) != after.get(key) and not is_moved:
+            changes.append(f"{key}: {_short(before.get(key))} -> {_short(after.get(key))}")
+    return "; ".join(changes)
 
 
 def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:

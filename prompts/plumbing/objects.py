@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from panjue.prompts.plumbing.decode import unquote
 
-TOKEN = re.compile(
+LEXEME = re.compile(
     r"(?P<remark>//[^\n{}]*+|/\*(?:[^*{}]++|\*(?!/))*+(?:\*/)?)"
     r'|(?P<string>"(?:[^"\\]++|\\.)*+(?:(?P<end>")(?P<key>\s*+[:：])?|\\?\Z))'
     r'|[\[\]{},，]|(?P<word>[^\s\[\]{},，:："]++)(?P<colon>\s*+[:：])?',
@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 """Nesting depth at which the search stops; the tasks' replies are four levels deep."""
 
 
-class Field(NamedTuple):
+class FoundField(NamedTuple):
     """A key, and its strings and bare words: a single one, or those of a list and its lists."""
 
     key: str
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
     start: int
     names: set[str]
-    fields: list[Field]
+    fields: list[FoundField]
     is_closed: bool
 
 
@@ -48,7 +48,7 @@ class _Level:
     start: int
     is_object: bool
     is_value: bool  # of a key
-    fields: list[Field]
+    fields: list[FoundField]
     names: set[str] = field(default_factory=set)
 
 
@@ -61,19 +61,20 @@ class Scanner:
     """
 
     def __init__(self, text: str, name_keys: Container[str], key: re.Pattern[str]) -> None:
-        """Start at the beginning of `text`."""
-        self._text, self._name_keys, self._key = text, name_keys, key
+        self._text = text
+        self._name_keys = name_keys
+        self._key = key
         self._levels: list[_Level] = []
         self._found: list[Found] = []
         self._read_twice = 0  # end of the text that no third reading is for: the time stays linear
 
     def objects(self) -> list[Found]:
-        """Return the objects in the order of the text."""
-        end = 0
-        while (start := self._text.find("{", end)) >= 0:
+        start = self._text.find("{")
+        while start >= 0:
             end = self._read(start)
             while self._levels:
                 self._close(is_closed=False)
+            start = self._text.find("{", end)
         return sorted(self._found, key=lambda found: found.start)
 
     def _read(self, start: int) -> int:
@@ -81,7 +82,7 @@ class Scanner:
         key: str | None = ""  # of the value that may follow; None: a value has just ended
         string = start
         words: list[str] = []  # the values of which the last one is a bare word
-        for token in TOKEN.finditer(self._text, start):
+        for token in LEXEME.finditer(self._text, start):
             if token["remark"]:
                 continue
             if token["word"] and self._key.fullmatch(token["word"]):
@@ -117,7 +118,7 @@ class Scanner:
         self._end_lists()  # a list has no keys: its bracket is missing
         string = token["string"]
         key: str = _value(string[: string.rindex('"') + 1]) if string else token["word"]
-        self._levels[-1].fields.append(Field(key, []))
+        self._levels[-1].fields.append(FoundField(key, []))
         return key
 
     def _add_string(self, string: str, key: str | None) -> None:
@@ -140,7 +141,7 @@ class Scanner:
         return words
 
     def _open(self, start: int, key: str | None, *, is_object: bool) -> None:
-        fields: list[Field] = []
+        fields: list[FoundField] = []
         if not is_object:
             self._values(key)
             fields = self._levels[-1].fields
@@ -155,7 +156,7 @@ class Scanner:
         if not level.fields:
             return []
         if level.is_object and not key:
-            level.fields.append(Field(level.fields[-1].key, []))
+            level.fields.append(FoundField(level.fields[-1].key, []))
         return level.fields[-1].values
 
     def _end(self, *, is_object: bool) -> None:
@@ -170,7 +171,6 @@ class Scanner:
             self._close(is_closed=True)
 
     def _close(self, *, is_closed: bool) -> None:
-        """Close the innermost level."""
         level = self._levels.pop()
         if not level.is_object:
             return

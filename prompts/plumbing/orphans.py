@@ -23,7 +23,7 @@ REASON_VARIABLE = "PANJUE_ENGINE_ERROR"
 QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
 """Environment variables with which an engine's processes print errors alone."""
 
-POLL_S = 0.2
+PARENT_POLL_S = 0.2
 
 
 @contextmanager
@@ -51,7 +51,6 @@ class FirstError(logging.Handler):
     """Writes the first exception that any process of an engine logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, if none is there."""
         if record.exc_info and record.exc_info[1]:
             with suppress(OSError), open(os.environ[REASON_VARIABLE], "x", encoding="utf-8") as out:
                 out.write(first_line(record.exc_info[1]))
@@ -95,5 +94,5 @@ def end_with_parent() -> None:
 
 def _wait_for_end(parent: int, starter: int) -> None:
     while os.getppid() == parent and Path(f"/proc/{starter}").exists():
-        time.sleep(POLL_S)
+        time.sleep(PARENT_POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)

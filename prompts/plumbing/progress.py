@@ -16,7 +16,8 @@ MANY = 10_000
 
 T = TypeVar("T")
 
-SETTLED_S, SETTLED_ITEMS = 20.0, 5
+SETTLED_S = 20.0
+SETTLED_ITEMS = 5
 """Seconds and items after which a rate is worth showing: the first items of a run are slow."""
 
 
@@ -24,24 +25,22 @@ class Meter:
     """Counts up to `total`."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
-        """Start at `start`."""
-        self.total, self.done, self._start = total, start, start
+        self.total = total
+        self.done = start
+        self._start = start
         self._console = console
         self._start_time = self._last_line = time.monotonic()
         self.bar: Progress | None = None
 
     @property
     def seconds(self) -> float:
-        """Seconds since the meter started."""
         return max(time.monotonic() - self._start_time, 1e-3)
 
     @property
     def rate(self) -> float:
-        """Items per second, without those before `start`."""
         return (self.done - self._start) / self.seconds
 
     def to(self, done: int, text: str) -> None:
-        """Show that `done` items are finished, with `text`."""
         self.done = done
         if self.bar:
             shown = f"{text}{self._time_left()}"
@@ -60,7 +59,8 @@ class Meter:
 @contextmanager
 def waiting(console: Console, text: str) -> Iterator[None]:
     """Print `text` and the seconds so far, in a thread, every ten seconds."""
-    began, over = time.monotonic(), Event()
+    began = time.monotonic()
+    over = Event()
 
     def tell() -> None:
         while True:
@@ -79,7 +79,6 @@ def waiting(console: Console, text: str) -> Iterator[None]:
 
 @contextmanager
 def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
-    """Show progress from `start` to `total` while the block runs."""
     progress = Meter(console, total, start)
     if not console.is_terminal or console.quiet:
         yield progress

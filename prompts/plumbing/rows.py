@@ -1,6 +1,5 @@
 """Files of rows: JSON lines or one JSON list, read in their order; JSON lines read by id."""
 
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,20 +13,19 @@ from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
+    FileRow,
     Json,
-    Record,
-    check_text,
+    checked,
     lines,
-    load,
     located,
     open_bytes,
     parse_case,
+    parse_json,
     parse_line,
-    with_whole_id,
 )
 
 
-def case_rows(path: Path) -> Iterator[Record]:
+def case_rows(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a file of cases: JSON lines, as `lines` reads them, or one JSON list."""
     if _is_one_list(path):
         yield from list_rows(path)
@@ -42,15 +40,14 @@ def _is_one_list(path: Path) -> bool:
     if not rows or not rows[0].lstrip().startswith(b"["):
         return False
     with suppress(UserError):
-        load(rows[0])
+        parse_json(rows[0])
         return len(rows) == 1
     return True  # a list over several lines
 
 
-def list_rows(path: Path) -> Iterator[Record]:
-    """Yield the rows of a JSON list."""
+def list_rows(path: Path) -> Iterator[FileRow]:
     for number, row in enumerate(list_items(path), start=1):
-        yield f"row {number}", partial(_checked_row, row)
+        yield f"row {number}", partial(checked, row, dict)
 
 
 def list_items(path: Path, key: str | None = None) -> list[Any]:
@@ -59,20 +56,12 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
     The whole file is read into memory, as the official scorers do. A byte order mark is accepted.
     """
     with open_bytes(path) as file, located(str(path)):
-        value = load(file.read().removeprefix(BOM), each_key_once)
+        value = parse_json(file.read().removeprefix(BOM), each_key_once)
         if key is not None:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, list):
             raise UserError(f"has no list {key!r}" if key else "is no JSON list")
         return value
-
-
-def _checked_row(row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise UserError(f"expected a JSON object, found {type(row).__name__}")
-    check_text(row)
-    checked: dict[str, Any] = with_whole_id(row)
-    return checked
 
 
 CAIL2018 = {"fact", "meta"}
@@ -84,11 +73,7 @@ def format_hint(path: Path, fields: Sequence[str]) -> str:
 
     The last of the `fields` of a case is the answer.
     """
-    with suppress(UserError, StopIteration, UnicodeDecodeError):
-        first = next(lines(path))[1].decode("utf-8-sig")
-        if {*fields} & {cell.strip('" ') for cell in re.split("[,;\t\r\n]", first)}:
-            way_out = "pandas: to_json(FILE, orient='records', lines=True)"
-            return f"; the file looks like CSV; write a line of JSON for each case ({way_out})"
+    with suppress(UserError, StopIteration):
         row = next(case_rows(path))[1]()
         if row.keys() >= CAIL2018 and "defendants" in fields:
             converted = f"`panjue convert {quote(str(path))} OUT.jsonl` converts it"
@@ -96,6 +81,10 @@ def format_hint(path: Path, fields: Sequence[str]) -> str:
         if not {*fields[:-1]} <= row.keys():  # else a field has a wrong value
             return f"; its fields are {', '.join(row)}; a case has {', '.join(fields)}"
     return ""
+
+
+def _id_of(row: Mapping[str, Json]) -> str:
+    return str(row["id"])
 
 
 class Rows:
@@ -110,10 +99,11 @@ class Rows:
         path: Path,
         *,
         name: Path | None = None,
-        key: Callable[[Mapping[str, Json]], str] = lambda row: str(row["id"]),
+        key: Callable[[Mapping[str, Json]], str] = _id_of,
     ) -> None:
         """Index the rows of `path` by `key`; error messages call the file `name`."""
-        self.path, self._key = name or path, key
+        self.path = name or path
+        self._key = key
         self.duplicates: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
         self._file = open_bytes(path)
@@ -136,15 +126,12 @@ class Rows:
             self._offsets[key] = offset
 
     def __len__(self) -> int:
-        """Return the number of distinct ids."""
         return len(self._offsets)
 
     def ids(self) -> set[str]:
-        """Return all ids, as text."""
         return set(self._offsets)
 
     def get(self, key: object) -> dict[str, Json] | None:
-        """Return the row with this id, or None."""
         offset = self._offsets.get(str(key))
         if offset is None:
             return None

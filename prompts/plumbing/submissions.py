@@ -1,7 +1,5 @@
 """The formats of submissions to contests, written and read row by row."""
 
-import csv
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -13,9 +11,8 @@ from typing import Any
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
-    Record,
+    FileRow,
     atomic_write,
-    check_text,
     dump,
     located,
     open_bytes,
@@ -23,7 +20,11 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.rows import Rows, list_rows
 
-Write = Callable[[Mapping[str, Any]], None]
+WriteRow = Callable[[Mapping[str, Any]], None]
+
+
+def _is_never_one(_folder: Path) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class SubmissionFormat:
 
     name: str
     """Its file name in a run folder."""
-    read: Callable[[Path], Iterator[Record]]
-    writing: Callable[[Path], AbstractContextManager[Write]]
+    read: Callable[[Path], Iterator[FileRow]]
+    writing: Callable[[Path], AbstractContextManager[WriteRow]]
     """Gives the function to write rows with; the submission appears if the block succeeds."""
     index: Callable[[Path], Rows]
-    is_one: Callable[[Path], bool] = lambda _folder: False
+    is_one: Callable[[Path], bool] = _is_never_one
     """Whether a folder is itself a submission in this format."""
 
     def find(self, path: Path) -> Path:
@@ -48,8 +49,8 @@ class SubmissionFormat:
         return path / self.name
 
 
-def _read_lines(path: Path) -> Iterator[Record]:
-    _check_bom(path)
+def _read_lines(path: Path) -> Iterator[FileRow]:
+    check_bom(path)
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             yield number, partial(_line, line)
@@ -62,12 +63,12 @@ def _line(line: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing_lines(path: Path) -> Iterator[Write]:
+def _writing_lines(path: Path) -> Iterator[WriteRow]:
     with atomic_write(path) as out:
         yield lambda row: print(dump(row), file=out)
 
 
-def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
+def indexed(read: Callable[[Path], Iterator[FileRow]], path: Path) -> Rows:
     """Return the rows by id, stored in a temporary file: only offsets are in memory."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
         for place, load in read(path):
@@ -80,19 +81,19 @@ def indexed(read: Callable[[Path], Iterator[Record]], path: Path) -> Rows:
         return Rows(Path(lines.name), name=path)
 
 
-def _check_bom(path: Path) -> None:
+def check_bom(path: Path) -> None:
     with open_bytes(path) as file:
         if file.read(len(BOM)) == BOM:
             raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")
 
 
-def _read_list(path: Path) -> Iterator[Record]:
-    _check_bom(path)
+def _read_list(path: Path) -> Iterator[FileRow]:
+    check_bom(path)
     return list_rows(path)
 
 
 @contextmanager
-def _writing_list(path: Path) -> Iterator[Write]:
+def _writing_list(path: Path) -> Iterator[WriteRow]:
     separator = "["
 
     def write(row: Mapping[str, Any]) -> None:
@@ -105,56 +106,8 @@ def _writing_list(path: Path) -> Iterator[Write]:
         out.write("[]\n" if separator == "[" else "\n]\n")
 
 
-def csv_table(*columns: str) -> SubmissionFormat:
-    """Return the format of a CSV file, UTF-8 without a byte order mark, with these columns.
-
-    The first column is the id, as text; the others hold JSON.
-    """
-
-    def read(path: Path) -> Iterator[Record]:
-        _check_bom(path)
-        with open_bytes(path) as file:
-            table = csv.reader((line.decode("utf-8") for line in file), strict=True)
-            try:
-                if (header := next(table, [])) != list(columns):
-                    found, expected = ",".join(header)[:60], ",".join(columns)
-                    raise UserError(f"{path}:1: the header is not {expected} but {found!r}")
-                for cells in table:
-                    yield table.line_num, partial(_row, columns, cells)
-            except UnicodeDecodeError:
-                place = f"{path}:{table.line_num + 1}"
-                raise UserError(f"{place}: not UTF-8; save the file as UTF-8") from None
-            except csv.Error as error:
-                raise UserError(f"{path}:{table.line_num}: not CSV: {error}") from None
-
-    @contextmanager
-    def writing(path: Path) -> Iterator[Write]:
-        key, *json_columns = columns
-        with atomic_write(path) as out:
-            table = csv.writer(out, lineterminator="\n")
-            table.writerow(columns)
-            yield lambda row: table.writerow([row[key], *(dump(row[c]) for c in json_columns)])
-
-    return SubmissionFormat("submission.csv", read, writing, partial(indexed, read))
-
-
-def _row(columns: tuple[str, ...], cells: list[str]) -> dict[str, Any]:
-    if len(cells) != len(columns):
-        raise UserError(f"{len(cells)} columns instead of {len(columns)}")
-    row = {name: _value(name, text) for name, text in zip(columns[1:], cells[1:], strict=True)}
-    check_text(row)
-    return {columns[0]: cells[0], **row}
-
-
-def _value(column: str, cell: str) -> Any:
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        raise UserError(f'{column!r} is not JSON such as ["…"]: {cell[:40]!r}') from None
-
-
 def _indexed_lines(path: Path) -> Rows:
-    _check_bom(path)
+    check_bom(path)
     return Rows(path)
 
 

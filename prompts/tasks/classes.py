@@ -13,18 +13,28 @@ from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, known
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap, visible
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record
+from panjue.prompts.plumbing.files import FileRow
 from panjue.prompts.plumbing.objects import Scanner
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
+from panjue.prompts.task import (
+    Ask,
+    Data,
+    Messages,
+    Schema,
+    Score,
+    Task,
+    closed_object,
+    id_of,
+    text_of,
+)
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
-SEPARATORS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
+CLASS_SEPARATORS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
 """The separators between classes in a reply that is not JSON."""
 
-KEY = re.compile("labels?|answer|答案")
-EMPTY = re.compile(rf'"(?:{KEY.pattern})"\s*+:\s*+\[\s*+\]')
+ANSWER_KEY = re.compile("labels?|answer|答案")
+EMPTY = re.compile(rf'"(?:{ANSWER_KEY.pattern})"\s*+:\s*+\[\s*+\]')
 """An empty set of classes, which is an answer; a list that is cut is none."""
 
 NONE = "none"
@@ -54,10 +64,15 @@ class Classes:
 
     @property
     def key(self) -> str:
-        """Return the field with the answer."""
         return "labels" if self.several else "label"
 
-    def rows(self, path: Path) -> Iterator[Record]:
+    def listed(self, value: Any) -> Any:
+        return value if self.several else [value]
+
+    def value(self, items: Sequence[Any]) -> Any:
+        return list(items) if self.several else items[0]
+
+    def rows(self, path: Path) -> Iterator[FileRow]:
         """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
         for number, load in case_rows(path):
             yield number, partial(_with_id, number, load)
@@ -66,22 +81,28 @@ class Classes:
         """Read one row. The groups are fields of the row, or of its `attributes`."""
         key = id_of(row)
         text = text_of(row, next((name for name in self.text if name in row), self.text[0]))
-        attributes = row.get("attributes") or {}
-        fields = {**attributes, **row} if isinstance(attributes, dict) else dict(row)
-        fields = {self.aliases.get(name, name): value for name, value in fields.items()}
-        groups = {name: self._group(name, fields[name]) for name in self.groups if name in fields}
+        groups = self._groups(row)
         given = row.get(self.person) or ""
         if not isinstance(given, str):
             raise UserError(f"{self.person!r} must be a name")
         person = visible(given)
+        if given:
+            text = text.replace(given, person)
         return Example(
             id=key,
-            text=text.replace(given, person) if given else text,
+            text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer={self.key: self._words(row[self.key])} if self.key in row else None,
-            groups=known_groups(groups),
+            answer={self.key: self.value(self._words(row[self.key]))} if self.key in row else None,
+            groups=groups,
         )
+
+    def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
+        attributes = row.get("attributes")
+        fields = {**attributes, **row} if isinstance(attributes, dict) else row
+        named = {self.aliases.get(name, name): value for name, value in fields.items()}
+        groups = {name: self._group(name, named[name]) for name in self.groups if name in named}
+        return known_groups(groups)
 
     def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
@@ -89,23 +110,25 @@ class Classes:
             raise UserError(f"{name!r} must be a name or a number, found {value}")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not names or not isinstance(value, int) or value == -1:  # -1: a missing ClassLabel
-            return None if value == -1 else value
+        if value == -1:  # a missing ClassLabel
+            return None
+        if not names or not isinstance(value, int):
+            return value
         if not 0 <= value < len(names):
             raise UserError(f"{name!r} must be a name or a number from 0 to {len(names) - 1}")
         return names[value]
 
-    def _words(self, value: Any) -> list[str] | str:
+    def _words(self, value: Any) -> list[str]:
         """Return the words for a value of a file."""
-        items = value if self.several else [value]
+        items = self.listed(value)
         if not isinstance(items, list) or not all(map(self._is_class, items)):
             known = "names of classes" if self.named else f"numbers from 0 to {len(self.words) - 1}"
-            raise UserError(
-                f"{self.key!r} must be {'a list of' if self.several else 'one of the'} {known}"
-            )
-        words = [item if isinstance(item, str) else self.words[item] for item in items]
-        ordered = sorted(set(words), key=self.words.index)
-        return ordered if self.several else ordered[0]
+            expected = "a list of" if self.several else "one of the"
+            raise UserError(f"{self.key!r} must be {expected} {known}")
+        return self._ordered(item if isinstance(item, str) else self.words[item] for item in items)
+
+    def _ordered(self, words: Iterable[str]) -> list[str]:
+        return sorted(set(words), key=self.words.index)
 
     def _is_class(self, value: Any) -> bool:
         if isinstance(value, str):
@@ -113,83 +136,62 @@ class Classes:
         return not self.named and type(value) is int and 0 <= value < len(self.words)
 
     def prompt(self, example: Example) -> Messages:
-        """Ask for the class."""
         return render(self.name, example)
 
     def schema(self, _example: Example, _labels: Labels) -> Schema:
-        """Return the JSON Schema of a reply."""
         word: Schema = {"enum": list(self.words)}
         words: Schema = {"type": "array", "items": word, "maxItems": len(self.words)}
-        return {
-            "type": "object",
-            "properties": {self.key: words if self.several else word},
-            "required": [self.key],
-            "additionalProperties": False,
-        }
+        return closed_object({self.key: words if self.several else word})
 
     def decode(self, reply: str, _example: Example, labels: Labels) -> Decoded:
-        """Read any reply as one class, or a set of classes."""
-        value = load_json(reply)
-        if isinstance(value, dict) and list(value) == [self.key] and self._is_answer(value):
-            return Decoded({self.key: value[self.key]})
         words = self._words_in(flatten_forms(reply))
         if words is None:
             guess = ((0, self.key),)
             return Decoded(self._fallback(labels), ("no class",), readable=False, guesses=guess)
-        answer = sorted(words, key=self.words.index) if self.several else words[0]
-        return Decoded({self.key: answer}, ("not the JSON that was asked for",))
+        answer = {self.key: self.value(self._ordered(words))}
+        if load_json(reply) == answer:
+            return Decoded(answer)
+        return Decoded(answer, ("not the JSON that was asked for",))
 
     def _words_in(self, reply: str) -> list[str] | None:
         """Return the classes that a reply names; None if it names none, or several for one."""
         known = {normal(word): word for word in self.words}
         known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
-        objects = Scanner(reply, frozenset(), KEY).objects()
-        given = [of.values for one in objects for of in one.fields if KEY.fullmatch(of.key)]
-        parts = given[0] if given else SEPARATORS.split(reply)
+        given = []
+        for found in Scanner(reply, frozenset(), ANSWER_KEY).objects():
+            given += [one.values for one in found.fields if ANSWER_KEY.fullmatch(one.key)]
+        parts = given[0] if given else CLASS_SEPARATORS.split(reply)
         if any(values != parts for values in given):
             return None
         words = [word for word in dict.fromkeys(snap(part, known) for part in parts) if word]
         if self.several:
-            return words or ([] if given and not parts and EMPTY.search(reply) else None)
-        text = normal(reply)
-        named = words if given else {word for form, word in known.items() if form in text}
+            is_empty = given and not parts and EMPTY.search(reply)
+            return words if words or is_empty else None
+        named = set(words)
+        if not given:
+            text = normal(reply)
+            named = {word for form, word in known.items() if form in text}
         return words if len(words) == len(named) == 1 else None
-
-    def _is_answer(self, reply: Mapping[str, Any]) -> bool:
-        value = reply[self.key]
-        items = value if self.several else [value]
-        if not isinstance(items, list) or not all(isinstance(word, str) for word in items):
-            return False
-        indices = [self.words.index(word) if word in self.words else -1 for word in items]
-        return -1 not in indices and indices == sorted(set(indices))
 
     def _fallback(self, labels: Labels) -> Answer:
         commonest = labels.commonest("label") or self.words[0]
-        if self.several:
-            return {self.key: [] if commonest == NONE else [commonest]}
-        return {self.key: commonest}
+        return {self.key: self.value([] if commonest == NONE else [commonest])}
 
     def labels(self, examples: Iterable[Example]) -> Labels:
-        """Count the classes of the training answers."""
-        answers = [example.answer[self.key] for example in examples if example.answer]
-        return collect(
-            {"label": (answer or [NONE]) if self.several else [answer]} for answer in answers
-        )
+        answers = [example.answer for example in examples if example.answer]
+        return collect({"label": self.listed(answer[self.key]) or [NONE]} for answer in answers)
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the submission row, with numbers or names as in the files."""
-        value = answer[self.key]
-        words = value if self.several else [value]
-        items = list(words) if self.named else [self.words.index(word) for word in words]
-        return {"id": example.id, self.key: items if self.several else items[0]}
+        words = self.listed(answer[self.key])
+        items = words if self.named else [self.words.index(word) for word in words]
+        return {"id": example.id, self.key: self.value(items)}
 
     def classes(self, row: Row) -> list[str]:
         """Return the words of a row's classes; `NONE` for an empty set."""
-        words = self._words(row[self.key])
-        return (words or [NONE]) if isinstance(words, list) else [words]
+        return self._words(row[self.key]) or [NONE]
 
     def check(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-        """Yield the faults of a submission row."""
         if row.keys() != {"id", self.key}:
             yield f"the fields must be id and {self.key}"
             return
@@ -201,8 +203,8 @@ class Classes:
             yield str(error)
 
     def task(self) -> Task:
-        """Return the task."""
         names = self.words if self.named else ()
+        sets = (self.key,) if self.several else ()
         return Task(
             Data(
                 self.read,
@@ -216,7 +218,7 @@ class Classes:
                 (accuracy, macro_f1(len(self.words), names, several=self.several)),
                 fallback="commonest class",
                 classes=self.classes,
-                order={"class": (*self.words, NONE) if self.several else tuple(self.words)},
+                order={"class": (*self.words, NONE) if sets else tuple(self.words)},
                 titles={
                     "accuracy": ("accuracy", "准确率"),
                     "macro_f1": ("macro F1", "宏平均 F1"),
@@ -225,8 +227,8 @@ class Classes:
                 },
             ),
             AnswerFields(
-                sets=(self.key,) if self.several else (),
-                classes=() if self.several else (self.key,),
+                sets=sets,
+                classes=() if sets else (self.key,),
                 kinds={self.key: "label"},
                 nothing=NONE,
                 evidence=self.evidence,
@@ -234,7 +236,7 @@ class Classes:
         )
 
 
-def macro_f1(classes: int, names: Sequence[str] = (), *, several: bool = False) -> CorpusMetric:
+def macro_f1(classes: int, names: Sequence[str], *, several: bool) -> CorpusMetric:
     """Return macro F1 as scikit-learn has it: `f1_score(average="macro", zero_division=0)`.
 
     With one class per example it is over the classes that occur in gold or in predictions; with
@@ -244,9 +246,11 @@ def macro_f1(classes: int, names: Sequence[str] = (), *, several: bool = False) 
     width = classes + 1
 
     def counts(gold: Row, predicted: Row | None) -> Sequence[float]:
-        g = _indicators(gold, classes, names)
-        p = np.zeros(width) if predicted is None else _indicators(predicted, classes, names)
-        result: list[float] = np.concatenate([g * p, g, p]).tolist()
+        in_gold = _indicators(gold, classes, names)
+        in_reply = np.zeros(width)
+        if predicted is not None:
+            in_reply = _indicators(predicted, classes, names)
+        result: list[float] = np.concatenate([in_gold * in_reply, in_gold, in_reply]).tolist()
         return result
 
     def value(sums: Numbers) -> Numbers:

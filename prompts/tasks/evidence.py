@@ -11,7 +11,8 @@ AMOUNT = re.compile(
 TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
 GRAMS = {"克": 1, "g": 1, "kg": 1e3, "千克": 1e3, "公斤": 1e3}
 MAX_AMOUNT = 1e15
-ACTS, MONTHS = re.compile("[起次]"), re.compile(r"\d年\d+月")
+ACTS = re.compile("[起次]")
+YEAR_AND_MONTH = re.compile(r"\d年\d+月")
 
 WORDS = """
     主犯 从犯 胁从 次要作用 主要作用
@@ -30,13 +31,18 @@ WORDS = """
 
 def evidence(text: str) -> list[float]:
     """Return amounts of money and grams (logarithms of largest and sum; number), acts, words."""
-    found: tuple[list[float], list[float]] = ([], [])
+    money = []
+    grams = []
     for number, times, unit in AMOUNT.findall(text):
         value = min(float(re.sub("[,，]", "", number)) * TIMES[times], MAX_AMOUNT)
-        found[unit in GRAMS].append(value * GRAMS.get(unit, 1))
-    numbers: list[float] = []
-    for amounts in found:
-        largest, total = max(amounts, default=0), sum(amounts)
-        numbers += [math.log10(largest + 1), math.log10(total + 1), len(amounts)]
-    acts = [len(ACTS.findall(text)), len(MONTHS.findall(text))]
-    return [*numbers, *acts, *(text.count(word) for word in WORDS)]
+        if unit in GRAMS:
+            grams.append(value * GRAMS[unit])
+        else:
+            money.append(value)
+    acts = [len(ACTS.findall(text)), len(YEAR_AND_MONTH.findall(text))]
+    return [*_sizes(money), *_sizes(grams), *acts, *(text.count(word) for word in WORDS)]
+
+
+def _sizes(amounts: list[float]) -> list[float]:
+    largest = max(amounts, default=0)
+    return [math.log10(largest + 1), math.log10(sum(amounts) + 1), len(amounts)]

@@ -6,7 +6,7 @@ None if the submission has no row for the example.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +36,7 @@ Metric = Callable[[Row, Row | None], float] | CorpusMetric
 
 
 def name_of(metric: Metric) -> str:
-    """Return the name of a metric."""
     return metric.name if isinstance(metric, CorpusMetric) else metric.__name__
-
-
-def exact_match(gold: Row, predicted: Row | None) -> float:
-    """Return 1 if every predicted field but the id equals gold, else 0."""
-    keys = gold.keys() - {"id"}
-    return float(predicted is not None and all(predicted.get(key) == gold[key] for key in keys))
 
 
 def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
@@ -68,13 +61,16 @@ Item = tuple[str, list[Field]]
 """Name of an item of the answer, empty for the whole example; and its fields."""
 
 
-def same(name: str, gold: Any, predicted: Any) -> Field:
+def same(name: str, gold: Iterable[str], predicted: Iterable[str]) -> Field:
     """Return a field that is right if both have the same set of values."""
-    gold, predicted = list(gold), list(predicted)
-    return Field(name, gold, predicted, set(gold) == set(predicted))
+    golds = list(gold)
+    predictions = list(predicted)
+    return Field(name, golds, predictions, set(golds) == set(predictions))
 
 
 def texts(value: Any) -> list[str]:
     """Return a value as a list of texts; None and "" give an empty list."""
-    items = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
+    if value in (None, ""):
+        return []
+    items = value if isinstance(value, list | tuple) else [value]
     return [item if isinstance(item, str) else dump(item) for item in items]

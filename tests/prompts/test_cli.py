@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from panjue.finetune.settings import SftConfig
 from panjue.prompts import cli
 from panjue.prompts.plumbing.config import Config
-from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
@@ -111,14 +109,6 @@ def test_check_says_by_its_exit_code_whether_the_file_is_clean(
     assert (done.returncode, done.stdout) == (1, told)
 
 
-def test_a_label_that_is_wrong_everywhere_is_looked_for_once() -> None:
-    known = [f"第{n}号罪" for n in range(320)]
-    began = time.process_time()
-    hints = {did_you_mean("第七号罪名", known) for _ in range(3000)}
-    assert len(hints) == 1
-    assert time.process_time() - began < 1  # 3 s and more where it was looked for each time
-
-
 def test_what_a_user_can_mend_is_one_line_and_exit_code_two(folder: Path, panjue: Panjue) -> None:
     done = panjue("score", folder / "no.jsonl", folder / "submission.jsonl")
     told = f"panjue: {folder}/no.jsonl: No such file or directory\n"
@@ -154,20 +144,6 @@ def test_a_package_that_is_missing_is_named(
     assert (done.returncode, done.stderr) == (2, told)
 
 
-def test_nothing_that_is_read_is_written_over(folder: Path, panjue: Panjue) -> None:
-    gold, path = folder / "test.jsonl", folder / "submission.jsonl"
-    before = path.read_bytes()
-    done = panjue("score", gold, path, "--json", path)
-    assert done.returncode == 2
-    assert f"{path}: is an input; choose another output" in done.stderr
-    done = panjue("fairness", gold, path, "--by", "defendants", "--json", gold)
-    assert done.returncode == 2
-    assert path.read_bytes() == before
-    done = panjue("score", gold, path, "--json", folder)
-    assert done.returncode == 2
-    assert "is a folder; name a file" in done.stderr
-
-
 def test_no_file_of_a_run_is_written_over_by_numbers(folder: Path, panjue: Panjue) -> None:
     gold, answers = folder / "test.jsonl", folder / "answers/test"
     answers.mkdir(parents=True)
@@ -185,13 +161,6 @@ def test_no_file_of_a_run_is_written_over_by_numbers(folder: Path, panjue: Panju
             assert done.returncode == 2
             assert done.stderr.startswith(f"panjue: {path}: ")
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_numbers_are_written_over_by_numbers(folder: Path, panjue: Panjue) -> None:
-    gold, path, out = (folder / name for name in ("test.jsonl", "submission.jsonl", "scores.json"))
-    for words in (("score", gold, path), ("fairness", gold, path, "--by", "defendants")):
-        assert panjue(*words, "--json", out).returncode == 0
-        assert panjue(*words, "--json", out).returncode == 0
 
 
 @pytest.mark.parametrize(

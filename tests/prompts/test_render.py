@@ -109,14 +109,3 @@ def test_a_hostile_text_costs_one_look_at_each_character() -> None:
     words = [f"<SPECIAL_{number}>" for number in range(1000)] + ["[INST]"]
     pattern = re.compile(rendering._any_of(words), re.IGNORECASE)
     assert not pattern.search("<" * 260_000 + "<SPECIAL_" * 20_000)
-
-
-@pytest.mark.parametrize("template", ['{"name": "…"}', "{text.x}", "a lone {", "{}"])
-def test_a_brace_in_a_prompt_that_is_no_field(
-    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/prompt.md").write_text(template, "utf-8")
-    monkeypatch.setattr(tasks, "__path__", [str(tmp_path)])
-    with pytest.raises(UserError, match=r"^tasks/mine/prompt\.md.*"):
-        render("mine", Example(id=1, text="甲"))

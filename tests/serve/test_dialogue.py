@@ -62,7 +62,7 @@ def test_a_hundred_turns_come_through_whole(
 
 
 def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_of: Any) -> None:
-    task = configured(TASK, {"window": 4, "step": 2, "emotion_window": 8, "emotion_step": 4})
+    task = configured(TASK, {"window": 4, "step": 2})
     both = [dialogue(12, "1"), dialogue(9, "2")]
     asker = asker_of(task, merged)
     made = rows_of(llm, asker, both, passes=SHORT)

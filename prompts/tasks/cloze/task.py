@@ -6,16 +6,16 @@ Ranked answers are scored as the contest does, after SQuAD.
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, product
 from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import field_text, load_json, strings_in
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.submissions import csv_table
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, closed_object
+from panjue.prompts.tasks.cloze.table import RET_TABLE
 from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 
 MASK = "[MASK]"
@@ -29,23 +29,22 @@ MAX_ANSWER_LENGTH = 100
 GROUPS = ("domain", "NeedReasoning")
 """Optional fields of a row that scores are reported by."""
 
-MONTHS = (  # noqa: SIM905  # one word per line would be too long
+MONTH_NAMES = (  # noqa: SIM905  # one word per line would be too long
     "january february march april may june july august september october november december"
 ).split()
-UNITS = (  # noqa: SIM905
+SMALL_NUMBERS = (  # noqa: SIM905
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
 ).split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
 ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLE = re.compile(r"\b(a|an|the)\b")
 BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one question."""
     if not isinstance(row.get("qid"), str) or not row["qid"].strip():
         raise UserError("'qid' must be a text that is not empty")
     query = row.get("query")
@@ -64,14 +63,17 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _gold(answers: Any) -> tuple[str, ...]:
-    gold = answers if isinstance(answers, list) else []
-    if not gold or not all(isinstance(text, str) and text.strip() for text in gold):
+    if not _is_texts(answers) or not all(text.strip() for text in answers):
         raise UserError("'answer' must list one text or more")
-    return tuple(gold)
+    return tuple(answers)
+
+
+def _is_texts(value: Any) -> bool:
+    """Say whether a value is a list of texts, one or more."""
+    return isinstance(value, list) and value != [] and all(isinstance(text, str) for text in value)
 
 
 def prompt(example: Example) -> Messages:
-    """Ask the question."""
     return render("cloze", example)
 
 
@@ -79,40 +81,29 @@ def schema(_example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of a reply: one to five answers."""
     text = {"type": "string", "minLength": 1, "maxLength": MAX_ANSWER_LENGTH}
     answers = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_ANSWERS}
-    return {
-        "type": "object",
-        "properties": {"answers": answers},
-        "required": ["answers"],
-        "additionalProperties": False,
-    }
+    return closed_object({"answers": answers})
 
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
-    """Read any reply as one to five different answers."""
     written = _read(reply)
     is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
     is_valid = is_valid and all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written)
     repairs = [] if is_valid else ["not the JSON that was asked for"]
-    answers: dict[str, None] = {}
+    answers: list[str] = []
     for text in written:
         answer = contest_form(text[:MAX_ANSWER_LENGTH])
         if answer != text:
             repairs.append("an answer converted to the contest's format")
         if answer in answers or not answer:
             repairs.append("an answer repeated or empty")
-            continue
-        answers[answer] = None
+        else:
+            answers.append(answer)
     if len(answers) > MAX_ANSWERS:
         repairs.append(f"cut to {MAX_ANSWERS} answers")
     if not answers:
-        commonest = list(islice(labels.counts.get("answers", ()), MAX_ANSWERS))
+        commonest = list(labels.counts.get("answers", ()))[:MAX_ANSWERS]
         return Decoded({"answers": commonest}, ("no answer",), readable=False)
-    return Decoded({"answers": list(answers)[:MAX_ANSWERS]}, tuple(repairs))
-
-
-def _texts(value: Any) -> list[str]:
-    items = value if isinstance(value, list) else [value]
-    return [str(item) for item in items[: 4 * MAX_ANSWERS] if isinstance(item, str | int | float)]
+    return Decoded({"answers": answers[:MAX_ANSWERS]}, tuple(repairs))
 
 
 def _read(reply: str) -> list[str]:
@@ -121,12 +112,14 @@ def _read(reply: str) -> list[str]:
     if isinstance(value, dict):
         value = value.get("answers", value.get("ret", []))
     if value is not None:
-        return _texts(value)
+        items = value if isinstance(value, list) else [value]
+        items = items[: 4 * MAX_ANSWERS]
+        return [str(item) for item in items if isinstance(item, str | int | float)]
     text = field_text(reply, "answers?|ret")
     if text is not None:
         return strings_in(text)[: 4 * MAX_ANSWERS]
     lines = [BULLET.sub("", line).strip(" `\"'") for line in reply[:4096].splitlines()]
-    return [line for line in lines if line and len(line) <= MAX_ANSWER_LENGTH][:MAX_ANSWERS]
+    return [line for line in lines if 0 < len(line) <= MAX_ANSWER_LENGTH][:MAX_ANSWERS]
 
 
 def contest_form(answer: str) -> str:
@@ -137,30 +130,34 @@ def contest_form(answer: str) -> str:
     """
     # A JSON escape can be half a character, which a submission cannot contain.
     text = " ".join(answer.lower().encode("utf-8", "ignore").decode("utf-8").split())
-    if date := ISO_DATE.fullmatch(text):
-        year, month, day = date.groups()
-        return _date(year, int(month), str(int(day))) or text
-    return _number(text) or _spoken_date(text) or text
+    date = ISO_DATE.fullmatch(text)
+    if not date:
+        return _number(text) or _spoken_date(text) or text
+    month = int(date[2])
+    if not 1 <= month <= 12:
+        return text
+    return f"{date[1]} {MONTH_NAMES[month - 1]} {int(date[3])}"
 
 
 def _number(text: str) -> str | None:
     """Return `21` for `twenty-one`."""
-    if text in UNITS:
-        return str(UNITS.index(text))
+    if text in SMALL_NUMBERS:
+        return str(SMALL_NUMBERS.index(text))
     ten, _, unit = text.replace("-", " ").partition(" ")
-    if ten not in TENS or (unit and unit not in UNITS[1:10]):
+    if ten not in TENS:
         return None
-    return str(10 * TENS.index(ten) + 20 + (UNITS.index(unit) if unit else 0))
-
-
-def _date(year: str, month: int, day: str) -> str | None:
-    return f"{year} {MONTHS[month - 1]} {day}" if 1 <= month <= 12 else None
+    value = 10 * TENS.index(ten) + 20
+    if unit in SMALL_NUMBERS[1:10]:
+        value += SMALL_NUMBERS.index(unit)
+    elif unit:
+        return None
+    return str(value)
 
 
 def _spoken_date(text: str) -> str | None:
     """Return `1785 october 17` for `October 17th, 1785` and `17 oct. 1785`."""
     words = re.split(r"[\s,]+", text)
-    parts = [match for word in words if (match := WORD.fullmatch(word))]
+    parts = [part for part in map(WORD.fullmatch, words) if part]
     numbers = [part[1] for part in parts if part[1]]
     months = [_month(part[2]) for part in parts if part[2]]
     if len(words) != 3 or len(numbers) != 2 or months in ([], [None]):
@@ -170,23 +167,21 @@ def _spoken_date(text: str) -> str | None:
 
 
 def _month(word: str) -> str | None:
-    return next((month for month in MONTHS if len(word) > 2 and month.startswith(word)), None)
+    return next((month for month in MONTH_NAMES if len(word) > 2 and month.startswith(word)), None)
 
 
-def label_sets(examples: Iterable[Example]) -> Labels:
+def count_answers(examples: Iterable[Example]) -> Labels:
     """Count the training answers; the commonest replace missing answers."""
     return collect({"answers": map(contest_form, *e.references)} for e in examples if e.references)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the official submission row."""
     return {"id": example.id, "ret": answer["answers"]}
 
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield the faults of a submission row."""
     ret = row.get("ret")
-    if not isinstance(ret, list) or not all(isinstance(text, str) and text for text in ret):
+    if ret != [] and (not _is_texts(ret) or "" in ret):
         yield "'ret' must be a list of texts"
     elif not 1 <= len(ret) <= MAX_ANSWERS:
         yield f"'ret' has {len(ret)} answers instead of 1 to {MAX_ANSWERS}"
@@ -202,13 +197,17 @@ def f1(gold: Row, predicted: Row | None) -> float:
     answers = [] if predicted is None else predicted["ret"]
     if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
         raise TypeError
-    scores = (token_f1(text, a) for group in gold["references"] for text in group for a in answers)
-    return max(scores, default=0.0)
+    pairs = product(_references(gold), answers)
+    return max((token_f1(*pair) for pair in pairs), default=0.0)
+
+
+def _references(gold: Row) -> list[str]:
+    return list(chain.from_iterable(gold["references"]))
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the ranked answers and the gold ones, right if one of the answers is."""
-    references = dict.fromkeys(text for group in gold["references"] for text in group)
+    references = dict.fromkeys(_references(gold))
     predicted = texts(row["ret"]) if row else []
     yield "", [Field("answers", list(references), predicted, f1(gold, row) == 1)]
 
@@ -220,12 +219,12 @@ def token_f1(reference: str, answer: str) -> float:
 
 def tokens(text: str) -> list[str]:
     """Return the words of a text: lower case, without ASCII punctuation and articles."""
-    return ARTICLE.sub(" ", text.lower().translate(PUNCTUATION)).split()
+    return ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split()
 
 
 TASK = Task(
-    data=Data(read=read, write=write, submission=csv_table("id", "ret"), check=check),
-    ask=Ask(prompt=prompt, schema=schema, decode=decode, labels=label_sets),
+    data=Data(read=read, write=write, submission=RET_TABLE, check=check),
+    ask=Ask(prompt=prompt, schema=schema, decode=decode, labels=count_answers),
     score=Score(
         metrics=(f1,),
         fallback="commonest answers",

@@ -12,49 +12,47 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     LARGEST_LINE,
-    Record,
+    FileRow,
     check_text,
     parse,
     replace_folder,
 )
-from panjue.prompts.plumbing.submissions import SubmissionFormat, Write, indexed
+from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow, indexed
 
 
-def dialogues(folder: Path) -> Iterator[Record]:
+def dialogues(folder: Path) -> Iterator[FileRow]:
     """Yield the dialogues of a folder by number, each as `id`, `chat`, `emo` and `emo_problem`.
 
     An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`: the chat is
     still valid.
     """
-    chats = (folder / "chat").glob("chat_*.json")
-    for path in sorted(chats, key=lambda path: _number(_key(path))):
-        name = path.name.encode("utf-8", "replace").decode("utf-8")
-        yield f"chat/{name}", partial(_dialogue, folder, _key(path))
     if not is_folder_of_dialogues(folder):
         raise UserError(f"{folder}: has no dialogues, chat/chat_<id>.json")
+    for path in sorted((folder / "chat").glob("chat_*.json"), key=_number):
+        name = path.name.encode("utf-8", "replace").decode("utf-8")
+        yield f"chat/{name}", partial(_dialogue, folder, path.stem.removeprefix("chat_"))
 
 
 def is_folder_of_dialogues(folder: Path) -> bool:
-    """Say whether a folder has a chat."""
-    return next((folder / "chat").glob("chat_*.json"), None) is not None
+    return any((folder / "chat").glob("chat_*.json"))
 
 
-def _key(path: Path) -> str:
-    return path.stem.removeprefix("chat_")
-
-
-def _number(key: str) -> tuple[int, str]:
+def _number(path: Path) -> tuple[int, str]:
+    key = path.stem.removeprefix("chat_")
     return (int(key) if key.isdecimal() else 0), key
 
 
 def _dialogue(folder: Path, key: str) -> dict[str, Any]:
     check_text(key)
     chat = _document(folder / "chat" / f"chat_{key}.json", list)
+    emo = None
+    problem = ""
     path = folder / "emo" / f"emo_{key}.json"
-    try:
-        emo, problem = (_document(path, dict) if path.exists() else None), ""
-    except UserError as error:
-        emo, problem = None, f"emo/{path.name}: {error}"
+    if path.exists():
+        try:
+            emo = _document(path, dict)
+        except UserError as error:
+            problem = f"emo/{path.name}: {error}"
     return {"id": key, "chat": chat, "emo": emo, "emo_problem": problem}
 
 
@@ -67,12 +65,12 @@ def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
         raise UserError(str(error.strerror)) from None
 
 
-def _read_submission(folder: Path) -> Iterator[Record]:
+def _read_submission(folder: Path) -> Iterator[FileRow]:
     for place, load in dialogues(folder):
-        yield place, partial(_checked_row, load)
+        yield place, partial(_with_emotions, load)
 
 
-def _checked_row(load: Any) -> dict[str, Any]:
+def _with_emotions(load: Any) -> dict[str, Any]:
     row: dict[str, Any] = load()
     problem = row.pop("emo_problem")
     if problem:
@@ -81,7 +79,7 @@ def _checked_row(load: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Write]:
+def _writing(path: Path) -> Iterator[WriteRow]:
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     for name in ("chat", "emo"):

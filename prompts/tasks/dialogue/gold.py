@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from panjue.prompts.example import Example
+from panjue.prompts.example import Example, Turn
 from panjue.prompts.plumbing.decode import load_json
-from panjue.prompts.tasks.dialogue.sextuples import FIELDS, speakers, target
-from panjue.prompts.tasks.dialogue.similarity import best_pairs, ngrams
-from panjue.prompts.tasks.dialogue.solve import OTHER
+from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, holders_of, speakers, target
+from panjue.prompts.tasks.dialogue.similarity import best_pairs, ngrams, table
+from panjue.prompts.tasks.dialogue.solve import OTHER_EVENT
 from panjue.prompts.tasks.metrics import Row
 
 
@@ -23,19 +23,25 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
     gold = dialogue.answer
     assert gold is not None, "a test dialogue has no gold"
     sentences = {sentence["id"]: sentence for sentence in gold["sentences"]}
-    events, emotions = aligned(dialogue)
+    aligned = Aligned(sentences)
+    for holder in gold["holders"] or ():
+        numbers = [turn.number for turn in dialogue.turns if turn.holder == holder["holder"]]
+        aligned.add(numbers, holder["events"])
+
+    def event_of(turn: Turn) -> dict[str, Any]:
+        event = aligned.event_of.get(turn.number, OTHER_EVENT)
+        return {"id": turn.number, "target": sentences[turn.number]["target"], "event": event}
 
     def answer(question: Example) -> Example:
         result: dict[str, Any]
         match question.inputs.get("step"):
             case "window":
-                targets = [(t.number, sentences[t.number]["target"]) for t in question.turns]
-                rows = [{"id": n, "target": t, "event": events.get(n, OTHER)} for n, t in targets]
-                result = {"sentences": rows}
+                result = {"sentences": [event_of(turn) for turn in question.turns]}
             case "sextuple":
-                result = {field: sentences[question.turns[0].number][field] for field in FIELDS}
+                [turn] = question.turns
+                result = {field: sentences[turn.number][field] for field in SEXTUPLE}
             case "emotions":
-                chains = _gold_chains(question, emotions)
+                chains = _chains(question, aligned.emotions)
                 result = {"holders": None if gold["holders"] is None else chains}
             case _:  # real gold also lists holders who say nothing; the reply does not
                 result = load_json(target(dialogue))
@@ -44,49 +50,53 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
     return answer
 
 
-def aligned(dialogue: Example) -> tuple[dict[int, str], dict[int, list[tuple[str, Row]]]]:
-    """Return sentence number -> its event, and sentence number -> its (event, emotion) pairs."""
-    assert dialogue.answer is not None
-    opinions = {
-        sentence["id"]: "".join(sentence[f] for f in FIELDS[:3]) + sentence["rationale"]
-        for sentence in dialogue.answer["sentences"]
-    }
-    events: dict[int, str] = {}
-    emotions: dict[int, list[tuple[str, Row]]] = {}
-    for holder in dialogue.answer["holders"] or ():
-        numbers = [turn.number for turn in dialogue.turns if turn.holder == holder["holder"]]
-        if not numbers or not holder["events"]:
-            continue
-        texts = [opinions[number] for number in numbers]
-        event_texts = [
-            event["event"] + "".join(emotion["reason"] for emotion in event["emotions"])
-            for event in holder["events"]
-        ]
-        cosines = ngrams(texts, event_texts)
+class Aligned:
+    """The sentences of gold's events and emotions, by similarity."""
+
+    def __init__(self, sentences: Mapping[int, Row]) -> None:
+        self.event_of: dict[int, str] = {}
+        self.emotions: dict[int, list[tuple[str, Row]]] = {}  # with the name of the event
+        self._opinions = {
+            number: "".join(sextuple[field] for field in (*SEXTUPLE[:3], "rationale"))
+            for number, sextuple in sentences.items()
+        }
+
+    def add(self, numbers: Sequence[int], events: Sequence[Row]) -> None:
+        """Assign a holder's sentences to their events; each gets one, if there are enough."""
+        if not numbers or not events:
+            return
+        opinions = [self._opinions[number] for number in numbers]
+        cosines = table(ngrams, opinions, [_event_text(event) for event in events])
         assigned = cosines.argmax(axis=1)
-        for row, column in best_pairs(cosines):  # every event gets a sentence, if there are enough
+        for row, column in best_pairs(cosines):
             assigned[row] = column
-        for column, event in enumerate(holder["events"]):
-            rows = [i for i in range(len(numbers)) if assigned[i] == column]
-            events.update({numbers[i]: event["event"] for i in rows})
-            for emotion in event["emotions"] if rows else ():
-                nearest = ngrams([emotion["reason"]], [texts[i] for i in rows])[0].argmax()
-                number = numbers[rows[int(nearest)]]
-                emotions.setdefault(number, []).append((event["event"], emotion))
-    return events, emotions
+        for column, event in enumerate(events):
+            own = [number for number, to in zip(numbers, assigned, strict=True) if to == column]
+            if own:
+                self._add_event(event, own)
+
+    def _add_event(self, event: Row, numbers: Sequence[int]) -> None:
+        """Assign each emotion of an event to one of its sentences."""
+        opinions = [self._opinions[number] for number in numbers]
+        self.event_of.update(dict.fromkeys(numbers, event["event"]))
+        for emotion in event["emotions"]:
+            cosines = table(ngrams, [emotion["reason"]], opinions)
+            number = numbers[int(cosines.argmax())]
+            self.emotions.setdefault(number, []).append((event["event"], emotion))
 
 
-def _gold_chains(
+def _event_text(event: Row) -> str:
+    return event["event"] + "".join(emotion["reason"] for emotion in event["emotions"])
+
+
+def _chains(
     question: Example, emotions: Mapping[int, Sequence[tuple[str, Row]]]
 ) -> list[dict[str, Any]]:
     """Return the emotion chains of the question's sentences, under the names of their events."""
-    chains: dict[str, dict[str, list[Row]]] = {
-        holder: {event: [] for event in known} for holder, known in speakers(question.turns).items()
-    }
+    chains: dict[str, dict[str, list[Row]]] = {}
+    for holder, known in speakers(question.turns).items():
+        chains[holder] = {event: [] for event in known}
     for turn in question.turns:
         for event, emotion in emotions.get(turn.number, ()):
             chains[turn.holder].setdefault(turn.event or event, []).append(dict(emotion))
-    return [
-        {"holder": holder, "events": [{"event": e, "emotions": m} for e, m in events.items()]}
-        for holder, events in chains.items()
-    ]
+    return holders_of(chains)

@@ -1,23 +1,13 @@
 """Metrics of dialogues: sextuples by sentence, and emotion chains by event."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from panjue.prompts.tasks.dialogue.sextuples import FIELDS, emotion_faults, is_texts
-from panjue.prompts.tasks.dialogue.similarity import Matching, best_pairs
-from panjue.prompts.tasks.metrics import (
-    CorpusMetric,
-    Field,
-    Item,
-    Metric,
-    Numbers,
-    Row,
-    same,
-    texts,
-)
+from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, emotion_faults, is_texts
+from panjue.prompts.tasks.dialogue.similarity import Matching, best_pairs, table
+from panjue.prompts.tasks.metrics import CorpusMetric, Field, Item, Metric, Numbers, Row, texts
 
 TEXT_FIELDS = ("opinion", "rationale", "aspect")
 """Fields that are right if the two texts mean the same."""
@@ -28,11 +18,10 @@ MIN_TEXT_COSINE = 0.8
 MIN_EVENT_COSINE = 0.7
 """The judge decides on two events with a higher cosine."""
 
-BATCH_SIZE = 64
-"""Pairs of texts per matrix of cosines."""
-
 EPSILON = 1e-9
 """Rounding error allowed in a cosine; also the weight of cosines in points, which breaks ties."""
+
+NOTHING: Row = {"events": []}
 
 
 def metrics(matching: Matching) -> tuple[Metric, ...]:
@@ -55,57 +44,72 @@ def sextuple_points(gold: Row, row: Row | None, matching: Matching) -> float:
     aspect that mean the same. If gold has no sextuple, only an empty answer gives points, all
     four. Sentences are matched by position; of several sextuples the best counts.
     """
-    chat: Sequence[Row] = gold["chat"]
-    predicted: Sequence[Row] = _sentences(row)[: len(chat)] if row else []
-    sentences = list(zip(chat, predicted, strict=False))
-    points = sum(4.0 for g, p in sentences if _is_empty(g) and _is_empty(p))
-    pairs = [
-        (i, g["final_model_response"][0], sextuple)
-        for i, (g, p) in enumerate(sentences)
-        if not _is_empty(g)
-        for sextuple in p["final_model_response"]
-        if any(sextuple.values())
-    ]
-    if pairs:
-        scores = _points([(g, p) for _, g, p in pairs], matching)
-        best: dict[int, float] = {}
-        for (i, *_), score in zip(pairs, scores.tolist(), strict=True):
-            best[i] = max(best.get(i, 0.0), score)
-        points += sum(best.values())
-    return points / (4 * len(chat))
+    answers = _sextuples(row)[: len(gold["chat"])]
+    points = np.zeros(len(answers))
+    places = []
+    pairs = []
+    for place, (right, given) in enumerate(zip(_sextuples(gold), answers, strict=False)):
+        if not right and not given:
+            points[place] = 4
+        for sextuple in given if right else ():
+            places.append(place)
+            pairs.append((right[0], sextuple))
+    np.maximum.at(points, np.array(places, int), _points(pairs, matching))
+    return float(points.sum()) / (4 * len(gold["chat"]))
 
 
-def shown(matching: Matching, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield every sentence with its sextuple, then every holder with its emotion chains."""
-    sentences = _sentences(row) if row else ()
-    for i, sentence in enumerate(gold["chat"]):
-        [sextuple] = sentence["final_model_response"] or [{}]
-        candidates = sentences[i]["final_model_response"] if i < len(sentences) else []
-        best = 0
-        if sextuple and candidates:
-            best = int(_points([(sextuple, c) for c in candidates], matching).argmax())
-        predicted: Row = candidates[best] if candidates else {}
-        values = {f: (texts(sextuple.get(f)), texts(predicted.get(f))) for f in FIELDS}
-        fields = [same("sentiment", *values["sentiment"])] + [
-            Field(field, *pair, pair[0] == pair[1] or _same_texts(pair, matching))
-            for field, pair in values.items()
-            if field in TEXT_FIELDS
-        ]
-        yield f"{sentence['holder']}：{sentence['input_sentence']}", fields
-    emotions = (row["emo"] if row else None) or {}
-    for name, holder in (gold["emo"] or {}).items():
-        events = emotions.get(name, {"events": []})["events"]
-        is_right = holder_points(holder["events"], events, matching) == 1
-        yield name, [Field("emotions", chains(holder["events"]), chains(events), is_right)]
+def _sextuples(row: Row | None) -> list[list[Row]]:
+    """Return the sextuples of each sentence that are not empty.
+
+    TypeError: a sentence has no list of sextuples, objects of texts.
+    """
+    sentences = []
+    for sentence in row["chat"] if row else ():
+        sextuples = sentence["final_model_response"]
+        if not isinstance(sextuples, list) or not all(is_texts(s, SEXTUPLE) for s in sextuples):
+            raise TypeError("no list of sextuples")
+        sentences.append([sextuple for sextuple in sextuples if any(sextuple.values())])
+    return sentences
 
 
 def _points(pairs: Sequence[tuple[Row, Row]], matching: Matching) -> Numbers:
     """Return the points, 0-4, of each (gold, predicted) pair of sextuples."""
-    points = np.array([g["sentiment"] == p["sentiment"] for g, p in pairs], float)
+    points = np.array([right["sentiment"] == given["sentiment"] for right, given in pairs], float)
     for field in TEXT_FIELDS:
-        golds, predictions = [g[field] for g, _ in pairs], [p[field] for _, p in pairs]
-        points += _means_same(golds, predictions, matching)
+        golds = [right[field] for right, _ in pairs]
+        predictions = [given[field] for _, given in pairs]
+        points += matching.similar(golds, predictions) >= MIN_TEXT_COSINE - EPSILON
     return points
+
+
+def shown(matching: Matching, gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield every sentence with its sextuple, then every holder with its emotion chains."""
+    answers = _sextuples(row)
+    for place, (sentence, right) in enumerate(zip(gold["chat"], _sextuples(gold), strict=True)):
+        given = answers[place] if place < len(answers) else []
+        fields = _shown_fields(right, given, matching)
+        yield f"{sentence['holder']}：{sentence['input_sentence']}", fields
+    emotions = (row["emo"] if row else None) or {}
+    for name, holder in (gold["emo"] or {}).items():
+        events = emotions.get(name, NOTHING)["events"]
+        is_right = holder_points(holder["events"], events, matching) == 1
+        yield name, [Field("emotions", chains(holder["events"]), chains(events), is_right)]
+
+
+def _shown_fields(right: list[Row], given: list[Row], matching: Matching) -> list[Field]:
+    """Return the fields of a sentence: gold and the best of the given sextuples."""
+    gold: Row = right[0] if right else {}
+    best: Row = given[0] if given else {}
+    if right and given:
+        best = given[int(_points([(gold, sextuple) for sextuple in given], matching).argmax())]
+    fields = []
+    for name in ("sentiment", "aspect", "opinion", "rationale"):
+        pair = (texts(gold.get(name)), texts(best.get(name)))
+        is_right = pair[0] == pair[1]
+        if name in TEXT_FIELDS and all(pair):
+            is_right = matching.similar(*pair)[0] >= MIN_TEXT_COSINE - EPSILON
+        fields.append(Field(name, *pair, bool(is_right)))
+    return fields
 
 
 def chains(events: Sequence[Row]) -> list[str]:
@@ -117,47 +121,20 @@ def chains(events: Sequence[Row]) -> list[str]:
     ]
 
 
-def _sentences(row: Row) -> Sequence[Row]:
-    """Return the sentences of a row; TypeError: one has no list of sextuples, objects of texts."""
-    for sentence in row["chat"]:
-        sextuples = sentence["final_model_response"]
-        if not isinstance(sextuples, list) or not all(is_texts(s, FIELDS) for s in sextuples):
-            raise TypeError("no list of sextuples")
-    sentences: Sequence[Row] = row["chat"]
-    return sentences
-
-
-def _is_empty(sentence: Row) -> bool:
-    sextuples = sentence["final_model_response"]
-    return not any(value for sextuple in sextuples for value in sextuple.values())
-
-
-def _means_same(texts: Sequence[str], others: Sequence[str], matching: Matching) -> Numbers:
-    """Return 1 for each text that means the same as the other text at its index, else 0."""
-    cosines: list[float] = []
-    for start in range(0, len(texts), BATCH_SIZE):  # one matrix would be quadratic in memory
-        batch = slice(start, start + BATCH_SIZE)
-        cosines += np.diagonal(matching.similar(texts[batch], others[batch])).tolist()
-    return np.asarray(np.array(cosines) >= MIN_TEXT_COSINE - EPSILON, dtype=np.float64)
-
-
-def _same_texts(pair: tuple[Sequence[str], Sequence[str]], matching: Matching) -> bool:
-    return all(pair) and bool(_means_same(*pair, matching)[0])
-
-
 def _event_counts(matching: Matching, gold: Row, row: Row | None) -> list[float]:
     """Return [points of a dialogue, 1], or zeros if gold has no readable emotions."""
     if not gold["emo"]:
         return [0.0, 0.0]
-    predicted: Mapping[str, Any] = (row["emo"] if row else None) or {}
+    if not row:
+        return [0.0, 1.0]
+    predicted: Row = row["emo"] or {}
     if any(emotion_faults(predicted)):
         raise TypeError("no emotions")
-    nothing: Row = {"events": []}
-    points = [
-        holder_points(holder["events"], predicted.get(name, nothing)["events"], matching)
-        for name, holder in gold["emo"].items()
-    ]
-    return [sum(points) / len(points) if row else 0.0, 1.0]
+    points = 0.0
+    for name, holder in gold["emo"].items():
+        events = predicted.get(name, NOTHING)["events"]
+        points += holder_points(holder["events"], events, matching)
+    return [points / len(gold["emo"]), 1.0]
 
 
 def holder_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matching) -> float:
@@ -168,11 +145,12 @@ def holder_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Match
     """
     if not gold or not predicted:
         return float(not gold and not predicted)
-    gold_names, names = [e["event"] for e in gold], [e["event"] for e in predicted]
-    cosines = matching.similar(gold_names, names)
+    golds = [event["event"] for event in gold]
+    names = [event["event"] for event in predicted]
+    cosines = table(matching.similar, golds, names)
     points = np.full(cosines.shape, -1.0)
     for i, j in np.argwhere(cosines > MIN_EVENT_COSINE).tolist():
-        if matching.judge(gold_names[i], names[j]):
+        if matching.judge(golds[i], names[j]):
             points[i, j] = chain_points(gold[i]["emotions"], predicted[j]["emotions"], matching)
     return _best_sum(points, cosines) / len(gold)
 
@@ -185,10 +163,14 @@ def chain_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matchi
     """
     if not gold or not predicted:
         return float(not gold and not predicted)
-    cosines = matching.similar([e["reason"] for e in gold], [e["reason"] for e in predicted])
+    golds = [emotion["reason"] for emotion in gold]
+    reasons = [emotion["reason"] for emotion in predicted]
+    cosines = table(matching.similar, golds, reasons)
     points = np.full(cosines.shape, -1.0)
     for i, j in np.argwhere(cosines >= MIN_TEXT_COSINE - EPSILON).tolist():
-        points[i, j] = sum(gold[i][key] == predicted[j][key] for key in ("state", "source_id"))
+        is_state = gold[i]["state"] == predicted[j]["state"]
+        is_source = gold[i]["source_id"] == predicted[j]["source_id"]
+        points[i, j] = is_state + is_source
     return _best_sum(points, cosines) / (2 * len(gold))
 
 
@@ -196,7 +178,7 @@ def _best_sum(points: Numbers, cosines: Numbers) -> float:
     """Return the points of the best matching; pairs below 0 are not allowed."""
     allowed = points >= 0
     weights = np.where(allowed, points + EPSILON * cosines, 0.0)
-    return float(sum(points[i, j] for i, j in best_pairs(weights) if allowed[i, j]))
+    return float(sum(points[pair] for pair in best_pairs(weights) if allowed[pair]))
 
 
 def _mean(sums: Numbers) -> Numbers:

@@ -1,7 +1,7 @@
 """Sextuples and emotion events of a dialogue, as schema, reply and submission.
 
 The schema of a reply depends on the step of the question: `window`, `sextuple`, `emotions`, or none
-for the whole dialogue in one call.
+for the whole dialogue in one call. A reply is read by its schema.
 """
 
 import re
@@ -12,13 +12,15 @@ from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.task import Schema
+from panjue.prompts.task import Schema, closed_object
 from panjue.prompts.tasks.metrics import Row
 
 SENTIMENTS = ("positive", "negative", "neutral", "ambiguous", "doubt")
 
-FIELDS = ("target", "aspect", "opinion", "sentiment", "rationale")
+SEXTUPLE = ("target", "aspect", "opinion", "sentiment", "rationale")
 """Fields of a sextuple; the other two, holder and sentence, are given. No sextuple: all empty."""
+
+EMOTION_FIELDS = ("state", "reason", "source_id")
 
 MAX_LENGTHS = {
     "target": 60,
@@ -31,80 +33,80 @@ MAX_LENGTHS = {
 }
 """Maximum characters of each field: 999 of 1,000 real values are shorter."""
 
-MAX_EVENTS, MAX_EMOTIONS = 6, 8
-"""Events per speaker, and emotions per event."""
+TEXT_SCHEMAS: dict[str, Schema] = {
+    field: {"type": "string", "maxLength": length} for field, length in MAX_LENGTHS.items()
+}
+TEXT_SCHEMAS["sentiment"] = {"enum": [*SENTIMENTS, ""]}
+TEXT_SCHEMAS["state"] = {"enum": list(SENTIMENTS)}
+"""Field -> its schema."""
+
+MAX_EVENTS = 6  # per speaker
+MAX_EMOTIONS = 8  # per event
 
 
 def schema(example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of the reply: each sentence and speaker of the question once."""
     match example.inputs.get("step"):
         case "window":
-            return _object(sentences=_sentences(example, ("target", "event")))
+            return closed_object({"sentences": _sentences(example, ("target", "event"))})
         case "sextuple":
-            return _object(**_texts(FIELDS))
+            return _texts(SEXTUPLE)
         case "emotions":
-            return _object(holders=_holders(example))
-    return _object(sentences=_sentences(example, FIELDS), holders=_holders(example))
+            return closed_object({"holders": _holders(example)})
+    return closed_object({"sentences": _sentences(example, SEXTUPLE), "holders": _holders(example)})
 
 
-def _object(**properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+def _texts(fields: Sequence[str], **others: Schema) -> Schema:
+    """Return the schema of an object with these `others`, then the texts."""
+    return closed_object(others | {field: TEXT_SCHEMAS[field] for field in fields})
 
 
-def _texts(fields: Sequence[str]) -> dict[str, Schema]:
-    return {
-        field: {"enum": [*SENTIMENTS, ""]}
-        if field == "sentiment"
-        else {"type": "string", "maxLength": MAX_LENGTHS[field]}
-        for field in fields
-    }
-
-
-def _list_of(items: Sequence[Schema]) -> Schema:
+def _list_of(items: list[Schema]) -> Schema:
     """Return the schema of a list with exactly these items."""
-    count = len(items)
     return {
         "type": "array",
-        "prefixItems": list(items),
+        "prefixItems": items,
         "items": False,
-        "minItems": count,
-        "maxItems": count,
+        "minItems": len(items),
+        "maxItems": len(items),
     }
 
 
 def _sentences(example: Example, fields: Sequence[str]) -> Schema:
-    return _list_of([_object(id={"const": t.number}, **_texts(fields)) for t in example.turns])
+    return _list_of([_texts(fields, id={"const": turn.number}) for turn in example.turns])
 
 
 def _holders(example: Example) -> Schema:
-    emotion = _object(state={"enum": list(SENTIMENTS)}, **_texts(("reason", "source_id")))
-    emotions = {"type": "array", "items": emotion, "maxItems": MAX_EMOTIONS}
-    any_event = _object(**_texts(("event",)), emotions=emotions)
+    emotions = {"type": "array", "items": _texts(EMOTION_FIELDS), "maxItems": MAX_EMOTIONS}
+    any_event = closed_object({"event": TEXT_SCHEMAS["event"], "emotions": emotions})
     any_events = {"type": "array", "items": any_event, "maxItems": MAX_EVENTS}
-    return _list_of(
-        [
-            _object(
-                holder={"const": holder},
-                events=_list_of([_object(event={"const": e}, emotions=emotions) for e in events])
-                if events
-                else any_events,
-            )
-            for holder, events in speakers(example.turns).items()
+    holders = []
+    for holder, known in speakers(example.turns).items():
+        events = [
+            closed_object({"event": {"const": event}, "emotions": emotions}) for event in known
         ]
-    )
+        of_holder = _list_of(events) if known else any_events
+        holders.append(closed_object({"holder": {"const": holder}, "events": of_holder}))
+    return _list_of(holders)
 
 
 def speakers(turns: Sequence[Turn]) -> dict[str, list[str]]:
     """Return holder -> the known events of its sentences."""
-    by_holder: dict[str, dict[str, None]] = {}
+    by_holder: dict[str, list[str]] = {}
     for turn in turns:
-        by_holder.setdefault(turn.holder, {}).update({turn.event: None} if turn.event else {})
-    return {holder: list(events) for holder, events in by_holder.items()}
+        events = by_holder.setdefault(turn.holder, [])
+        if turn.event and turn.event not in events:
+            events.append(turn.event)
+    return by_holder
+
+
+def holders_of(chains: Mapping[str, Mapping[str, Sequence[Row]]]) -> list[dict[str, Any]]:
+    """Return the holders of an answer from holder -> event -> emotions."""
+    holders = []
+    for holder, by_event in chains.items():
+        events = [{"event": event, "emotions": chain} for event, chain in by_event.items()]
+        holders.append({"holder": holder, "events": events})
+    return holders
 
 
 def target(example: Example) -> str:
@@ -117,21 +119,10 @@ def target(example: Example) -> str:
     return dump({"sentences": example.answer["sentences"], "holders": holders})
 
 
-def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
-    """Read any reply as the answer to the step of its question."""
+def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     value = load_json(reply)
     fields = value if isinstance(value, dict) else _read_loosely(reply)
-    answer: dict[str, Any]
-    match example.inputs.get("step"):
-        case "window":
-            answer = {"sentences": _read_sentences(fields, example, ("target", "event"))}
-        case "sextuple":
-            answer = {field: _read_text(fields.get(field), field) for field in FIELDS}
-        case "emotions":
-            answer = {"holders": _read_holders(fields, example)}
-        case _:
-            sentences = _read_sentences(fields, example, FIELDS)
-            answer = {"sentences": sentences, "holders": _read_holders(fields, example)}
+    answer: dict[str, Any] = _read(fields, schema(example, labels))
     if value == answer:
         return Decoded(answer)
     if not fields:
@@ -144,75 +135,68 @@ INNERMOST_OBJECT = re.compile(r"\{[^{}]*+\}")
 
 def _read_loosely(reply: str) -> dict[str, Any]:
     """Return the fields of the innermost objects of a reply that is not JSON."""
-    values = [load_json(text) for text in INNERMOST_OBJECT.findall(reply)]
-    objects = [value for value in values if isinstance(value, dict)]
+    objects = _objects([load_json(text) for text in INNERMOST_OBJECT.findall(reply)])
     sentences = [value for value in objects if "id" in value]
-    return {**(objects[0] if objects else {}), **({"sentences": sentences} if sentences else {})}
+    fields = dict(objects[0]) if objects else {}
+    if sentences:
+        fields["sentences"] = sentences
+    return fields
 
 
-def _read_text(value: Any, field: str) -> str:
+def _objects(values: Any) -> list[dict[str, Any]]:
+    if not isinstance(values, list):
+        return []
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _read(value: Any, form: Schema) -> Any:
+    """Return what a value has of a schema; what is missing or has another type is empty."""
+    if "const" in form:
+        return form["const"]
+    if "enum" in form:
+        label = _text(value).strip().lower()
+        return label if label in form["enum"] else ""
+    if form["type"] == "string":
+        return _text(value)[: form["maxLength"]]
+    if form["type"] == "object":
+        given = value if isinstance(value, dict) else {}
+        return {key: _read(given.get(key), inner) for key, inner in form["properties"].items()}
+    if "prefixItems" in form:
+        return _read_known(_objects(value), form["prefixItems"])
+    items = [_read(item, form["items"]) for item in _objects(value)[: form["maxItems"]]]
+    return [item for item in items if item.get("state") != ""]  # an emotion needs a state
+
+
+def _read_known(objects: list[dict[str, Any]], forms: list[Schema]) -> list[Any]:
+    """Return an item for each form, from the first object with the constant that it begins with.
+
+    The constant is the number of a sentence, or the name of a speaker or of a known event.
+    """
+    given: dict[tuple[str, str], dict[str, Any]] = {}
+    for value in objects:
+        for key in ("id", "holder", "event"):
+            if key in value:
+                given.setdefault((key, _text(value[key])), value)
+    items = []
+    for form in forms:
+        [key, constant] = next(iter(form["properties"].items()))
+        items.append(_read(given.get((key, str(constant["const"]))), form))
+    return items
+
+
+def _text(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
+        return str(value)
+    if not isinstance(value, str):
+        return ""
     # A JSON escape can be half a character, which a submission cannot contain.
-    text = value.encode("utf-8", "ignore").decode("utf-8") if isinstance(value, str) else ""
-    if field not in {"sentiment", "state"}:
-        return text[: MAX_LENGTHS[field]]
-    label = text.strip().lower()
-    return label if label in SENTIMENTS else ""
-
-
-def _dicts(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    items = parent.get(key)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _read_sentences(
-    reply: Mapping[str, Any], example: Example, fields: Sequence[str]
-) -> list[dict[str, Any]]:
-    by_id: dict[str, dict[str, Any]] = {}
-    for sentence in _dicts(reply, "sentences"):
-        by_id.setdefault(str(sentence.get("id"))[:20], sentence)
-    nothing: dict[str, Any] = {}
-    return [
-        {
-            "id": turn.number,
-            **{f: _read_text(by_id.get(str(turn.number), nothing).get(f), f) for f in fields},
-        }
-        for turn in example.turns
-    ]
-
-
-def _read_holders(reply: Mapping[str, Any], example: Example) -> list[dict[str, Any]]:
-    by_holder: dict[str, list[dict[str, Any]]] = {}
-    for holder in _dicts(reply, "holders"):
-        by_holder.setdefault(str(holder.get("holder")), _dicts(holder, "events"))
-    return [
-        {"holder": name, "events": _read_events(by_holder.get(name, []), events)}
-        for name, events in speakers(example.turns).items()
-    ]
-
-
-def _read_events(events: Sequence[dict[str, Any]], known: Sequence[str]) -> list[dict[str, Any]]:
-    pairs = [(_read_text(event.get("event"), "event"), _read_emotions(event)) for event in events]
-    if known:
-        chains = dict(reversed(pairs))  # of several events with one name the first counts
-        pairs = [(event, chains.get(event, [])) for event in known]
-    else:
-        pairs = pairs[:MAX_EVENTS]
-    return [{"event": event, "emotions": emotions} for event, emotions in pairs]
-
-
-def _read_emotions(event: Mapping[str, Any]) -> list[dict[str, str]]:
-    emotions = [
-        {key: _read_text(emotion.get(key), key) for key in ("state", "reason", "source_id")}
-        for emotion in _dicts(event, "emotions")[:MAX_EMOTIONS]
-    ]
-    return [emotion for emotion in emotions if emotion["state"]]
+    return value.encode("utf-8", "ignore").decode("utf-8")
 
 
 def reserve(example: Example) -> int:
     """Return the tokens to reserve beyond 1.5 times an empty reply, by usual reply lengths."""
-    sentences, holders = len(example.turns), len(speakers(example.turns))
+    sentences = len(example.turns)
+    holders = len(speakers(example.turns))
     match example.inputs.get("step"):
         case "window":
             return 64 + 16 * sentences
@@ -230,19 +214,10 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
         yield f"the chat must list {len(example.turns)} sentences"
         return
     for turn, sentence in zip(example.turns, chat, strict=True):
-        faults = _sentence_faults(turn, sentence)
-        yield from (f"sentence {turn.number}: {fault}" for fault in faults)
-    emotion_problems = list(emotion_faults(row.get("emo")))
-    yield from emotion_problems
-    if emotion_problems:
-        return
-    for holder in dict.fromkeys(turn.holder for turn in example.turns):
-        if holder not in row["emo"]:
-            yield f"holder {holder!r} is not answered"
-    for holder, value in row["emo"].items():
-        states = {emotion["state"] for event in value["events"] for emotion in event["emotions"]}
-        for state in sorted(states.difference(SENTIMENTS)):
-            yield f"holder {holder!r}: the state {state!r} is none of {', '.join(SENTIMENTS)}"
+        for fault in _sentence_faults(turn, sentence):
+            yield f"sentence {turn.number}: {fault}"
+    faults = list(emotion_faults(row.get("emo")))
+    yield from faults or _holder_faults(example, row["emo"])
 
 
 def _sentence_faults(turn: Turn, sentence: Any) -> Iterator[str]:
@@ -256,19 +231,17 @@ def _sentence_faults(turn: Turn, sentence: Any) -> Iterator[str]:
     sextuples = sentence.get("final_model_response")
     if not isinstance(sextuples, list) or len(sextuples) > 1:
         yield "'final_model_response' must list one sextuple or none"
-    elif sextuples and not is_texts(sextuples[0], FIELDS):
-        yield f"a sextuple must have the texts {', '.join(FIELDS)} and nothing else"
+    elif sextuples and not is_texts(sextuples[0], SEXTUPLE):
+        yield f"a sextuple must have the texts {', '.join(SEXTUPLE)} and nothing else"
     elif sextuples and sextuples[0]["sentiment"] not in {*SENTIMENTS, ""}:
         yield f"the sentiment {sextuples[0]['sentiment']!r} is none of {', '.join(SENTIMENTS)}"
 
 
 def is_texts(value: Any, keys: Sequence[str]) -> bool:
     """Say whether a value is an object of texts with these keys and no others."""
-    return (
-        isinstance(value, dict)
-        and set(value) == set(keys)
-        and all(isinstance(text, str) for text in value.values())
-    )
+    if not isinstance(value, dict) or set(value) != set(keys):
+        return False
+    return all(isinstance(text, str) for text in value.values())
 
 
 def emotion_faults(emo: Any) -> Iterator[str]:
@@ -285,5 +258,18 @@ def emotion_faults(emo: Any) -> Iterator[str]:
             emotions = event.get("emotions") if isinstance(event, dict) else None
             if not isinstance(emotions, list) or not isinstance(event.get("event"), str):
                 yield f"holder {holder!r}: an event must have a name and a list of emotions"
-            elif not all(is_texts(e, ("state", "reason", "source_id")) for e in emotions):
+            elif not all(is_texts(emotion, EMOTION_FIELDS) for emotion in emotions):
                 yield f"holder {holder!r}: an emotion must have the texts state, reason, source_id"
+
+
+def states(events: Sequence[Row]) -> list[str]:
+    return [emotion["state"] for event in events for emotion in event["emotions"]]
+
+
+def _holder_faults(example: Example, emo: Row) -> Iterator[str]:
+    for holder in speakers(example.turns):
+        if holder not in emo:
+            yield f"holder {holder!r} is not answered"
+    for holder, value in emo.items():
+        for state in sorted(set(states(value["events"])) - {*SENTIMENTS}):
+            yield f"holder {holder!r}: the state {state!r} is none of {', '.join(SENTIMENTS)}"

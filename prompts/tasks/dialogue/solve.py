@@ -1,7 +1,7 @@
 """The calls that answer a dialogue, in one of two ways."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -9,15 +9,56 @@ from pydantic import Field, model_validator
 from panjue.prompts.example import Decoded, Example, Solving, Turn
 from panjue.prompts.plumbing.config import Config
 from panjue.prompts.shorten import GAP
-from panjue.prompts.tasks.dialogue.sextuples import FIELDS
+from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, holders_of, speakers
 from panjue.prompts.tasks.dialogue.similarity import ngrams
 from panjue.prompts.tasks.metrics import Row
 
-OTHER = "其他"
+OTHER_EVENT = "其他"
 """The event of a sentence without a named event."""
 
-MAX_SENTENCE_LENGTH = 40
-"""Maximum characters of a sentence in an event's account, which is a summary, no transcript."""
+SAME_EVENT = 0.6
+"""Events whose names have at least this similarity are one event."""
+
+EMOTION_WINDOW = 30
+EMOTION_STEP = 10
+"""Sentences per window of emotion chains, and new sentences of each later one."""
+
+MAX_SUMMARY_LENGTH = 40
+"""Maximum characters of a sentence in the summary of an event."""
+
+
+class SolveConfig(Config):
+    """How a dialogue is solved; each key can be changed alone, to measure its effect."""
+
+    way: Literal["window", "whole"] = "window"
+    """Sliding windows, or the whole dialogue in one call."""
+    window: int = Field(20, ge=1)
+    """Sentences per window."""
+    step: int = Field(5, ge=1)
+    """New sentences of each later window."""
+    merge: bool = True
+    """Whether equal consecutive states of a chain become one."""
+
+    @model_validator(mode="after")
+    def _step_fits(self) -> "SolveConfig":
+        if self.step > self.window:
+            raise ValueError(f"step must not exceed its window, {self.window}")
+        return self
+
+
+def solve(dialogue: Example, config: SolveConfig) -> Solving:
+    if config.way == "whole":
+        [whole] = yield [dialogue]
+        holders = joined(dialogue.turns, [whole], merge=config.merge)
+        return {"sentences": whole.answer["sentences"], "holders": holders}
+    events = yield from first_pass(dialogue, config)
+    turns = [turn._replace(event=events.event_of[turn.number]) for turn in dialogue.turns]
+    sextuples = yield list(sextuple_questions(dialogue, turns, events))
+    sentences = []
+    for turn, sextuple in zip(turns, sextuples, strict=True):
+        sentences.append({"id": turn.number, "event": turn.event, **sextuple.answer})
+    chains = yield list(emotion_questions(dialogue, turns, sentences))
+    return {"sentences": sentences, "holders": joined(turns, chains, merge=config.merge)}
 
 
 def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range]]:
@@ -34,74 +75,50 @@ def windows(sentences: int, size: int, step: int) -> Iterator[tuple[range, range
         end = until
 
 
-@dataclass
-class Bucket:
-    """The events of one dialogue: each sentence is in exactly one, whose account grows by it."""
+class Events:
+    """The events of one dialogue: each sentence is in exactly one, whose summary grows by it."""
 
-    same_event: float  # names with at least this similarity are one event
-    accounts: dict[str, list[tuple[Turn, str]]] = field(default_factory=dict)
-    """Event -> (sentence, its target)."""
-    event_of: dict[int, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.event_of: dict[int, str] = {}
+        self.sentences: dict[str, list[tuple[Turn, str]]] = {}
+        """Event -> its sentences, each with its target."""
 
     def add(self, turn: Turn, target: str, event: str) -> None:
         """Add a sentence to the event with the same or the most similar name, or to a new event."""
         assert turn.number not in self.event_of, f"sentence {turn.number} is already added"
-        event = self._known(" ".join(event.split()) or OTHER)
-        self.accounts.setdefault(event, []).append((turn, target))
+        event = self._known(" ".join(event.split()) or OTHER_EVENT)
+        self.sentences.setdefault(event, []).append((turn, target))
         self.event_of[turn.number] = event
 
     def _known(self, event: str) -> str:
-        names = list(self.accounts)
+        names = list(self.sentences)
         if event in names or not names:
             return event
-        cosines = ngrams([event], names)[0]
+        cosines = ngrams([event] * len(names), names)
         best = int(cosines.argmax())
-        return names[best] if cosines[best] >= self.same_event else event
+        return names[best] if cosines[best] >= SAME_EVENT else event
 
-    def account(self, turn: Turn) -> tuple[list[str], str]:
-        """Return the speakers and the account, a line a sentence, of a sentence's event up to it.
+    def summary(self, turn: Turn) -> tuple[list[str], str]:
+        """Return the speakers and the summary, a line a sentence, of a sentence's event up to it.
 
-        The account only grows at its end, so this equals the account at the time of the sentence.
+        The summary only grows at its end, so this equals the summary at the time of the sentence.
         """
-        account = self.accounts[self.event_of[turn.number]]
-        account = [(seen, target) for seen, target in account if seen.number <= turn.number]
-        lines = [
-            f"[{seen.number}] {seen.holder}谈{target or OTHER}：{_short(seen.sentence)}\n"
-            for seen, target in account
-        ]
-        return list(dict.fromkeys(seen.holder for seen, _ in account)), "".join(lines)
+        holders: dict[str, None] = {}
+        lines = []
+        for seen, target in self.sentences[self.event_of[turn.number]]:
+            if seen.number <= turn.number:
+                holders[seen.holder] = None
+                lines.append(
+                    f"[{seen.number}] {seen.holder}谈{target or OTHER_EVENT}：{_short(seen)}\n"
+                )
+        return list(holders), "".join(lines)
 
 
-def _short(sentence: str) -> str:
-    sentence = " ".join(sentence.split())
-    too_long = len(sentence) > MAX_SENTENCE_LENGTH
-    return sentence[:MAX_SENTENCE_LENGTH] + GAP if too_long else sentence
-
-
-class Settings(Config):
-    """How a dialogue is solved; each key can be changed alone, to measure its effect."""
-
-    way: Literal["window", "whole"] = "window"
-    """Sliding windows, or the whole dialogue in one call."""
-    window: int | None = Field(20, ge=1)
-    """Sentences per window; null: one window over all."""
-    step: int = Field(5, ge=1)
-    """New sentences of each later window."""
-    same_event: float = Field(0.6, ge=0, le=1)
-    """Events whose names have at least this similarity are one event."""
-    emotion_window: int | None = Field(30, ge=1)
-    """Sentences per window of emotion chains; null: one window over all."""
-    emotion_step: int = Field(10, ge=1)
-    """New sentences of each later window of emotion chains."""
-    merge: bool = True
-    """Whether equal consecutive states of a chain become one."""
-
-    @model_validator(mode="after")
-    def _steps_fit(self) -> "Settings":
-        for step, size in (("step", self.window), ("emotion_step", self.emotion_window)):
-            if size is not None and getattr(self, step) > size:
-                raise ValueError(f"{step} must not exceed its window, {size}")
-        return self
+def _short(turn: Turn) -> str:
+    sentence = " ".join(turn.sentence.split())
+    if len(sentence) <= MAX_SUMMARY_LENGTH:
+        return sentence
+    return sentence[:MAX_SUMMARY_LENGTH] + GAP
 
 
 def head(turn: Turn) -> str:
@@ -114,123 +131,101 @@ def transcript(turns: Sequence[Turn]) -> str:
     return "".join(f"{head(turn)}{' '.join(turn.sentence.split())}\n" for turn in turns)
 
 
-def solve(dialogue: Example, settings: Settings) -> Solving:
-    """Solve a dialogue by the steps of its settings."""
-    if settings.way == "whole":
-        [whole] = yield [dialogue]
-        holders = joined(dialogue.turns, [whole], merge=settings.merge)
-        return {"sentences": whole.answer["sentences"], "holders": holders}
-    bucket = yield from first_pass(dialogue, settings)
-    turns = tuple(turn._replace(event=bucket.event_of[turn.number]) for turn in dialogue.turns)
-    sextuples = yield list(sextuple_questions(dialogue, turns, bucket))
-    sentences = [
-        {"id": turn.number, "event": turn.event, **sextuple.answer}
-        for turn, sextuple in zip(turns, sextuples, strict=True)
-    ]
-    chains = yield list(emotion_questions(dialogue, turns, sentences, settings))
-    return {"sentences": sentences, "holders": joined(turns, chains, merge=settings.merge)}
-
-
-def first_pass(dialogue: Example, settings: Settings) -> Generator[Any, Any, Bucket]:
+def first_pass(dialogue: Example, config: SolveConfig) -> Generator[Any, Any, Events]:
     """Slide a window over the dialogue and assign its sentences to events."""
     turns = dialogue.turns
-    bucket = Bucket(settings.same_event)
-    positions = windows(len(turns), settings.window or len(turns), settings.step)
-    for number, (seen, new) in enumerate(positions):
+    events = Events()
+    for number, (seen, new) in enumerate(windows(len(turns), config.window, config.step)):
         asked = turns[new.start : new.stop]
-        question = _question(
-            dialogue,
-            f"window {number}",
-            turns[seen.start : seen.stop] + asked,
-            asked,
-            events="；".join(bucket.accounts) or "（无）",
+        question = replace(
+            _question(dialogue, "window", number, asked),
+            text=transcript(turns[seen.start : new.stop]),
+            names=tuple(map(head, asked)),
         )
-        [decoded] = yield [question]
+        known = "；".join(events.sentences) or "（无）"
+        [decoded] = yield [with_inputs(question, events=known)]
         for turn, sentence in zip(asked, decoded.answer["sentences"], strict=True):
-            bucket.add(turn, sentence["target"], sentence["event"])
-    return bucket
+            events.add(turn, sentence["target"], sentence["event"])
+    return events
 
 
-def _question(
-    dialogue: Example, name: str, shown: Sequence[Turn], asked: tuple[Turn, ...], **inputs: str
-) -> Example:
+def _question(dialogue: Example, step: str, number: int, asked: Sequence[Turn]) -> Example:
+    """Return a question without a text; `shorten` may drop any line of the text."""
     numbers = "、".join(str(turn.number) for turn in asked)
     return replace(
         dialogue,
-        id=f"{dialogue.id}/{name}",
-        text=transcript(shown),
-        names=tuple(map(head, asked)),
-        inputs={"step": name.partition(" ")[0], "numbers": numbers, **inputs},
-        turns=asked,
+        id=f"{dialogue.id}/{step} {number}",
+        names=(),
+        inputs={"step": step, "numbers": numbers},
+        turns=tuple(asked),
         answer=None,
         notes=(),
     )
 
 
+def with_inputs(question: Example, **inputs: str) -> Example:
+    return replace(question, inputs={**question.inputs, **inputs})
+
+
 def sextuple_questions(
-    dialogue: Example, turns: Sequence[Turn], bucket: Bucket
+    dialogue: Example, turns: Sequence[Turn], events: Events
 ) -> Iterator[Example]:
-    """Yield one question per sentence: with the account of its event, and nothing after it."""
+    """Yield one question per sentence: with the summary of its event, and nothing after it."""
     for turn in turns:
-        holders, account = bucket.account(turn)
-        inputs = {
-            "context": f"事件：{turn.event}\n参与者：{'、'.join(holders)}\n经过：",
-            "sentence": transcript([turn]).rstrip("\n"),
-        }
-        question = _question(dialogue, f"sextuple {turn.number}", (), (turn,), **inputs)
-        # The sentence is a field of its own, so `shorten` may drop any line of the text.
-        yield replace(question, text=account, names=())
+        holders, summary = events.summary(turn)
+        question = _question(dialogue, "sextuple", turn.number, [turn])
+        yield with_inputs(
+            replace(question, text=summary),
+            context=f"事件：{turn.event}\n参与者：{'、'.join(holders)}\n经过：",
+            sentence=transcript([turn]).rstrip("\n"),
+        )
 
 
 def emotion_questions(
-    dialogue: Example, turns: Sequence[Turn], sentences: Sequence[Row], settings: Settings
+    dialogue: Example, turns: Sequence[Turn], sentences: Sequence[Row]
 ) -> Iterator[Example]:
     """Yield the questions for emotion chains, given the sextuples and the events so far."""
     lines = [_line(turn, sextuple) for turn, sextuple in zip(turns, sentences, strict=True)]
-    size = settings.emotion_window or len(turns)
-    for number, (seen, new) in enumerate(windows(len(turns), size, settings.emotion_step)):
-        asked = tuple(turns[new.start : new.stop])
-        question = _question(dialogue, f"emotions {number}", (), asked)
-        text = "".join(lines[i] for i in (*seen, *new))
-        yield replace(question, text=text, names=())  # `shorten` may drop lines of a long text
+    slides = windows(len(turns), EMOTION_WINDOW, EMOTION_STEP)
+    for number, (seen, new) in enumerate(slides):
+        question = _question(dialogue, "emotions", number, turns[new.start : new.stop])
+        yield replace(question, text="".join(lines[seen.start : new.stop]))
 
 
 def _line(turn: Turn, sextuple: Row) -> str:
     event = f"【{turn.event}】" if turn.event else ""
-    values = "｜".join(sextuple[field] for field in FIELDS)
-    return f"{head(turn)}{event}{values if values.strip('｜') else '（无）'}\n"
+    values = "｜".join(sextuple[field] for field in SEXTUPLE)
+    if not values.strip("｜"):
+        values = "（无）"
+    return f"{head(turn)}{event}{values}\n"
 
 
 def joined(turns: Sequence[Turn], replies: Sequence[Decoded], *, merge: bool) -> list[Any]:
     """Return every holder's events, with the chains of all windows joined in order."""
-    chains: dict[str, dict[str, list[Any]]] = {turn.holder: {} for turn in turns}
+    chains: dict[str, dict[str, list[Any]]] = {holder: {} for holder in speakers(turns)}
     for reply in replies:
         for holder in reply.answer["holders"] or ():
             for event in holder["events"]:
                 chain = chains[holder["holder"]].setdefault(event["event"], [])
                 chain += event["emotions"]
-    return [
-        {
-            "holder": name,
-            "events": [
-                {"event": event, "emotions": merged(chain) if merge else chain}
-                for event, chain in events.items()
-                if chain
-            ],
-        }
-        for name, events in chains.items()
-    ]
+    for events in chains.values():
+        for event, chain in list(events.items()):
+            if not chain:
+                del events[event]
+            elif merge:
+                events[event] = merged(chain)
+    return holders_of(chains)
 
 
-def merged(chain: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def merged(chain: Sequence[Row]) -> list[dict[str, str]]:
     """Return a chain with equal consecutive states merged: their reasons and sources are joined."""
     result: list[dict[str, str]] = []
     for emotion in chain:
-        if result and result[-1]["state"] == emotion["state"]:
-            last = result[-1]
-            last["reason"] = "；".join(part for part in (last["reason"], emotion["reason"]) if part)
-            sources = [*last["source_id"].split(","), *emotion["source_id"].split(",")]
-            last["source_id"] = ",".join(dict.fromkeys(source for source in sources if source))
-        else:
+        if not result or result[-1]["state"] != emotion["state"]:
             result.append(dict(emotion))
+            continue
+        last = result[-1]
+        last["reason"] = "；".join(filter(None, (last["reason"], emotion["reason"])))
+        sources = f"{last['source_id']},{emotion['source_id']}".split(",")
+        last["source_id"] = ",".join(dict.fromkeys(filter(None, sources)))
     return result

@@ -15,31 +15,28 @@ from panjue.prompts.tasks.dialogue import metric
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
 from panjue.prompts.tasks.dialogue.sextuples import (
-    FIELDS,
     SENTIMENTS,
+    SEXTUPLE,
     check,
     decode,
     emotion_faults,
     reserve,
     schema,
+    states,
     target,
 )
-from panjue.prompts.tasks.dialogue.similarity import AGREE, BUILT_IN, make_matching
-from panjue.prompts.tasks.dialogue.solve import Settings, head, solve, transcript
+from panjue.prompts.tasks.dialogue.similarity import AGREE, NGRAMS, make_matching
+from panjue.prompts.tasks.dialogue.solve import SolveConfig, head, solve, transcript
 from panjue.prompts.tasks.metrics import Row
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one dialogue."""
     chat = row.get("chat")
     if not isinstance(chat, list) or not chat or not all(isinstance(s, dict) for s in chat):
         raise UserError("the chat must list one sentence or more")
     turns = tuple(_turn(number, sentence) for number, sentence in enumerate(chat, start=1))
-    counts = [sum(key.title() in sentence for sentence in chat) for key in FIELDS]
-    is_labelled = any(counts)
-    if is_labelled and set(counts) != {len(chat)}:
-        raise UserError("some sentences have Target, Aspect, … and others do not")
     sextuples = [_gold_sextuple(number, sentence) for number, sentence in enumerate(chat, start=1)]
+    is_labelled = _is_labelled(chat)
     holders, problem = _emotions(row)
     notes = [problem] if problem else []
     if is_labelled and row.get("emo") is None and not problem:
@@ -59,14 +56,22 @@ def read(row: Mapping[str, Any]) -> Example:
 
 def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
     """Read the speaker and the text of a sentence; both may be empty."""
-    holder, text = sentence.get("Holder"), sentence.get("sentence")
+    holder = sentence.get("Holder")
+    text = sentence.get("sentence")
     if not isinstance(holder, str | int) or not isinstance(text, str):
         raise UserError(f"sentence {number}: 'sentence' and 'Holder' must be texts")
     return Turn(number, str(holder), text)
 
 
+def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
+    given = {field.title() in sentence for sentence in chat for field in SEXTUPLE}
+    if len(given) > 1:
+        raise UserError("some sentences have Target, Aspect, … and others do not")
+    return given.pop()
+
+
 def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
-    values = {field: sentence.get(field.title(), "") for field in FIELDS}
+    values = {field: sentence.get(field.title(), "") for field in SEXTUPLE}
     for field, value in values.items():
         if not isinstance(value, str):
             raise UserError(f"sentence {number}: {field.title()!r} must be a text")
@@ -79,59 +84,52 @@ def _emotions(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, str]
         return None, str(row["emo_problem"])
     if row.get("emo") is None:
         return None, ""
-    fault = next(emotion_faults(row["emo"]), "")
-    if fault:
+    for fault in emotion_faults(row["emo"]):
         return None, f"emo/emo_{row['id']}.json: {fault}"
     return [{"holder": name, "events": value["events"]} for name, value in row["emo"].items()], ""
 
 
 def _unknown_labels(sextuples: Sequence[Row], holders: Sequence[Row]) -> Iterator[str]:
     """Yield the sentiments and states outside the five: they are scored, but not trained on."""
-    known = {*SENTIMENTS, ""}
     for row in sextuples:
-        if row["sentiment"] not in known:
+        if row["sentiment"] not in {*SENTIMENTS, ""}:
             yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
     for row in holders:
-        for event in row["events"]:
-            for emotion in event["emotions"]:
-                if emotion["state"] not in known:
-                    state = emotion["state"]
-                    yield f"holder {row['holder']}: the state {state!r} is none of the five"
+        for state in states(row["events"]):
+            if state not in {*SENTIMENTS, ""}:
+                yield f"holder {row['holder']}: the state {state!r} is none of the five"
 
 
 def _size(turns: int) -> str:
-    return "1-20" if turns <= 20 else "21-60" if turns <= 60 else "61+"
+    if turns <= 20:
+        return "1-20"
+    return "21-60" if turns <= 60 else "61+"
 
 
 def prompt(example: Example) -> Messages:
-    """Ask a question with the template of its step."""
-    step = example.inputs.get("step", "")
-    return render("dialogue", example, step)
+    return render("dialogue", example, example.inputs.get("step", ""))
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the row that becomes `chat_<id>.json` and `emo_<id>.json`."""
-    holders = answer["holders"]
-    return {
-        "id": example.id,
-        "chat": [
+    chat = []
+    for turn, sentence in zip(example.turns, answer["sentences"], strict=True):
+        sextuple = {field: sentence[field] for field in SEXTUPLE}
+        chat.append(
             {
                 "input_sentence": turn.sentence,
                 "holder": turn.holder,
                 "event": sentence.get("event", ""),
-                "final_model_response": [{field: sentence[field] for field in FIELDS}]
-                if any(sentence[field] for field in FIELDS)
-                else [],
+                "final_model_response": [sextuple] if any(sextuple.values()) else [],
             }
-            for turn, sentence in zip(example.turns, answer["sentences"], strict=True)
-        ],
-        "emo": {holder["holder"]: {"events": holder["events"]} for holder in holders}
-        if holders is not None
-        else None,
-    }
+        )
+    emo = None
+    if answer["holders"] is not None:
+        emo = {holder["holder"]: {"events": holder["events"]} for holder in answer["holders"]}
+    return {"id": example.id, "chat": chat, "emo": emo}
 
 
-def by_meaning(embeddings: str = BUILT_IN, judge: str = AGREE) -> dict[str, Any]:
+def by_meaning(embeddings: str, judge: str) -> dict[str, Any]:
     """Return the fields of `Score` that depend on the embeddings and on the judge."""
     matching = make_matching(embeddings, judge)
     return {
@@ -145,7 +143,7 @@ TASK = Task(
     data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, reserve=reserve),
     score=Score(
-        **by_meaning(),
+        **by_meaning(NGRAMS, AGREE),
         fallback="no opinions",
         by_meaning=by_meaning,
         titles={
@@ -154,5 +152,5 @@ TASK = Task(
             "no opinions": ("always no opinions", "始终答“没有观点”"),
         },
     ),
-    solve=Solve(steps=solve, gold_oracle=gold_oracle, settings=Settings.model_validate({})),
+    solve=Solve(steps=solve, gold_oracle=gold_oracle, settings=SolveConfig()),
 )

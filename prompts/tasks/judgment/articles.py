@@ -9,7 +9,7 @@ DIGITS = "〇一二三四五六七八九"
 VALUES = {sign: value for value, sign in enumerate(DIGITS)} | {"零": 0, "两": 2}
 UNITS = {"十": 10, "百": 100}
 DIGIT = "[一二三四五六七八九两]"
-NUMBER = (
+WRITTEN_NUMBER = (
     rf"(?:[0-9]{{1,4}}|{DIGIT}百(?:[零〇]{DIGIT}|{DIGIT}?十{DIGIT}?)?|{DIGIT}?十{DIGIT}?"
     r"|[〇零一二三四五六七八九]{1,4})"
 )
@@ -21,9 +21,9 @@ IN_BRACKETS = re.compile(rf"\(((?:之|第)[{PARTS}]+|[{PARTS}]+(?=\)[款项]))\)
 
 WRITTEN = re.compile(
     r"(?:根据|依照|依据)?(?:《?(?:中华人民共和国)?刑法典?》?)?"
-    rf"第?(?P<article>{NUMBER})(?:\.(?P<point>[0-9]{{1,3}}))?条?(?:之(?P<inserted>{NUMBER}))?条?"
-    rf"(?:(?:第|(?<=条)|(?(inserted)|(?!)))(?P<paragraph>{NUMBER})款|-(?P<hyphen>[0-9]{{1,3}}))?"
-    rf"(?:(?:第|(?<=[条款])){NUMBER}项)?"
+    rf"第?(?P<article>{WRITTEN_NUMBER})(?:\.(?P<point>[0-9]{{1,3}}))?条?(?:之(?P<inserted>{WRITTEN_NUMBER}))?条?"
+    rf"(?:(?:第|(?<=条)|(?(inserted)|(?!)))(?P<paragraph>{WRITTEN_NUMBER})款|-(?P<hyphen>[0-9]{{1,3}}))?"
+    rf"(?:(?:第|(?<=[条款])){WRITTEN_NUMBER}项)?"
     rf"(?:[之的]?规定|\([^(){PARTS}]*\))?"
 )
 """`第二百八十七条之二第一款`, `287之2第1款` or the id itself, `287.2-1`; no article of another law.
@@ -32,7 +32,7 @@ A paragraph number must follow a 第, a 条 or a 之N: 第264款 is not 26条4�
 
 
 def number(text: str) -> int:
-    """Return the value of a `NUMBER`."""
+    """Return the value of a `WRITTEN_NUMBER`."""
     if text.isdecimal():
         return int(text)
     if not set(text) & set(UNITS):
@@ -49,13 +49,15 @@ def number(text: str) -> int:
 
 def numeral(value: int) -> str:
     """Return a number from 1 to 999 as Chinese law writes it: 一百零四, 二十."""
-    hundreds, tens, ones = value // 100, value // 10 % 10, value % 10
-    text = f"{DIGITS[hundreds]}百" if hundreds else ""
-    if tens:
-        text += f"{'' if tens == 1 and not hundreds else DIGITS[tens]}十"
-    elif hundreds and ones:
-        text += "零"
-    return text + (DIGITS[ones] if ones else "")
+    text = ""
+    if value >= 100:
+        text = f"{DIGITS[value // 100]}百"
+        if 0 < value % 100 < 10:
+            text += "零"
+    if value % 100 >= 10:
+        tens = value // 10 % 10
+        text += "十" if value < 20 else f"{DIGITS[tens]}十"
+    return text + (DIGITS[value % 10] if value % 10 else "")
 
 
 ARTICLE_ID = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?(?:-([0-9]{1,2}))?")
@@ -66,14 +68,15 @@ def article_name(article: str) -> str:
     parts = ARTICLE_ID.fullmatch(article)
     if not parts or int(parts[1]) == 0:
         return article
-    inserted = f"之{numeral(int(parts[2]))}" if parts[2] else ""
-    paragraph = f"第{numeral(int(parts[3]))}款" if parts[3] else ""
-    return f"第{numeral(int(parts[1]))}条{inserted}{paragraph}"
+    name = f"第{numeral(int(parts[1]))}条"
+    if parts[2]:
+        name += f"之{numeral(int(parts[2]))}"
+    if parts[3]:
+        name += f"第{numeral(int(parts[3]))}款"
+    return name
 
 
-def article_of(
-    written: str, known: Mapping[str, str], with_charge: Container[str] = ()
-) -> str | None:
+def article_of(written: str, known: Mapping[str, str], with_charge: Container[str]) -> str | None:
     """Return the known article that `written` means, or None.
 
     条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. So may be
@@ -88,15 +91,18 @@ def article_of(
     match = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
     if not match or (match["point"] and match["inserted"]):
         return None
+    article = str(number(match["article"]))
     inserted = match["point"] or match["inserted"]
-    article = f"{number(match['article'])}" + (f".{number(inserted)}" if inserted else "")
+    if inserted:
+        article += f".{number(inserted)}"
     paragraph = match["paragraph"] or match["hyphen"]
     paragraphs = [label for form, label in known.items() if form.startswith(f"{article}-")]
     if paragraph is None:
         is_sure = len(paragraphs) == 1 and paragraphs[0] in with_charge
         return known.get(article) or (paragraphs[0] if is_sure else None)
-    if exact := known.get(f"{article}-{number(paragraph)}"):
+    exact = known.get(f"{article}-{number(paragraph)}")
+    if exact or paragraphs:
         return exact
     if match["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:
         return None  # 133-1 may mean 133.1
-    return None if paragraphs else known.get(article)
+    return known.get(article)

@@ -12,10 +12,7 @@ from panjue.prompts.plumbing.files import atomic_write, check_text, dump
 from panjue.prompts.plumbing.rows import CAIL2018, case_rows
 from panjue.prompts.tasks.judgment.articles import ARTICLE_ID
 from panjue.prompts.tasks.judgment.inserted import with_inserted
-from panjue.prompts.tasks.judgment.read import read, sentence, shown
-
-Noted = tuple[dict[str, Any], list[str]]
-"""A case or a part of it, and notes on what the format does not tell."""
+from panjue.prompts.tasks.judgment.read import quoted, read, sentence
 
 SHORTEST_IMPRISONMENT = 6
 """Months; article 45 of the Criminal Law."""
@@ -47,7 +44,8 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
     A row's number is its id. `report` gets a line for each other row, with its place and the
     reason, then the counts.
     """
-    rows, converted = 0, 0
+    rows = 0
+    converted = 0
     noted: dict[str, list[int | str]] = defaultdict(list)  # note -> the places of its rows
     with atomic_write(out) as file:
         for place, load in case_rows(path):
@@ -70,8 +68,11 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
     return converted == rows
 
 
-def from_cail2018(row: Mapping[str, Any]) -> Noted:
-    """Return a row as a case without its id, and notes; KeyError: a field is missing."""
+def from_cail2018(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a row as a case without its id, and notes on what the format does not tell.
+
+    KeyError: a field is missing.
+    """
     if not row.keys() >= CAIL2018:
         fields = ", ".join(row) or "none"
         raise UserError(f"its fields are {fields}; only CAIL2018 (fact, meta) can be converted")
@@ -85,15 +86,11 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
         )
     penalty, notes = _sentence_of_term(term)
     fine = meta.get("punish_of_money")
-    fine = 0 if fine is None else _amount(fine, "'punish_of_money' must be yuan")
+    if fine is not None:
+        penalty["fine"] = _amount(fine, "'punish_of_money' must be yuan")
     charges = [charge_name(charge) for charge in _list(meta, "accusation")]
     articles, missing = with_inserted(charges, _list(meta, "relevant_articles"))
-    outcome = {
-        "name": names[0],
-        "penalty": {**penalty, "fine": fine},
-        "charges": charges,
-        "articles": articles,
-    }
+    outcome = {"name": names[0], "penalty": penalty, "charges": charges, "articles": articles}
     case = {"fact": row["fact"], "defendants": names, "outcomes": [outcome]}
     check_text(case)
     read({"id": 0, **case})  # what is written can be read
@@ -102,18 +99,18 @@ def from_cail2018(row: Mapping[str, Any]) -> Noted:
 
 def charge_name(accusation: str) -> str:
     """Return a charge as our labels have it: `[走私、贩卖]毒品` -> 走私、贩卖毒品罪."""
-    text = re.sub(r"[\[\]]", "", accusation)
-    return text if text.endswith("罪") else f"{text}罪"
+    return re.sub(r"[\[\]]", "", accusation).removesuffix("罪") + "罪"
 
 
-def _sentence_of_term(term: Mapping[str, Any]) -> Noted:
+def _sentence_of_term(term: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     flags = {key: term[key] for key in ("death_penalty", "life_imprisonment")}
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise UserError(f"{key!r} must be true or false, found {value!r}")
     months = _amount(term["imprisonment"], "'imprisonment' must be months")
     if any(flags.values()):
-        return sentence(**flags), [CONTRADICTION] if months or all(flags.values()) else []
+        is_contradictory = months or all(flags.values())
+        return sentence(**flags), [CONTRADICTION] if is_contradictory else []
     if 0 < months < SHORTEST_IMPRISONMENT:
         return sentence(detention=months), [SHORT_TERM]
     return sentence(imprisonment=months), [] if months else [NO_TERM]
@@ -130,11 +127,13 @@ def _list(meta: Mapping[str, Any], key: str) -> list[str]:
     """Return the names, charges or articles of a field."""
     values = meta[key]
     if not isinstance(values, list):
-        raise UserError(f"{key!r} must be a list, found {shown(values)}")
-    items = [str(item).strip() if type(item) in (str, int) else "" for item in values]
-    for value, item in zip(values, items, strict=True):
-        if not FORMS[key].fullmatch(item):
-            raise UserError(f"{key!r} has {shown(value)}, which is no name, charge or article")
+        raise UserError(f"{key!r} must be a list, found {quoted(values)}")
+    items = []
+    for value in values:
+        item = str(value).strip()
+        if type(value) not in (str, int) or not FORMS[key].fullmatch(item):
+            raise UserError(f"{key!r} has {quoted(value)}, which is no name, charge or article")
+        items.append(item)
     return items
 
 

@@ -22,14 +22,14 @@ Deed = tuple[Crime, int]
 """A crime and its level of gravity, 0-2."""
 
 GRAMMAR = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-PLACES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
+CRIME_SCENES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
 CRIMES = GRAMMAR["crimes"]
 ROLES = {
     True: ("起主要作用，系主犯", "纠集他人，系主犯"),
     False: ("起次要作用，系从犯", "负责望风，系从犯"),
 }
 RECORDS = {True: ("有前科，系累犯", "刑满后再犯，系累犯"), False: ("没有前科", "系初犯")}
-TERMS = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60))
+MONTHS_BY_SEVERITY = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60))
 """Months of imprisonment by severity 1-6; severity 0 is detention of 1-6 months."""
 
 
@@ -57,7 +57,8 @@ def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
         sentences.append("另查明：" + _describe(draw, other, [loner], deeds))
     outcomes = []
     for name in names:
-        leads, repeats = draw.random() < 0.5, draw.random() < 0.3
+        leads = draw.random() < 0.5
+        repeats = draw.random() < 0.3
         sentences.append(f"{name}{draw.choice(ROLES[leads])}，{draw.choice(RECORDS[repeats])}。")
         outcomes.append(_outcome(draw, name, deeds[name], repeats - (not leads)))
     return {"fact": "".join(sentences), "defendants": names, "outcomes": outcomes}
@@ -71,9 +72,11 @@ def _describe(
     measure, low, high = GRAMMAR["scales"][crime["scale"]][level]
     for name in names:
         deeds[name].append((crime, level))
-    who = "、".join(names) + ("共同" if len(names) > 1 else "")
+    who = "、".join(names)
+    if len(names) > 1:
+        who += "共同"
     date = f"{draw.randint(2010, 2023)}年{draw.randint(1, 12)}月{draw.randint(1, 28)}日"
-    deed = draw.choice(crime["deeds"]).format(place=draw.choice(PLACES))
+    deed = draw.choice(crime["deeds"]).format(place=draw.choice(CRIME_SCENES))
     return f"{date}，被告人{who}{deed}，{measure.format(n=draw.randint(low, high))}。"
 
 
@@ -81,7 +84,7 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> d
     """Sentence by our rule: two steps per level of the gravest deed, one for role and record."""
     severity = 1 + 2 * max(level for _, level in deeds) + shift
     if severity:
-        penalty = sentence(imprisonment=draw.randint(*TERMS[severity - 1]))
+        penalty = sentence(imprisonment=draw.randint(*MONTHS_BY_SEVERITY[severity - 1]))
     else:
         penalty = sentence(detention=draw.randint(1, 6))
     return {
@@ -92,11 +95,11 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> d
     }
 
 
-SIZES = {"train": 1600, "test": 200, "base": 4000}
+DEMO_SIZES = {"train": 1600, "test": 200, "base": 4000}
 """Name of a file -> its cases; `base` is for `make base`."""
 
 
-def write_demo(folder: Path, sizes: Mapping[str, int] = SIZES) -> None:
+def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
     """Write `<name>.jsonl` with the number of cases in `sizes`; always the same bytes.
 
     `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.

@@ -6,53 +6,56 @@ from typing import Any
 from panjue.prompts.tasks.metrics import Row
 
 
-def precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
+def label_precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Share of the predicted labels that are gold; 0 if nothing is predicted."""
-    g, p = _as_texts(gold), _as_texts(predicted)
-    return len(g & p) / len(p) if p else 0.0
+    correct = len({*gold} & {*predicted})
+    return correct / len({*predicted}) if predicted else 0.0
 
 
-def recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
+def label_recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Share of the gold labels that are predicted; 0 if there is no gold label."""
-    g, p = _as_texts(gold), _as_texts(predicted)
-    return len(g & p) / len(g) if g else 0.0
+    return label_precision(predicted, gold)
 
 
-def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+def label_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Harmonic mean of precision and recall; 0 if either is 0.
 
     Two empty sets score 0, as in the official code, which clamps the denominators.
     """
-    g, p = _as_texts(gold), _as_texts(predicted)
-    return 2 * len(g & p) / (len(g) + len(p)) if g or p else 0.0
+    correct = len({*gold} & {*predicted})
+    labels = len({*gold}) + len({*predicted})
+    return 2 * correct / labels if labels else 0.0
 
 
 def _of_labels(name: str, field: str, score: Callable[..., float]) -> Callable[..., float]:
     """Return the metric `name`: the mean over the case's defendants of a score of label sets."""
 
     def metric(gold: Row, predicted: Row | None) -> float:
-        return _over_defendants(gold, predicted, lambda g, p: score(g[field], p[field]))
+        return _over_defendants(
+            gold, predicted, lambda right, given: score(right[field], given[field])
+        )
 
     metric.__name__ = name
     return metric
 
 
-charge_precision = _of_labels("charge_precision", "charges", precision)
-charge_recall = _of_labels("charge_recall", "charges", recall)
-charge_f1 = _of_labels("charge_f1", "charges", f1)
-article_precision = _of_labels("article_precision", "articles", precision)
-article_recall = _of_labels("article_recall", "articles", recall)
-article_f1 = _of_labels("article_f1", "articles", f1)
+charge_precision = _of_labels("charge_precision", "charges", label_precision)
+charge_recall = _of_labels("charge_recall", "charges", label_recall)
+charge_f1 = _of_labels("charge_f1", "charges", label_f1)
+article_precision = _of_labels("article_precision", "articles", label_precision)
+article_recall = _of_labels("article_recall", "articles", label_recall)
+article_f1 = _of_labels("article_f1", "articles", label_f1)
 
 
 def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
     """Share of the case's defendants with the correct penalty class."""
-    return _over_defendants(gold, predicted, lambda g, p: float(_same_class(g, p)))
+    return _over_defendants(gold, predicted, _same_class)
 
 
-def _same_class(gold: Row, predicted: Row) -> bool:
+def _same_class(gold: Row, predicted: Row) -> float:
     # False == 0 in Python, and class 0 is death.
-    return type(predicted["penalty"]) is not bool and gold["penalty"] == predicted["penalty"]
+    is_number = type(predicted["penalty"]) is not bool
+    return float(is_number and gold["penalty"] == predicted["penalty"])
 
 
 def final(gold: Row, predicted: Row | None) -> float:
@@ -96,11 +99,6 @@ TITLES = {
 """What these metrics, and the fields of an answer, are called on a report page."""
 
 
-def _as_texts(labels: Sequence[str | int]) -> set[str]:
-    """Return labels as texts: some files have articles as numbers, 264 for "264"."""
-    return {str(label) if isinstance(label, int) else label for label in labels}
-
-
 NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
 
 
@@ -113,5 +111,5 @@ def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row
     """
     judgments = [] if predicted is None else predicted["judgments"]
     by_name = {judgment["name"]: judgment for judgment in reversed(judgments)}
-    defendants = gold["judgments"]
-    return sum(score(j, by_name.get(j["name"], NO_JUDGMENT)) for j in defendants) / len(defendants)
+    scores = [score(one, by_name.get(one["name"], NO_JUDGMENT)) for one in gold["judgments"]]
+    return sum(scores) / len(scores)

@@ -23,11 +23,11 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
     """Return the class 0-14 of a sentence, the first match wins; KeyError: a field is missing."""
     for flag in ("death_penalty", "life_imprisonment"):
         if type(penalty[flag]) is not bool:  # "false" would mean death
-            raise UserError(f"{flag!r} must be true or false, found {shown(penalty[flag])}")
+            raise UserError(f"{flag!r} must be true or false, found {quoted(penalty[flag])}")
     for term in TERMS:
         months = penalty[term]
         if type(months) not in (int, float) or not 0 <= months < math.inf:
-            raise UserError(f"{term!r} must be months, 0 or more, found {shown(months)}")
+            raise UserError(f"{term!r} must be months, 0 or more, found {quoted(months)}")
     if penalty["death_penalty"]:
         return 0
     if penalty["life_imprisonment"]:
@@ -39,7 +39,7 @@ def penalty_class(penalty: Mapping[str, Any]) -> int:
     return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Return a value as JSON, not too long for a message."""
     return f"{dump(value):.40}"
 
@@ -52,9 +52,10 @@ def sentence(**given: Any) -> dict[str, Any]:
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one case."""
-    key, fact = id_of(row), text_of(row, "fact")
-    names, notes = _names(row.get("defendants")), []
+    key = id_of(row)
+    fact = text_of(row, "fact")
+    names = _names(row.get("defendants"))
+    notes = []
     for given, name in zip(row["defendants"], names, strict=True):
         if given != name:
             fact = fact.replace(given, name)
@@ -62,8 +63,9 @@ def read(row: Mapping[str, Any]) -> Example:
     answer: Answer | None = None
     if "outcomes" in row:
         judgments = _judgments(row["outcomes"])
-        if odd := sorted(set(judgments) ^ set(names)):
-            raise UserError(f"{shown(odd)}: not in both 'defendants' and 'outcomes'")
+        odd = sorted(set(judgments) ^ set(names))
+        if odd:
+            raise UserError(f"{quoted(odd)}: not in both 'defendants' and 'outcomes'")
         answer = {"judgments": [judgments[name] for name in names]}
     return Example(
         id=key,
@@ -77,28 +79,28 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def by_hand(fact: str, names: Sequence[str]) -> Example:
-    """Return the example of a typed case."""
     return read({"id": 0, "fact": fact, "defendants": list(names)})
 
 
 def _names(given: Any) -> list[str]:
     """Return the names without invisible characters."""
-    given = given if isinstance(given, list) else []
-    names = [visible(name) for name in given if isinstance(name, str) and visible(name).strip()]
-    if not names or len(set(names)) < len(given):
+    listed = given if isinstance(given, list) else []
+    names = [visible(name) for name in listed if isinstance(name, str)]
+    names = [name for name in names if name.strip()]
+    if not names or len(set(names)) < len(listed):
         raise UserError("'defendants' must list the defendants' names, one or more, each once")
     return names
 
 
 def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(outcomes, list):
-        raise UserError(f"'outcomes' must be a list, found {shown(outcomes)}")
+        raise UserError(f"'outcomes' must be a list, found {quoted(outcomes)}")
     judgments: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
         given = outcome.get("name") if isinstance(outcome, dict) else None
         name = visible(given) if isinstance(given, str) else None
         if name is None or name in judgments:
-            raise UserError(f"'outcomes' needs each name once, found {shown(outcome)}")
+            raise UserError(f"'outcomes' needs each name once, found {quoted(outcome)}")
         with located(f"defendant {name!r}"):
             judgments[name] = {"name": name, **_judgment(outcome)}
     return judgments
@@ -109,7 +111,7 @@ def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
         sets = {field: _labels_of(field, outcome[field]) for field in FIELDS}
         penalty = outcome["penalty"]
         if not isinstance(penalty, dict):
-            raise UserError(f"'penalty' must be an object, found {shown(penalty)}")
+            raise UserError(f"'penalty' must be an object, found {quoted(penalty)}")
         return {**sets, "penalty": PENALTIES[penalty_class(penalty)]}
     except KeyError as error:
         raise UserError(f"{error} is missing") from None
@@ -118,9 +120,9 @@ def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
 def _labels_of(field: str, value: Any) -> list[str]:
     """Return a list of labels, each once; an article may be a number."""
     if not isinstance(value, list):  # a string would be read as a list of its characters
-        raise UserError(f"{field!r} must be a list, found {shown(value)}")
+        raise UserError(f"{field!r} must be a list, found {quoted(value)}")
     for label in value:
         is_text = isinstance(label, str) and visible(label).strip()
         if not is_text and (field == "charges" or type(label) is not int or label < 1):
-            raise UserError(f"{field!r} has {shown(label)}, which is no label")
+            raise UserError(f"{field!r} has {quoted(label)}, which is no label")
     return list(dict.fromkeys(visible(str(label)).strip() for label in value))

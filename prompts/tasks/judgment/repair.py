@@ -34,21 +34,23 @@ PENALTIES = (
 Words, not numbers: a base model knows their meaning, but would have to learn that of a bare 10.
 """
 
-PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES} | dict.fromkeys(
-    ("单处罚金", "免予刑事处罚"), PENALTIES[14]
-)
+PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES}
+PENALTY_WORDS["单处罚金"] = PENALTIES[14]
+PENALTY_WORDS["免予刑事处罚"] = PENALTIES[14]
 """A penalty class as a reply may write it -> the class."""
 
 NAME_KEYS = frozenset({"name", "姓名", "被告人"})
-FIELD_OF = {
-    **dict.fromkeys(("charges", "charge", "罪名"), "charges"),
-    **dict.fromkeys(("articles", "article", "法条", "条文"), "articles"),
-    **dict.fromkeys(("penalty", "刑罚等级", "刑罚"), "penalty"),
-}
-"""A key as a reply may write it -> the field of a judgment."""
 
-KEY = re.compile("|".join((*NAME_KEYS, *FIELD_OF)))
-SEPARATORS = re.compile(r"[、,，;；]")
+SPELLINGS = {
+    "charges": ("charges", "charge", "罪名"),
+    "articles": ("articles", "article", "法条", "条文"),
+    "penalty": ("penalty", "刑罚等级", "刑罚"),
+}
+"""Field of a judgment -> its keys as a reply may write them."""
+
+FIELD_OF = {key: field for field, keys in SPELLINGS.items() for key in keys}
+REPLY_KEY = re.compile("|".join([*NAME_KEYS, *FIELD_OF]))
+LABEL_SEPARATORS = re.compile(r"[、,，;；]")
 
 
 def name_in_reply(name: str) -> str:
@@ -64,18 +66,18 @@ def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
     """
     # The original text first: in the plain text a curly quote inside a name would end the name.
     objects = _objects(reply) or _objects(flatten_forms(reply))
-    segments, repairs = _assign(objects, names)
+    assigned, repairs = _assign(objects, names)
     judgments = []
     guesses = []
     for number, name in enumerate(names):
-        judgment, notes, guessed = _judge(name, segments.get(name), labels)
-        judgments.append(judgment)
-        guesses += [(number, field) for field in guessed]
-        repairs += [f"{name}: {note}" for note in notes]
+        person = Person(name, assigned.get(name), labels)
+        judgments.append(person.judgment())
+        guesses += [(number, field) for field in person.guessed]
+        repairs += [f"{name}: {repair}" for repair in person.repairs]
     return Decoded(
         {"judgments": judgments},
         tuple(repairs) or ("not the JSON that was asked for",),
-        readable=bool(segments),
+        readable=bool(assigned),
         guesses=tuple(guesses),
     )
 
@@ -91,10 +93,11 @@ class Said(NamedTuple):
 def _objects(text: str) -> list[Said]:
     """Return the objects that have a name and a field of a judgment."""
     said = []
-    for found in Scanner(text, NAME_KEYS, KEY).objects():
+    for found in Scanner(text, NAME_KEYS, REPLY_KEY).objects():
         given: dict[str, list[list[str]]] = {}
         for key, values in found.fields:
-            if field := FIELD_OF.get(flatten_forms(key)):
+            field = FIELD_OF.get(flatten_forms(key))
+            if field:
                 given.setdefault(field, []).append(values)
         if found.names and given:
             said.append(Said(found.names, given, found.is_closed and len(given) == 3))
@@ -106,7 +109,8 @@ def _assign(objects: Sequence[Said], names: Sequence[str]) -> tuple[dict[str, Sa
 
     A name in another width, case or spacing counts if it can be one defendant's alone.
     """
-    exact, similar = (_by_form(form, names) for form in (name_in_reply, _loose))
+    exact = _by_form(name_in_reply, names)
+    similar = _by_form(_loose, names)
     assigned: dict[str, Said] = {}
     repairs = []
     for said in objects:
@@ -137,72 +141,102 @@ def _loose(name: str) -> str:
     return "".join(flatten_forms(name).split()).casefold()
 
 
-class Judged(NamedTuple):
-    """One defendant's judgment, what was repaired in it, and its fields that the reply lacks."""
+class Person:
+    """One defendant's judgment, with what was repaired in it and the fields that are guesses."""
 
-    judgment: dict[str, Any]
-    notes: list[str]
-    guessed: list[str]
+    def __init__(self, name: str, said: Said | None, labels: Labels) -> None:
+        """Set what a reply says of the person; None if it has no object of theirs."""
+        self._name = name
+        self._said = said
+        self._labels = labels
+        self.repairs: list[str] = []
+        self.guessed: list[str] = []
 
+    def judgment(self) -> dict[str, Any]:
+        """Read the judgment; missing parts get the commonest labels."""
+        charges = self._read_labels("charges", ())
+        with_charge = {article for one in charges for article in self._labels.pairs.get(one, ())}
+        articles = self._read_labels("articles", with_charge)
+        penalty = self._read_penalty()
+        if self._said is None:
+            self.repairs = ["no answer"]
+        charges = charges or self._commonest("charges")
+        return {
+            "name": self._name,
+            "charges": charges,
+            "articles": articles or self._articles_of(charges),
+            "penalty": penalty or self._labels.commonest("penalty") or PENALTIES[10],
+        }
 
-def _judge(name: str, said: Said | None, labels: Labels) -> Judged:
-    """Read one defendant's object; missing parts get the commonest labels."""
-    charges, repairs = _labels_in(said, "charges", labels)
-    with_charge = {article for charge in charges for article in labels.pairs.get(charge, ())}
-    articles, article_repairs = _labels_in(said, "articles", labels, with_charge)
-    penalty, penalty_repairs = _penalty_in(said)
-    repairs += [*article_repairs, *penalty_repairs]
-    if said is None:
-        repairs = ["no answer"]
-    read = {"charges": charges, "articles": articles, "penalty": penalty}
-    guessed = [field for field, value in read.items() if not value]
-    charges = charges or _commonest(labels, "charges")
-    judgment = {
-        "name": name,
-        "charges": charges,
-        "articles": articles or _articles_of(charges, labels),
-        "penalty": penalty or labels.commonest("penalty") or PENALTIES[10],
-    }
-    return Judged(judgment, repairs, guessed)
+    def _values_of(self, field: str) -> list[str]:
+        """Return the values of a field; none if it is given twice, since they may be others'."""
+        given = self._said.given.get(field, []) if self._said else []
+        if not given:
+            return []
+        if any(values != given[0] for values in given):
+            self.repairs.append(f"{field} given {len(given)} times, dropped")
+            return []
+        if len(given) > 1:
+            self.repairs.append(f"{field} repeated")
+        return given[0]
 
+    def _read_labels(self, field: str, with_charge: Container[str]) -> list[str]:
+        most = self._labels.most.get(field, 0)
+        exact = self._labels.counts.get(field, {})
+        known = self._labels.normal_forms.get(field, {})
+        # Limits a runaway list: no answer needs many more labels than those in training.
+        values = self._values_of(field)[: 4 * most]
+        read: list[str] = []
+        for written in _split_joined(values, field, known):
+            label: str | None = written
+            if written not in exact:
+                is_article = field == "articles"
+                label = (
+                    article_of(written, known, with_charge) if is_article else snap(written, known)
+                )
+            if label is None:
+                self.repairs.append(f"{field} {written[:40]!r} unknown, dropped")
+                continue
+            if label != written:
+                self.repairs.append(f"{field} {written[:40]!r} -> {label!r}")
+            if label in read:
+                self.repairs.append(f"{field} {label!r} repeated")
+            else:
+                read.append(label)
+        if len(read) > most:
+            self.repairs.append(f"{field} cut to {most}, the most in training")
+        if not read:
+            self.repairs.append(f"{field} missing")
+            self.guessed.append(field)
+        return read[:most]
 
-def _labels_in(
-    said: Said | None, field: str, labels: Labels, with_charge: Container[str] = ()
-) -> tuple[list[str], list[str]]:
-    most = labels.most.get(field, 0)
-    values, repairs = _values_of(said, field)
-    exact, known = labels.counts.get(field, {}), labels.normal_forms.get(field, {})
-    read: dict[str, None] = {}
-    # Limits a runaway list: no answer needs many more labels than those in training.
-    for written in _split_joined(values[: 4 * most], field, known):
-        label: str | None = written
-        if written not in exact and field == "articles":
-            label = article_of(written, known, with_charge)
-        elif written not in exact:
-            label = snap(written, known)
-        if label != written:
-            repairs.append(
-                f"{field} {written[:40]!r} -> {label!r}"
-                if label
-                else f"{field} {written[:40]!r} unknown, dropped"
-            )
-        if label in read:
-            repairs.append(f"{field} {label!r} repeated")
-        if label:
-            read[label] = None
-    if len(read) > most:
-        repairs.append(f"{field} cut to {most}, the most in training")
-    if not read:
-        repairs.append(f"{field} missing")
-    return list(read)[:most], repairs
+    def _read_penalty(self) -> str:
+        """Return the penalty class of an object; empty if it names none or several."""
+        read = {written: _class_of(written) for written in self._values_of("penalty")}
+        named = {penalty for penalty in read.values() if penalty}
+        if len(named) != 1:
+            self.repairs.append("penalty missing or of no class")
+            self.guessed.append("penalty")
+            return ""
+        for written, penalty in read.items():
+            if not penalty:
+                self.repairs.append(f"penalty {written[:40]!r} unknown, dropped")
+            elif normal(written) != penalty:
+                self.repairs.append(f"penalty {written[:40]!r} -> {penalty!r}")
+        return named.pop()
 
+    def _commonest(self, field: str) -> list[str]:
+        label = self._labels.commonest(field)
+        return [label] if label else []
 
-def _values_of(said: Said | None, field: str) -> tuple[list[str], list[str]]:
-    """Return the values of a field; none if it is given twice, since they may be others'."""
-    given = said.given.get(field, [[]]) if said else [[]]
-    if any(values != given[0] for values in given):
-        return [], [f"{field} given {len(given)} times, dropped"]
-    return given[0], [f"{field} repeated"] * (len(given) > 1)
+    def _articles_of(self, charges: Sequence[str]) -> list[str]:
+        """Return the commonest article of each charge in training, else the commonest of all."""
+        articles = []
+        for charge in charges:
+            article = self._labels.commonest("articles", self._labels.pairs.get(charge, {}))
+            if article and article not in articles:
+                articles.append(article)
+        return articles[: self._labels.most.get("articles", 0)] or self._commonest("articles")
 
 
 def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
@@ -213,30 +247,15 @@ def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) 
     """
     result: list[str] = []
     for entry in entries:
-        parts = [part for part in SEPARATORS.split(entry) if part.strip()]
-        are_charges = all(part.rstrip().endswith("罪") for part in parts)
-        is_joined = are_charges or all(normal(part) in known for part in parts)
+        parts = [part for part in LABEL_SEPARATORS.split(entry) if part.strip()]
         if field == "articles":  # `normal` drops the 、: 25、1 would become 251
-            is_single = article_of(entry, known) is not None
+            is_joined = article_of(entry, known, ()) is None
         else:
-            is_single = normal(entry) in known or not is_joined
-        result += [entry] if is_single else parts
+            are_charges = all(part.rstrip().endswith("罪") for part in parts)
+            is_joined = are_charges or all(normal(part) in known for part in parts)
+            is_joined = is_joined and normal(entry) not in known
+        result += parts if is_joined else [entry]
     return result
-
-
-def _penalty_in(said: Said | None) -> tuple[str, list[str]]:
-    """Return the penalty class of an object, empty if it names none or several, and the repairs."""
-    values, repairs = _values_of(said, "penalty")
-    read = {written: _class_of(written) for written in values}
-    named = {penalty for penalty in read.values() if penalty}
-    if len(named) != 1:
-        return "", [*repairs, "penalty missing or of no class"]
-    for written, penalty in read.items():
-        if not penalty:
-            repairs.append(f"penalty {written[:40]!r} unknown, dropped")
-        elif normal(written) != penalty:
-            repairs.append(f"penalty {written[:40]!r} -> {penalty!r}")
-    return named.pop(), repairs
 
 
 def _class_of(written: str) -> str | None:
@@ -245,15 +264,3 @@ def _class_of(written: str) -> str | None:
     if number and int(number[1]) < len(PENALTIES):
         return PENALTIES[int(number[1])]
     return PENALTY_WORDS.get(normal(written))
-
-
-def _commonest(labels: Labels, field: str) -> list[str]:
-    label = labels.commonest(field)
-    return [label] if label else []
-
-
-def _articles_of(charges: list[str], labels: Labels) -> list[str]:
-    """Return the commonest article of each charge in training, else the commonest of all."""
-    commonest = [labels.commonest("articles", labels.pairs.get(charge, {})) for charge in charges]
-    articles = list(dict.fromkeys(article for article in commonest if article))
-    return articles[: labels.most.get("articles", 0)] or _commonest(labels, "articles")

@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
+from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, closed_object
 from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
@@ -25,7 +25,6 @@ KEYS = ("name", *FIELDS, "penalty")
 
 
 def prompt(example: Example) -> Messages:
-    """Ask for every defendant's judgment."""
     return render("judgment", example)
 
 
@@ -45,83 +44,68 @@ def schema(example: Example, labels: Labels) -> Schema:
         }
         for field in FIELDS
     }
-    return {
-        "type": "object",
-        "properties": {
-            "judgments": {
-                "type": "array",
-                "prefixItems": [_judgment_schema(name) for name in example.names],
-                "items": False,
-                "minItems": len(example.names),
-            }
-        },
-        "required": ["judgments"],
-        "additionalProperties": False,
-        "$defs": {**lists, "penalty": {"enum": list(PENALTIES)}},
+    judgments = {
+        "type": "array",
+        "prefixItems": [_judgment_schema(name) for name in example.names],
+        "items": False,
+        "minItems": len(example.names),
     }
+    definitions = {**lists, "penalty": {"enum": list(PENALTIES)}}
+    return {**closed_object({"judgments": judgments}), "$defs": definitions}
 
 
 def _judgment_schema(name: str) -> Schema:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": name_in_reply(name)},
-            **{field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]},
-        },
-        "required": list(KEYS),
-        "additionalProperties": False,
-    }
+    references: dict[str, Schema] = {field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]}
+    return closed_object({"name": {"const": name_in_reply(name)}, **references})
 
 
 def target(example: Example) -> str:
-    """Return the gold reply."""
     assert example.answer is not None, "a test case has no target"
     judgments = [{**j, "name": name_in_reply(j["name"])} for j in example.answer["judgments"]]
     return dump({"judgments": judgments})
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    """Read any reply as the judgments of all defendants of the example."""
     answer = _read_strictly(reply, example, labels)
     return Decoded(answer) if answer else repair(reply, example.names, labels)
 
 
 def _read_strictly(reply: str, example: Example, labels: Labels) -> Answer | None:
-    """Return the answer of a reply that is valid under the schema and repeats no label."""
+    """Return the answer of a reply that is valid under the schema and repeats no label.
+
+    `repair` would read it too, but takes ten times as long.
+    """
     value = load_json(reply)
-    if not (isinstance(value, dict) and list(value) == ["judgments"]):
+    if not isinstance(value, dict) or list(value) != ["judgments"]:
         return None
     judgments = value["judgments"]
     if not isinstance(judgments, list) or len(judgments) != len(example.names):
         return None
-    if not all(map(_is_valid, judgments, example.names, [labels] * len(judgments))):
-        return None
-    # The names of the reply are neutralized; the answer needs those of the case.
-    pairs = zip(judgments, example.names, strict=True)
-    return {"judgments": [{**judgment, "name": name} for judgment, name in pairs]}
+    answer = []
+    for judgment, name in zip(judgments, example.names, strict=True):
+        if not _is_valid(judgment, name, labels):
+            return None
+        answer.append({**judgment, "name": name})  # that of the reply is neutralized
+    return {"judgments": answer}
 
 
 def _is_valid(judgment: Any, name: str, labels: Labels) -> bool:
-    return (
-        isinstance(judgment, dict)
-        and list(judgment) == list(KEYS)
-        and judgment["name"] == name_in_reply(name)
-        and isinstance(judgment["penalty"], str)
-        and judgment["penalty"] in PENALTIES
-        and all(_is_label_list(judgment[field], field, labels) for field in FIELDS)
-    )
+    if not isinstance(judgment, dict) or list(judgment) != list(KEYS):
+        return False
+    if judgment["name"] != name_in_reply(name) or judgment["penalty"] not in PENALTIES:
+        return False
+    return all(_is_label_list(judgment[field], field, labels) for field in FIELDS)
 
 
 def _is_label_list(value: Any, field: str, labels: Labels) -> bool:
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= labels.most.get(field, 0)
-        and all(isinstance(label, str) and label in labels.counts[field] for label in value)
-        and len(set(value)) == len(value)
-    )
+    if not isinstance(value, list) or not 0 < len(value) <= labels.most.get(field, 0):
+        return False
+    if not all(isinstance(label, str) and label in labels.counts[field] for label in value):
+        return False
+    return len(set(value)) == len(value)
 
 
-def label_sets(examples: Iterable[Example]) -> Labels:
+def count_labels(examples: Iterable[Example]) -> Labels:
     """Collect the charges, articles and penalty classes of the training answers."""
     return collect(
         {**{field: judgment[field] for field in FIELDS}, "penalty": [judgment["penalty"]]}
@@ -180,7 +164,6 @@ def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
 
 
 def classes(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the charges of a gold or submission row."""
     for judgment in row["judgments"]:
         yield from judgment["charges"]
 
@@ -202,7 +185,7 @@ TASK = Task(
         by_hand=by_hand,
         fields=("id", "fact", "defendants", "outcomes"),
     ),
-    ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=label_sets),
+    ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=count_labels),
     score=Score(
         metrics=METRICS,
         weight=weight,

@@ -6,6 +6,7 @@ and the ids `1` and `"1"` are equal. `panjue check` reports both.
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import chain
 
 from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 
@@ -17,20 +18,22 @@ def f1(gold: Row, predicted: Row | None) -> float:
 
 def em(gold: Row, predicted: Row | None) -> float:
     """Mean over the sets of references of the best exact match, after normalization."""
-    return _over_sets(gold, predicted, lambda a, b: float(characters(a) == characters(b)))
+    return _over_sets(gold, predicted, _is_same)
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the answer and the references; it is right if it matches one reference of each set."""
-    references = dict.fromkeys(text for texts in gold["references"] for text in texts if text)
+    references = dict.fromkeys(chain.from_iterable(gold["references"]))
     predicted = texts(row["answer"]) if row else []
-    yield "", [Field("answer", list(references), predicted, em(gold, row) == 1)]
+    yield "", [Field("answer", list(filter(None, references)), predicted, em(gold, row) == 1)]
 
 
 def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], float]) -> float:
     if predicted is None:
         return 0.0
-    best = [max(score(text, predicted["answer"]) for text in texts) for texts in gold["references"]]
+    best = []
+    for references in gold["references"]:
+        best.append(max(score(reference, predicted["answer"]) for reference in references))
     return sum(best) / len(best)
 
 
@@ -40,7 +43,11 @@ def character_f1(reference: str, answer: str) -> float:
     return overlap_f1(characters(reference), characters(answer))
 
 
+def _is_same(reference: str, answer: str) -> float:
+    return float(characters(reference) == characters(answer))
+
+
 @lru_cache(maxsize=4096)
 def characters(text: str) -> tuple[str, ...]:
     """Return the letters and digits of a text, lower-cased; Chinese characters are letters."""
-    return tuple(c for c in text.lower() if c.isdigit() or c.isalpha())
+    return tuple(sign for sign in text.lower() if sign.isdigit() or sign.isalpha())

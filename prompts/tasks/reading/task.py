@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,21 @@ from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import Record, check_text, dump, with_whole_id
+from panjue.prompts.plumbing.files import FileRow, checked, dump
 from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, id_of, text_of
+from panjue.prompts.task import (
+    Ask,
+    Data,
+    Messages,
+    Schema,
+    Score,
+    Task,
+    closed_object,
+    id_of,
+    text_of,
+)
 from panjue.prompts.tasks.metrics import Row
 from panjue.prompts.tasks.reading.metric import em, f1, shown
 
@@ -33,19 +43,19 @@ MAX_SPAN_LENGTH = 400
 MAX_EDIT_RATE = 0.5
 """Edits per character of a span up to which a part of the text counts as similar."""
 
-KIND_WORDS = {
-    **dict.fromkeys(("yes", "是", "是的"), "yes"),
-    **dict.fromkeys(("no", "否", "不是"), "no"),
-    **dict.fromkeys(("unknown", "无", "未知", "未提及", "无法回答"), "unknown"),
+SPELLED = {
+    "yes": ("yes", "是", "是的"),
+    "no": ("no", "否", "不是"),
+    "unknown": ("unknown", "无", "未知", "未提及", "无法回答"),
 }
+KIND_WORDS = {word: kind for kind, words in SPELLED.items() for word in words}
 """Words of a reply for the types that are no span."""
 
 EDGES = " \n.。`"
 """Characters that are stripped from both ends of a word."""
 
 
-def rows(path: Path) -> Iterator[Record]:
-    """Yield every question of a SQuAD-like file with its text."""
+def rows(path: Path) -> Iterator[FileRow]:
     for i, document in enumerate(list_items(path, "data")):
         for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
             for place, question in _items(paragraph, "qas", outer_place):
@@ -64,8 +74,8 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
     if not all(isinstance(part, dict) for part in (document, paragraph, question)):
         raise UserError("expected {paragraphs: [{context, qas: [{id, question, …}]}]}")
-    row: dict[str, Any] = with_whole_id({"domain": document.get("domain"), **paragraph, **question})
-    check_text({key: value for key, value in row.items() if key != "qas"})
+    others = {key: value for key, value in paragraph.items() if key != "qas"}
+    row: dict[str, Any] = checked({"domain": document.get("domain"), **others, **question}, dict)
     return row
 
 
@@ -76,22 +86,22 @@ def read(row: Mapping[str, Any]) -> Example:
     text. A hidden file has blanks in place of references: without a text, only `is_impossible`
     "true" is an answer.
     """
-    key, context, question = id_of(row), text_of(row, "context"), text_of(row, "question")
-    if not isinstance(row.get("casename") or "", str):
+    key = id_of(row)
+    context = text_of(row, "context")
+    question = text_of(row, "question")
+    case = row.get("casename") or ""
+    if not isinstance(case, str):
         raise UserError("'casename' must be a text")
-    texts = _references(row["answers"]) if "answers" in row else ()
-    if not any(texts) and (not texts or "is_impossible" in row):
-        texts = (texts or ("",)) if row.get("is_impossible") in ("true", True) else ()
+    texts = _references_of(row)
     unseen = [text for text in texts if kind_of(text) == "span" and text not in context]
-    kinds, counts = Counter(map(kind_of, texts)), Counter(texts)
-    gold = max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]), default=None)
+    gold = _commonest(texts)
     groups = known_groups({"domain": row.get("domain")})
     if gold is not None:
         groups["type"] = kind_of(gold)
     return Example(
         id=key,
         text=context,
-        inputs={"question": question, "casename": row.get("casename") or ""},
+        inputs={"question": question, "casename": case},
         answer=None if gold is None else _answer(kind_of(gold), gold),
         references=leave_one_out(texts),
         groups=groups,
@@ -100,14 +110,29 @@ def read(row: Mapping[str, Any]) -> Example:
     )
 
 
-def _references(answers: Any) -> tuple[str, ...]:
-    """Return the texts of all references; no answer is an empty text, as in the official code."""
+def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts of all references; none without gold answers."""
+    texts = _texts(row["answers"]) if "answers" in row else ()
+    if any(texts) or (texts and "is_impossible" not in row):
+        return texts
+    return (texts or ("",)) if row.get("is_impossible") in ("true", True) else ()
+
+
+def _texts(answers: Any) -> tuple[str, ...]:
+    """Return the texts of answers; no answer is an empty text, as in the official code."""
     items = answers if isinstance(answers, list) else [None]
     values = [item.get("text") if isinstance(item, dict) else item for item in items]
     texts = tuple(value for value in values if isinstance(value, str))
     if len(texts) < len(items):
         raise UserError("'answers' must be a list of {answer_start, text}")
     return texts
+
+
+def _commonest(texts: Sequence[str]) -> str | None:
+    """Return a text of the commonest type, of these the commonest."""
+    kinds = Counter(map(kind_of, texts))
+    counts = Counter(texts)
+    return max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]), default=None)
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -126,32 +151,23 @@ def kind_of(reference: str) -> str:
     return next((kind for kind, text in FILE_TEXTS.items() if text == reference), "span")
 
 
-def _answer(kind: str, span: str = "") -> dict[str, str]:
+def _answer(kind: str, span: str) -> dict[str, str]:
     return {"type": kind, "answer": span if kind == "span" else ""}
 
 
 def prompt(example: Example) -> Messages:
-    """Ask the question."""
     return render("reading", example)
 
 
 def schema(_example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of a reply: a span, or another type with an empty answer."""
     spans = {"type": "string", "minLength": 1, "maxLength": MAX_SPAN_LENGTH}
-    return {"anyOf": [_object(["span"], spans), _object(list(FILE_TEXTS), {"const": ""})]}
-
-
-def _object(kinds: list[str], answer: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": {"type": {"enum": kinds}, "answer": answer},
-        "required": ["type", "answer"],
-        "additionalProperties": False,
-    }
+    with_span = closed_object({"type": {"enum": ["span"]}, "answer": spans})
+    without = closed_object({"type": {"enum": list(FILE_TEXTS)}, "answer": {"const": ""}})
+    return {"anyOf": [with_span, without]}
 
 
 def target(example: Example) -> str:
-    """Return the gold reply."""
     assert example.answer is not None, "a test question has no target"
     span = example.answer["answer"]
     start = example.text.find(span)
@@ -161,30 +177,32 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
-    """Read any reply as a part of the text, yes, no or unknown."""
-    strict = _read_strictly(load_json(reply))
-    kind, span = strict or _read_loosely(reply) or (None, "")
-    repairs = [] if strict else ["not the JSON that was asked for"]
-    if kind is None:
-        return Decoded(_answer("unknown"), (*repairs, "nothing to read"), readable=False)
-    start, end = 0, 0
-    if kind == "span":
-        start = neutralize(example.text).find(span)
-        end = start + len(span)
+    repairs = []
+    read = _read_strictly(load_json(reply))
+    if read is None:
+        repairs.append("not the JSON that was asked for")
+        read = _read_loosely(reply)
+    if read is None:
+        return Decoded(_answer("unknown", ""), (*repairs, "nothing to read"), readable=False)
+    kind, span = read
+    if kind != "span":
+        return Decoded(_answer(kind, ""), tuple(repairs))
+    start = neutralize(example.text).find(span)
+    end = start + len(span)
     if start < 0:
         start, end = closest(span, example.text)
-        kind = "span" if start < end else "unknown"
         result = "replaced" if start < end else "dropped"
         repairs.append(f"a span that is not in the text, {result}")
+    kind = "span" if start < end else "unknown"
     return Decoded(_answer(kind, example.text[start:end]), tuple(repairs))
 
 
 def _read_strictly(value: Any) -> tuple[str, str] | None:
     """Return type and answer of a reply that is valid under the schema."""
-    if not (isinstance(value, dict) and list(value) == ["type", "answer"]):
+    if not isinstance(value, dict) or list(value) != ["type", "answer"]:
         return None
     kind, span = value.values()
-    if not (isinstance(kind, str) and kind in KINDS and isinstance(span, str)):
+    if not isinstance(kind, str) or not isinstance(span, str) or kind not in KINDS:
         return None
     is_valid = 0 < len(span) <= MAX_SPAN_LENGTH if kind == "span" else not span
     return (kind, span) if is_valid else None
@@ -193,18 +211,18 @@ def _read_strictly(value: Any) -> tuple[str, str] | None:
 def _read_loosely(reply: str) -> tuple[str, str] | None:
     """Return type and answer of a reply with fences, remarks or a cut end, or of plain text."""
     plain = flatten_forms(reply)
-    kind, span = (
-        _field(reply, keys) or _field(plain, keys) for keys in ("type|类型", "answer|答案")
-    )
+    kind = _field(reply, "type|类型") or _field(plain, "type|类型")
+    span = _field(reply, "answer|答案") or _field(plain, "answer|答案")
     if kind is None and span is None:
         span = plain.strip(EDGES)
         if not 0 < len(span) <= MAX_SPAN_LENGTH:
             return None
     span = (span or "")[:MAX_SPAN_LENGTH]
-    kind = KIND_WORDS.get((kind or "").strip(EDGES).lower(), "span")
-    if kind == "span":
-        kind = KIND_WORDS.get(span.strip(EDGES).lower(), "span" if span.strip() else "unknown")
-    return (kind, span) if kind == "span" else (kind, "")
+    for word in (kind or "", span):
+        meant = KIND_WORDS.get(word.strip(EDGES).lower())
+        if meant:
+            return meant, ""
+    return ("span", span) if span.strip() else ("unknown", "")
 
 
 def _field(text: str, keys: str) -> str | None:

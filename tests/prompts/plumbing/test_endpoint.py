@@ -11,7 +11,7 @@ import pytest
 
 from panjue.prompts.plumbing.endpoint import RETRIES
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.dialogue.similarity import make_matching, similarity
+from panjue.prompts.tasks.dialogue.similarity import NGRAMS, make_matching, similarity, table
 
 Fate = int | dict[str, Any] | None
 """A status, another reply, or a connection that is dropped."""
@@ -67,11 +67,11 @@ def server(serving: Callable[[ThreadingHTTPServer], None]) -> Server:
 
 
 def judges(name: str) -> float:
-    return float(make_matching(judge=name).judge("争吵", "吵架"))
+    return float(make_matching(NGRAMS, name).judge("争吵", "吵架"))
 
 
 def embeds(name: str) -> float:
-    return float(similarity(name)(["ab"], ["ba"])[0, 0])
+    return float(similarity(name)(["ab"], ["ba"])[0])
 
 
 WAYS = pytest.mark.parametrize("ask", [judges, embeds])
@@ -87,7 +87,7 @@ def test_a_server_that_is_busy_or_fails_is_asked_again(ask: Ask, server: Server)
 
 def test_each_text_is_embedded_once_and_an_empty_one_never(server: Server) -> None:
     for _ in range(2):
-        cosines = similarity(f"{server.url}#m")(["aab", ""], ["a", "c", "baa", "aab"])
+        cosines = table(similarity(f"{server.url}#m"), ["aab", ""], ["a", "c", "baa", "aab"])
         assert np.allclose(cosines, [[2 / np.sqrt(5), 0.0, 1.0, 1.0], [0.0] * 4])
         assert server.embedded == ["aab", "a", "c", "baa"]
 

@@ -9,8 +9,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
     dump,
-    load,
     parse_case,
+    parse_json,
     parse_line,
     read_lines,
     read_object,
@@ -169,7 +169,7 @@ def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> 
         list(read_lines(path))
     assert str(error.value).startswith(f"{path}:2: not JSON: Expecting ',' delimiter at character ")
     with pytest.raises(UserError, match="line 2 column 1"):
-        load(b"[1,\n}")
+        parse_json(b"[1,\n}")
 
 
 def test_a_key_given_twice_is_a_fault_in_a_row_and_none_in_a_library_s_file(tmp_path: Path) -> None:

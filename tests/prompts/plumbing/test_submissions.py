@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.submissions import JSON_LINES, JSON_LIST, SubmissionFormat, csv_table
+from panjue.prompts.plumbing.submissions import JSON_LINES, JSON_LIST, SubmissionFormat
+from panjue.prompts.tasks.cloze.table import RET_TABLE
 
-CSV = csv_table("id", "ret")
-FORMS = {"lines": JSON_LINES, "list": JSON_LIST, "table": CSV}
+FORMS = {"lines": JSON_LINES, "list": JSON_LIST, "table": RET_TABLE}
 TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1)
 

@@ -139,15 +139,12 @@ def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     [
         '{"label":"一年以下","label":"十年以上"}',
         '{"label":["一年以下","十年以上"]}',
-        '{"label":[["一年以下"],["十年以上"]]}',
-        '{"label":"一年以下","十年以上"}',
         '{"label":"一年以下","answer":"十年以上"}',
         '{"label":"一年以下、十年以上"}',
         '{"label":"一年以下或十年以上"}',
         '[{"label":"一年以下"},{"label":"十年以上"}]',
         '{"label":"一年以下"} 更正：{"label":"十年以',
         '{"label":"一年以下"} 更正：{"label":"不明"}',
-        '{"label":{"主刑":"一年以下"}}',
         "一年以下、十年以上",
         "一年以下，不是十年以上",
         "一年以下\n更正：十年以上",
@@ -171,7 +168,6 @@ def test_several_classes_where_one_is_asked_for_are_no_answer(reply: str) -> Non
         '{"label":"十年\u200b以上"}。',
         '{"label":"一年以下"} 更正：{"label":"十年以上"}',
         '{"label":"一年以下"} 更正：{"label":"十年以上",}',
-        '{"label":"一年以下"}{"label":"十年以上"} 见{法条}',
         "<thought>一年以下</thought>十年以上",
         "十年以上，因为数额特别巨大",
         "有期徒刑十年以上。",
@@ -190,7 +186,6 @@ def test_one_class_is_the_answer_however_often_it_is_named(reply: str) -> None:
     [
         ('{"labels":[', None),  # cut: nobody can say that the set is empty
         ('{"labels":[}', None),
-        ('{"labels":[null]}', None),
         ('{"labels":{}}', None),
         ('{"labels":[],"labels":["Article 3"]}', None),
         ('{"labels":["Article 5"],"labels":["Article 3"]}', None),
@@ -215,7 +210,7 @@ def test_a_hostile_reply_comes_to_an_end(piece: str) -> None:
     assert ECTHR.ask.decode(reply, Example(1, ""), Labels()).is_guess(0, "labels")
 
 
-THREE = macro_f1(3)
+THREE = macro_f1(3, (), several=False)
 
 
 def value(*pairs: tuple[object, object], key: str = "label") -> float:

@@ -15,8 +15,8 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task
-from panjue.prompts.tasks.dialogue.sextuples import FIELDS
-from panjue.prompts.tasks.dialogue.solve import OTHER, Bucket, windows
+from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE
+from panjue.prompts.tasks.dialogue.solve import OTHER_EVENT, Events, windows
 
 TASK = load_task("dialogue")
 
@@ -27,8 +27,8 @@ NONE = Labels()
 
 WAYS: list[dict[str, Any]] = [
     {"way": "whole"},
-    {"way": "window", "window": 3, "step": 2, "emotion_window": 4, "emotion_step": 3},
-    {"way": "window", "window": None, "emotion_window": None},
+    {"way": "window", "window": 3, "step": 2},
+    {"way": "window", "window": 100},
 ]
 
 sizes = st.integers(1, 40).flatmap(lambda k: st.tuples(st.just(k), st.integers(1, k)))
@@ -57,7 +57,7 @@ def told(question: Example) -> Decoded:
             return Decoded({"sentences": rows})
         case "sextuple":
             number = question.turns[0].number
-            return Decoded({field: f"{field}{number}" for field in FIELDS})
+            return Decoded({field: f"{field}{number}" for field in SEXTUPLE})
     return TASK.ask.decode("", question, NONE)
 
 
@@ -86,19 +86,19 @@ def test_windows_bring_every_sentence_once_and_show_those_just_before(
 
 
 def test_an_event_that_is_much_alike_is_the_same() -> None:
-    bucket = Bucket(0.6)
+    events = Events()
     for number, event in enumerate(
         ["口服液之争", "口服液的争论", "孩子上大学", "口服液之争", ""], 1
     ):
-        bucket.add(Turn(number, "甲乙"[number % 2], f"第{number}句"), "它", event)
+        events.add(Turn(number, "甲乙"[number % 2], f"第{number}句"), "它", event)
     # 口服液之争 and 口服液的争论 share 口 服 液 争 口服 服液: 6 / sqrt(9 * 11) = 0.603.
     assert {
-        event: [turn.number for turn, _ in account] for event, account in bucket.accounts.items()
-    } == {"口服液之争": [1, 2, 4], "孩子上大学": [3], OTHER: [5]}
+        event: [turn.number for turn, _ in seen] for event, seen in events.sentences.items()
+    } == {"口服液之争": [1, 2, 4], "孩子上大学": [3], OTHER_EVENT: [5]}
     lines = "[1] 乙谈它：第1句\n[2] 甲谈它：第2句\n"
-    assert bucket.account(Turn(2, "甲", "第2句")) == (["乙", "甲"], lines)
+    assert events.summary(Turn(2, "甲", "第2句")) == (["乙", "甲"], lines)
     with pytest.raises(AssertionError):
-        bucket.add(Turn(1, "甲", "第1句"), "它", "口服液之争")
+        events.add(Turn(1, "甲", "第1句"), "它", "口服液之争")
 
 
 @pytest.mark.parametrize("way", WAYS[1:])
@@ -115,15 +115,13 @@ def test_a_sentence_is_read_without_what_comes_after_it(way: dict[str, Any]) -> 
 
 def test_what_each_step_is_shown() -> None:
     """The second window of two, the last sentence, and the emotions of the last window."""
-    task = configured(
-        TASK, {"window": 3, "step": 2, "emotion_window": 3, "emotion_step": 2, "same_event": 1}
-    )
+    task = configured(TASK, {"window": 3, "step": 2})
     questions, _ = asked(task, dialogue(5, "甲乙"))
     shown = {
         q.id: task.ask.prompt(q)[0]["content"].split("\n\n", 1)[1].rstrip("\n") for q in questions
     }
     assert [key for key in shown if "sextuple" not in str(key)] == [
-        "1/window 0", "1/window 1", "1/emotions 0", "1/emotions 1",
+        "1/window 0", "1/window 1", "1/emotions 0",
     ]  # fmt: skip
     # topic: 1 油田, 2 油田 … by the number alone; the window has seen 3 and brings 4 and 5.
     assert shown["1/window 0"].splitlines()[-2:] == ["已有事件：（无）", "需要回答的句子：1、2、3"]
@@ -133,11 +131,11 @@ def test_what_each_step_is_shown() -> None:
         "[4] 甲：这是第4句。",
         "[5] 乙：这是第5句。",
         "",
-        f"已有事件：{'；'.join(dict.fromkeys(topic(n) or OTHER for n in (1, 2, 3)))}",
+        f"已有事件：{'；'.join(dict.fromkeys(topic(n) or OTHER_EVENT for n in (1, 2, 3)))}",
         "需要回答的句子：4、5",
     ]
-    event = topic(5) or OTHER
-    mine = [n for n in range(1, 6) if (topic(n) or OTHER) == event]
+    event = topic(5) or OTHER_EVENT
+    mine = [n for n in range(1, 6) if (topic(n) or OTHER_EVENT) == event]
     assert shown["1/sextuple 5"].splitlines() == [
         f"事件：{event}",
         f"参与者：{'、'.join(dict.fromkeys('甲乙'[n % 2] for n in mine))}",
@@ -146,33 +144,27 @@ def test_what_each_step_is_shown() -> None:
         "",
         "这句话：[5] 乙：这是第5句。",
     ]
-    assert shown["1/emotions 1"].splitlines() == [
+    assert shown["1/emotions 0"].splitlines() == [
         *(
-            f"[{n}] {'甲乙'[n % 2]}：【{topic(n) or OTHER}】"
+            f"[{n}] {'甲乙'[n % 2]}：【{topic(n) or OTHER_EVENT}】"
             f"target{n}｜aspect{n}｜opinion{n}｜sentiment{n}｜rationale{n}"
-            for n in (3, 4, 5)
+            for n in range(1, 6)
         ),
         "",
-        "需要回答的句子：4、5",
+        "需要回答的句子：1、2、3、4、5",
     ]
 
 
-def test_the_switches_do_what_they_say() -> None:
-    long = dialogue(12)
-    for keys, steps in (
-        ({"window": 4, "step": 4}, (3, 12, 1)),
-        ({"window": None}, (1, 12, 1)),
-        ({"emotion_window": None, "emotion_step": 1}, (1, 12, 1)),
-        ({"emotion_window": 4, "emotion_step": 2}, (1, 12, 5)),
-    ):
-        questions, _ = asked(configured(TASK, keys), long)
+def test_how_many_calls_a_dialogue_takes() -> None:
+    for keys, steps in (({"window": 4, "step": 4}, (11, 41, 3)), ({"window": 50}, (1, 41, 3))):
+        questions, _ = asked(configured(TASK, keys), dialogue(41))
         names = [question.inputs["step"] for question in questions]
         assert tuple(map(names.count, ("window", "sextuple", "emotions"))) == steps, keys
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_replies_lead_to_the_same_questions(way: dict[str, Any]) -> None:
-    task, example = configured(TASK, way), dialogue(25)
+    task, example = configured(TASK, way), dialogue(45)
     first, answer = asked(task, example)
     assert asked(task, example) == (first, answer)
     ids = [question.id for question in first]
@@ -203,9 +195,9 @@ def test_what_is_taught_is_what_a_perfect_run_sees(way: dict[str, Any]) -> None:
             return Decoded(taught[call].answer or {})
 
         answer = run_steps(task.solving(example), reply)
-        told = [{field: one[field] for field in FIELDS} for one in answer["sentences"]]
+        told = [{field: one[field] for field in SEXTUPLE} for one in answer["sentences"]]
         gold = example.answer or {}
-        assert told == [{field: one[field] for field in FIELDS} for one in gold["sentences"]]
+        assert told == [{field: one[field] for field in SEXTUPLE} for one in gold["sentences"]]
         # No emotion is lost on the way, though gold does not say of which sentence it is.
         assert reasons(answer["holders"]) == reasons(gold["holders"])
 

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.prompts.example import Example
 from panjue.prompts.plumbing.decode import normal, snap
-from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.articles import article_name, article_of, numeral
-from panjue.prompts.tasks.judgment.repair import PENALTIES
 
 WIDE = str.maketrans("0123456789.-", "０１２３４５６７８９．－")
 
@@ -79,9 +76,9 @@ def test_every_real_article_is_itself_or_where_it_is_unknown_nothing(
     _, known = real
     for form, article in known.items():
         written = ARTICLES[way](article)
-        assert article_of(written, known) == article, written
+        assert article_of(written, known, ()) == article, written
         others = {other: label for other, label in known.items() if other != form}
-        hidden = article_of(written, others)
+        hidden = article_of(written, others, ())
         # A paragraph of an article whose other paragraphs are no labels is the article; an article
         # of which one paragraph is a label is this one, where training has it with the charge.
         base = article.partition("-")[0]
@@ -102,23 +99,6 @@ def test_every_real_charge_is_itself_or_where_it_is_unknown_nothing(
         assert snap(written, known) == charge, written
         others = {other: label for other, label in known.items() if other != form}
         assert snap(written, others) is None, written
-
-
-def test_joined_charges_are_read_each(shared: Path) -> None:
-    task = load_task("judgment")
-    labels = task.ask.labels(Reader(task).read(shared / "drdz/train.jsonl"))
-    case = Example(1, "甲。", names=("甲",))
-    for written, meant in (
-        ("盗窃罪、诈骗罪", ["盗窃罪", "诈骗罪"]),
-        ("盗窃、诈骗", ["盗窃罪", "诈骗罪"]),
-        ("盗窃罪，不明罪", ["盗窃罪"]),
-        ("伪造、变造、买卖身份证件", ["伪造、变造、买卖身份证件罪"]),
-        ("盗窃、抢夺国家机关公文罪", [labels.commonest("charges")]),
-        ("抢夺、窃取国有档案罪", [labels.commonest("charges")]),
-    ):
-        judged = {"name": "甲", "charges": [written], "articles": ["264"], "penalty": PENALTIES[13]}
-        decoded = task.ask.decode(dump({"judgments": [judged]}), case, labels)
-        assert decoded.answer["judgments"][0]["charges"] == meant, written
 
 
 KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "303-2")}
@@ -159,7 +139,7 @@ KNOWN = {form: form for form in ("133", "133.1", "264", "287", "287.2", "303", "
     ],
 )
 def test_articles_by_hand(written: str, article: str | None) -> None:
-    assert article_of(written, KNOWN) == article
+    assert article_of(written, KNOWN, ()) == article
 
 
 def test_an_article_is_its_only_paragraph_where_training_has_that_with_the_charge() -> None:
@@ -188,21 +168,7 @@ def test_a_number_is_never_parted_between_article_and_paragraph(
     written: str, article: str | None
 ) -> None:
     known = {label: label for label in ("26", "26-4", "260", "264", "263")}
-    assert article_of(written, known) == article
-
-
-@pytest.mark.parametrize(
-    ("written", "known"),
-    [
-        ("过失以危险方法危害公共安全罪", "以危险方法危害公共安全罪"),
-        ("行贿罪", "受贿罪"),
-        ("非国家工作人员受贿罪", "国家工作人员受贿罪"),
-        ("Article 13", "Article 3"),
-        ("Article 18", "Article 8"),
-    ],
-)
-def test_a_near_label_is_another(written: str, known: str) -> None:
-    assert snap(written, {normal(known): known}) is None
+    assert article_of(written, known, ()) == article
 
 
 @given(st.integers(1, 999), st.integers(0, 30), st.integers(0, 30))
@@ -210,4 +176,4 @@ def test_the_name_of_an_article_is_read_as_that_article(
     article: int, inserted: int, paragraph: int
 ) -> None:
     label = f"{article}{f'.{inserted}' * bool(inserted)}{f'-{paragraph}' * bool(paragraph)}"
-    assert article_of(article_name(label), {normal(label): label}) == label
+    assert article_of(article_name(label), {normal(label): label}, ()) == label

@@ -26,13 +26,6 @@ def cases(demo: Path) -> dict[str, list[Example]]:
     return {name: list(read(demo / f"{name}.jsonl")) for name in SIZES}
 
 
-def test_the_same_sizes_give_the_same_bytes(demo: Path, tmp_path: Path) -> None:
-    write_demo(tmp_path, SIZES)
-    for name in SIZES:
-        path = tmp_path / f"{name}.jsonl"
-        assert path.read_bytes() == (demo / path.name).read_bytes()
-
-
 def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example]]) -> None:
     labels = load_task("judgment").ask.labels(cases["train"])
     assert len(labels.counts["charges"]) >= 12

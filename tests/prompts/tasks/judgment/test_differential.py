@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from panjue.prompts.tasks.judgment.task import TASK
 
-NAMES = ("张某", "张某甲", "李某", "买买提·艾力", "A某", "赵(大)")
+NAMES = ("张某", "张某甲", "李某", "买买提·艾力", "A某", "赵(大)", '钱"某')
 CRIMES = {
     "盗窃罪": "264",
     "诈骗罪": "266",

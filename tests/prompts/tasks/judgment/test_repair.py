@@ -81,21 +81,6 @@ def test_nothing_is_lost_in_wrappings(labels: Labels, wrapping: str, case: Examp
     assert decoded.readable
 
 
-@given(case=answered(), cut=st.integers(0, 400))
-def test_what_stood_before_the_cut_counts(labels: Labels, case: Example, cut: int) -> None:
-    reply = target(case)[:cut]
-    decoded = decode(reply, case, labels)
-    sound(decoded, case, labels)
-    # Objects that are closed are read as they were meant, whatever became of the rest.
-    prefix = '{"judgments":['
-    for judgment, read in zip(gold(case), decoded.answer["judgments"], strict=True):
-        prefix += dump({**judgment, "name": neutralize(judgment["name"])})
-        if len(prefix) > cut:
-            break
-        assert read == judgment
-        prefix += ","
-
-
 def test_the_articles_of_a_known_charge_stand_in_for_missing_ones(labels: Labels) -> None:
     case = Example(id=1, text="事实", names=("甲",))
     for charge, article in (("故意伤害罪", "234"), ("诈骗罪", "266"), ("开设赌场罪", "303-2")):
@@ -145,40 +130,6 @@ def test_the_last_answer_counts_however_its_name_is_written(case: Example, label
         assert decoded.repairs == (f"李某: {TWICE}",)
 
 
-DRAFT = (("张某甲", "盗窃罪", 0), ("李某", "盗窃罪", 0))
-FINAL = (("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
-CORRECTIONS = {
-    "correction": "{}\n更正：{}",
-    "fences": "初步判断：\n```json\n{}\n```\n复核后：\n```json\n{}\n```",
-    "one object": '{{"draft":{},"final":{}}}',
-    "nothing between": "{}{}",
-    "a mark after it": "{} [更正] {} 以上，见{{法条}}。",
-    "in a list": "[{},{}]",
-}
-
-
-@pytest.mark.parametrize("way", CORRECTIONS)
-@pytest.mark.parametrize("listed", [False, True])
-def test_a_draft_is_not_the_answer(case: Example, labels: Labels, way: str, listed: bool) -> None:
-    draft, final = reply_of(*DRAFT), reply_of(*FINAL)
-    if listed:  # without the object around the list
-        draft, final = (text[len('{"judgments":') : -1] for text in (draft, final))
-    decoded = decode(CORRECTIONS[way].format(draft, final), case, labels)
-    assert penalties(decoded) == [4, 5]
-    assert [row["charges"] for row in decoded.answer["judgments"]] == [["诈骗罪"]] * 2
-    assert any("the last" in repair for repair in decoded.repairs)
-    # A correction that is cut corrects those whom it answers whole.
-    cut = CORRECTIONS[way].format(draft, final[: final.index('"李某"') + 30])
-    assert penalties(decode(cut, case, labels)) == [4, 0]
-
-
-def test_of_one_person_the_last_complete_answer_counts_too(labels: Labels) -> None:
-    case = Example(id=1, text="事实", names=("李某",))
-    draft, final = reply_of(DRAFT[1]), reply_of(FINAL[1])
-    assert penalties(decode(f"{draft}更正：{final}", case, labels)) == [5]
-    assert penalties(decode(f"{draft}更正：{final[:-9]}", case, labels)) == [0]
-
-
 def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
     reply = reply_of(("王某", "诈骗罪", 3), ("张某甲", "诈骗罪", 4), ("李某", "诈骗罪", 5))
     decoded = decode(reply, case, labels)
@@ -208,11 +159,8 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ("charges", "诈骗罪", ["诈骗罪"], "not the JSON that was asked for"),
         ("charges", [], ["盗窃罪"], "charges missing"),
         ("articles", ["第二百六十六条"], ["266"], "articles '第二百六十六条' -> '266'"),
-        ("articles", ["第287条之二"], ["287.2"], "articles '第287条之二' -> '287.2'"),
-        ("articles", ["第303条之一"], ["264"], "articles '第303条之一' unknown, dropped"),
         ("articles", ["303-1"], ["264"], "articles '303-1' unknown, dropped"),
         ("articles", ["264-1"], ["264"], "articles '264-1' -> '264'"),
-        ("articles", ["《刑法》第287.2条"], ["287.2"], "articles '《刑法》第287.2条' -> '287.2'"),
         ("articles", [266, "266"], ["266"], "articles '266' repeated"),
         ("articles", 266, ["266"], "not the JSON that was asked for"),
         ("penalty", "3", PENALTIES[3], "penalty '3' -> '管制一年以上'"),
@@ -235,8 +183,6 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
         ("penalty", "单处罚金", PENALTIES[14], "penalty '单处罚金' -> '单处罚金或免予刑事处罚'"),
         ("penalty", 3.0, PENALTIES[3], "penalty '3.0' -> '管制一年以上'"),
         ("penalty", 15, PENALTIES[10], "penalty missing or of no class"),
-        ("penalty", -1, PENALTIES[10], "penalty missing or of no class"),
-        ("penalty", None, PENALTIES[10], "penalty missing or of no class"),
         ("penalty", True, PENALTIES[10], "penalty missing or of no class"),
     ],
 )
