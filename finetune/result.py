@@ -26,7 +26,6 @@ from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
-
 MAX_SHOWN = 4
 """Differences between two runs that a message shows."""
 

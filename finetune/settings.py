@@ -40,7 +40,15 @@ class RobustConfig(Config):
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved in the run folder."""
 
-    other_names: ClassVar[Mapping[str, str]] = USE
+    other_names: ClassVar[Mapping[str, str]] = {
+        name: f"trainer.{name}"
+        for name in (
+            "learning_rate",
+            "max_steps",
+            "num_train_epochs",
+            "per_device_train_batch_size",
+        )
+    }
 
     task: str = "judgment"
     """Name of a folder in prompts/tasks/."""

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.repair import PENALTIES
 from tests.prompts.tasks.judgment.test_neighbours import (
     NAMES,
     decoded,
     judgment,
-    reply_of,
     strangers,
-    written,
 )
 
 TASK = load_task("judgment")
@@ -68,6 +69,38 @@ def test_mutated_replies_are_answered(cases: Any, full: bool) -> None:
         example = draw.choice(examples)
         reply = mutated(TASK.ask.target(example), draw)
         check(reply, example, labels)
+
+
+def written(row: dict[str, Any], draw: random.Random) -> str:
+    """Write a judgment as models do: keys in any order, trailing commas, remarks, numbers."""
+    keys = draw.sample(list(row), len(row))
+    values = {key: dump(row[key]) for key in keys}
+    if draw.random() < 0.3:
+        values["penalty"] = str(PENALTIES.index(row["penalty"]))
+    if draw.random() < 0.3 and "-" not in values["articles"]:
+        values["articles"] = values["articles"].replace('"', "")
+    if draw.random() < 0.3:
+        values["charges"] = values["charges"].replace("]", ",]")
+    if draw.random() < 0.2:
+        values["name"] = json.dumps(row["name"])
+    remark = draw.choice(["", "", " // 见“第三段”\n", " /* 从犯, {轻} */ "])
+    space = draw.choice(["", " ", "\n  "])
+    inner = f",{remark}{space}".join(f'"{key}":{space}{values[key]}' for key in keys)
+    return "{" + space + inner + draw.choice(["", "", ",", remark]) + space + "}"
+
+
+def reply_of(rows: Sequence[str], draw: random.Random) -> str:
+    form = draw.randrange(6)
+    if form == 0:
+        return "\n".join(rows)
+    if form == 1:
+        return "\n".join(f"```json\n{row}\n```" for row in rows)
+    between = draw.choice([",", ",\n", "\n", ", // 下一名\n", "，另外："])
+    listed = f"[{between.join(rows)}{draw.choice(['', ','])}]"
+    if form == 2:
+        return f"法条 [264]、{{见下}}：{listed}"
+    before = draw.choice(["", "好的：", "[264]\n"])
+    return f'{before}{{"judgments":{listed}}}'
 
 
 def test_no_mutated_reply_gives_a_value_of_another(full: bool) -> None:

@@ -78,7 +78,8 @@ class Aligned:
     def _add_event(self, event: Row, numbers: Sequence[int]) -> None:
         """Assign each emotion of an event to one of its sentences."""
         opinions = [self._opinions[number] for number in numbers]
-        self.event_of.update(dict.fromkeys(numbers, event["event"]))
+        for number in numbers:
+            self.event_of[number] = event["event"]
         for emotion in event["emotions"]:
             cosines = table(ngrams, [emotion["reason"]], opinions)
             number = numbers[int(cosines.argmax())]
@@ -86,7 +87,7 @@ class Aligned:
 
 
 def _event_text(event: Row) -> str:
-    return event["event"] + "".join(emotion["reason"] for emotion in event["emotions"])
+    return str(event["event"]) + "".join(emotion["reason"] for emotion in event["emotions"])
 
 
 def _chains(
