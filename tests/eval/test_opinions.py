@@ -1,5 +1,6 @@
 """The classifier's opinion: its sets, its text in prompts, and its answers beside a reply's."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval import opinions as module
-from panjue.eval.opinions import Advisor, Opinion, best_set, likely_sets, opinion_text
+from panjue.eval.opinions import (
+    NO_REPLY,
+    Advisor,
+    Opinion,
+    best_set,
+    likely_sets,
+    opinion_text,
+    read_answer,
+)
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
@@ -131,6 +140,16 @@ LOGITS = {"charges": {"盗窃罪": 4, "诈骗罪": -4}, "articles": {"264": 4, "
 PENALTY = {PENALTIES[8]: 4, PENALTIES[13]: 0}
 ADVISOR = Advisor(JUDGMENT, LABELS, believing(JUDGMENT, {**LOGITS, "penalty": PENALTY}))
 WHOLE = JUDGMENT.ask.target(CASE)
+
+
+def test_opinions_that_a_row_keeps_are_not_computed_again() -> None:
+    computed = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, NO_REPLY).opinions
+    other = {**computed[0].answer, "penalty": PENALTIES[1]}
+    kept = [vars(Opinion(opinion.probabilities, other)) for opinion in computed]
+    row = {**NO_REPLY, "opinions": json.loads(dump(kept))}
+    read = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, row)
+    assert [item["penalty"] for item in read.answer["judgments"]] == [PENALTIES[1]] * 2
+    assert read.opinions[0].probabilities == computed[0].probabilities
 
 
 @pytest.mark.parametrize(
