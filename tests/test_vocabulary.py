@@ -20,8 +20,11 @@ NOT_YET = """
 def names_at_top(path: Path) -> set[str]:
     names = set()
     for node in ast.parse(path.read_text("utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node]
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        targets: list[ast.AST] = [node]
+        if isinstance(node, ast.Assign):
+            targets = [*node.targets]
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
         names |= {getattr(target, "name", getattr(target, "id", "_")) for target in targets}
     return {name for name in names if not name.startswith("_") and len(name) > 1}
 
