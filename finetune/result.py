@@ -26,7 +26,7 @@ from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
-MAX_SHOWN = 4
+MAX_DIFFERENCES = 4
 """Differences between two runs that a message shows."""
 
 
@@ -72,7 +72,7 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     if (run.folder / MANIFEST).exists():
         old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
         reason = old.difference(record)
-        first, rest = reason.split("; ")[:MAX_SHOWN], reason.split("; ")[MAX_SHOWN:]
+        first, rest = reason.split("; ")[:MAX_DIFFERENCES], reason.split("; ")[MAX_DIFFERENCES:]
         reason = "; ".join(first) + (f"; {len(rest)} more" if rest else "")
     if reason:
         raise UserError(

@@ -98,7 +98,7 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
-    check_base(config, console)
+    check_trainable(config, console)
     base = model_folder(config.model)
     record = run_record(config, base, task)
     if not config.dry_run and is_finished(Run(config.run), record):
@@ -115,7 +115,7 @@ def train(config: SftConfig) -> None:
             raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
 
 
-def check_base(config: SftConfig, console: Console) -> None:
+def check_trainable(config: SftConfig, console: Console) -> None:
     """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
     folder = config_folder(config.model)
     [architecture] = text_config(folder).architectures

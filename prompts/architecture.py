@@ -11,8 +11,8 @@ from typing import Any
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import read_object
 
-FORMS = "quantized|bnb|fp8|awq|gptq|w4a16|w8a8|nvfp4|mxfp4|int[48]|[48]-?bit"
-OTHER_FORMS = re.compile(rf"[-_.]({FORMS})\b.*$", re.I)
+QUANTIZED_FORMS = "quantized|bnb|fp8|awq|gptq|w4a16|w8a8|nvfp4|mxfp4|int[48]|[48]-?bit"
+OTHER_FORMS = re.compile(rf"[-_.]({QUANTIZED_FORMS})\b.*$", re.I)
 """What the names of quantized checkpoints add to the name of the plain one."""
 
 TEXT_KEYS = {

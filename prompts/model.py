@@ -27,7 +27,7 @@ MODEL_FILES = (
 )
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
-CONFIGS = ("config.json", "adapter_config.json", "tokenizer_config.json")
+CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 """Files that are downloaded first, to check what the model is."""
 
 MIB = 2**20
@@ -55,7 +55,7 @@ def config_folder(name: str) -> Path:
     """
     folder = Path(name)
     if not folder.is_dir():
-        folder = _from_hub(name, CONFIGS)
+        folder = _from_hub(name, CONFIG_FILES)
     if (folder / "adapter_config.json").exists():
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         raise UserError(f"{folder}: is an adapter; give the base model to be trained ({base})")

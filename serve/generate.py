@@ -90,11 +90,11 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
         return
     choice = choice_of(run, job, cases, engine, console)
     if isinstance(choice, str):
-        ask(job, cases, engine, choice, console)
+        ask_cases(job, cases, engine, choice, console)
         return
     console.print(str(choice), markup=False)
     if choice.answered_by == "model":
-        ask(job, cases, engine, str(choice), console)
+        ask_cases(job, cases, engine, str(choice), console)
     else:
         claim(job, cases, "classifier", str(choice), console)
 
@@ -116,7 +116,7 @@ def choice_of(
         return choice
     record = run.record
     if record.dev and sha256(cases.file) == record.dev_sha256:
-        ask(job, cases, engine, FOR_CHOICE, console)
+        ask_cases(job, cases, engine, FOR_CHOICE, console)
         decode_answers(cases.folder)
         return choose(cases.folder, folder)
     held_out = held_out_cases(record, job, folder)
@@ -144,7 +144,7 @@ def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) ->
         f"first the {held_out.count} cases that training held out: they say who is better, the "
         "model or the text classifier"
     )
-    ask(job, held_out, engine, FOR_CHOICE, console)
+    ask_cases(job, held_out, engine, FOR_CHOICE, console)
     decode_answers(held_out.folder)
     return choose(held_out.folder, held_out.folder)
 
@@ -183,7 +183,7 @@ def read_cases(file: Path, reader: Reader, folder: Path, *, for_choice: bool = F
     return Cases(file, reader, folder, count, for_choice)
 
 
-def ask(job: Job, cases: Cases, engine: Answering, because: str, console: Console) -> None:
+def ask_cases(job: Job, cases: Cases, engine: Answering, because: str, console: Console) -> None:
     """Write one row per example to `completions.jsonl`; rows that are there are kept.
 
     A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`), why

@@ -47,7 +47,7 @@ PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 """Environment variables that clients are made with; those of proxies may be in lower case."""
 
-LOOPBACK = "localhost,127.0.0.1,::1"
+NOT_BY_PROXY = "localhost,127.0.0.1,::1"
 
 
 @contextmanager
@@ -57,8 +57,8 @@ def making_client() -> Iterator[None]:
     The block makes a client. It asks this machine's own addresses directly: no proxy reaches them.
     """
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    if LOOPBACK not in direct:
-        os.environ["no_proxy"] = f"{direct},{LOOPBACK}"
+    if NOT_BY_PROXY not in direct:
+        os.environ["no_proxy"] = f"{direct},{NOT_BY_PROXY}"
     try:
         yield
     except Exception as error:  # the libraries have no class for it

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from panjue.eval import opinions as module
 from panjue.eval.opinions import (
-    NO_REPLY,
+    EMPTY_REPLY,
     Advisor,
     Opinion,
     best_set,
@@ -143,10 +143,10 @@ WHOLE = JUDGMENT.ask.target(CASE)
 
 
 def test_opinions_that_a_row_keeps_are_not_computed_again() -> None:
-    computed = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, NO_REPLY).opinions
+    computed = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, EMPTY_REPLY).opinions
     other = {**computed[0].answer, "penalty": PENALTIES[1]}
     kept = [vars(Opinion(opinion.probabilities, other)) for opinion in computed]
-    row = {**NO_REPLY, "opinions": json.loads(dump(kept))}
+    row = {**EMPTY_REPLY, "opinions": json.loads(dump(kept))}
     read = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, row)
     assert [item["penalty"] for item in read.answer["judgments"]] == [PENALTIES[1]] * 2
     assert read.opinions[0].probabilities == computed[0].probabilities
