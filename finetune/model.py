@@ -62,7 +62,7 @@ PROBE_TOKENS = 12
 
 
 @torch.no_grad()
-def leak(model: Model) -> float:
+def leak(model: Any) -> float:
     """Return the largest change of an example's logits when another one precedes it in its pack.
 
     In units of their standard deviation. With tiny models it was 0 where examples are kept apart,
@@ -141,7 +141,7 @@ def expert_bytes(model: torch.nn.Module, *, one_layer: bool) -> int:
     return max(sizes, default=0) if one_layer else sum(sizes)
 
 
-def lacks_kernels(model: torch.nn.Module) -> bool:
+def lacks_kernels(model: Any) -> bool:
     """Say whether this model has linear attention, and a GPU that is slow with it as installed."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" not in types or not torch.cuda.is_available():
