@@ -143,7 +143,7 @@ def expert_bytes(model: torch.nn.Module, *, one_layer: bool) -> int:
     return max(sizes, default=0) if one_layer else sum(sizes)
 
 
-def lacks_kernels(model: torch.nn.Module) -> bool:
+def lacks_kernels(model: Any) -> bool:
     """Say whether this model has linear attention, and a GPU that is slow with it as installed."""
     config: Any = model.config
     types = getattr(config.get_text_config(), "layer_types", None) or ()

@@ -27,7 +27,7 @@ from panjue.prompts.reader import Reader
 from panjue.serve.job import make_job
 from panjue.serve.settings import DEFAULTS, GenerateConfig
 
-SETTINGS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
+SETTINGS = {"enforce_eager": True, "max_num_seqs": 8}
 
 
 def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
@@ -37,7 +37,14 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
     asker = job.asker()
     budget = Budget(job.budget.usual, job.budget.usual)
     questions = [asker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
-    settings = {**DEFAULTS, **SETTINGS, **engine_settings(job.served, 0, budget)}
+    # vLLM's linear attention on a CPU has no other type.
+    dtype = "bfloat16" if "qwen3-next" in str(run.folder) else "float32"
+    settings = {
+        **DEFAULTS,
+        **SETTINGS,
+        "dtype": dtype,
+        **engine_settings(job.served, 0, budget),
+    }
     llm = LLM(str(job.served.model), **settings)
     lora = LoRARequest("adapter", 1, str(job.served.adapter)) if job.served.adapter else None
     prompts = [TokensPrompt(prompt_token_ids=question.prompt) for question in questions]

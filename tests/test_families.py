@@ -47,7 +47,9 @@ UNANSWERED = set() if find_spec("torchvision") else {"qwen3.5", "qwen3.5-moe"}
 """What vLLM cannot import here: torchvision is only beside a torch for a GPU."""
 
 MERGED_ONLY = {"qwen3-moe", "qwen3-next", "deepseek-v3", "falcon"}
-"""vLLM cannot load their adapters unmerged: of experts, or it has none for the class."""
+MERGED_ONLY |= set() if find_spec("torchvision") else {"gemma3"}
+"""vLLM cannot load their adapters unmerged: of experts, it has none for the class, or it has to
+import torchvision for the whole base."""
 
 ANSWERED = sorted(FAMILIES.keys() - UNKNOWN - UNANSWERED)
 
@@ -109,7 +111,7 @@ def test_a_loaded_model_says_whether_it_keeps_examples_apart(
 ) -> None:
     model = load_language_model(base_of(name), dtype=dtype).eval()
     found = leak(model)
-    assert found > 100 * MAX_LEAK if name in LEAKING else found == 0
+    assert found > 100 * MAX_LEAK if name in LEAKING else found < MAX_LEAK / 100
     if dtype == torch.float32:
         assert (packed_against_alone(model) > MAX_LEAK) == (name in LEAKING)
 
