@@ -181,7 +181,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     ret = row.get("ret")
-    if ret != [] and (not _is_texts(ret) or "" in ret):
+    if ret != [] and (not _is_texts(ret) or not all(ret or ())):
         yield "'ret' must be a list of texts"
     elif not 1 <= len(ret) <= MAX_ANSWERS:
         yield f"'ret' has {len(ret)} answers instead of 1 to {MAX_ANSWERS}"

@@ -78,15 +78,17 @@ class Aligned:
     def _add_event(self, event: Row, numbers: Sequence[int]) -> None:
         """Assign each emotion of an event to one of its sentences."""
         opinions = [self._opinions[number] for number in numbers]
-        self.event_of.update(dict.fromkeys(numbers, event["event"]))
+        name: str = event["event"]
+        self.event_of.update(dict.fromkeys(numbers, name))
         for emotion in event["emotions"]:
             cosines = table(ngrams, [emotion["reason"]], opinions)
             number = numbers[int(cosines.argmax())]
-            self.emotions.setdefault(number, []).append((event["event"], emotion))
+            self.emotions.setdefault(number, []).append((name, emotion))
 
 
 def _event_text(event: Row) -> str:
-    return event["event"] + "".join(emotion["reason"] for emotion in event["emotions"])
+    reasons = [emotion["reason"] for emotion in event["emotions"]]
+    return "".join([event["event"], *reasons])
 
 
 def _chains(

@@ -152,5 +152,5 @@ TASK = Task(
             "no opinions": ("always no opinions", "始终答“没有观点”"),
         },
     ),
-    answer=Solve(steps=solve, gold_oracle=gold_oracle, settings=SolveConfig()),
+    answer=Solve(steps=solve, gold_oracle=gold_oracle, settings=SolveConfig.model_validate({})),
 )

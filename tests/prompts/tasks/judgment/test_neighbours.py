@@ -3,6 +3,8 @@
 Everybody has labels that nobody else has, and the labels of the fallback are nobody's.
 """
 
+import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +65,54 @@ def strangers(found: Decoded) -> list[tuple[str, Any]]:
         for key, own in judgment(row["name"]).items()
         if key != "name" and row[key] not in (own, GUESS[key])
     ]
+
+
+def written(row: dict[str, Any], draw: random.Random) -> str:
+    """Write a judgment as models do: keys in any order, trailing commas, remarks, numbers."""
+    keys = draw.sample(list(row), len(row))
+    values = {key: dump(row[key]) for key in keys}
+    if draw.random() < 0.3:
+        values["penalty"] = str(PENALTIES.index(row["penalty"]))
+    if draw.random() < 0.3 and "-" not in values["articles"]:
+        values["articles"] = values["articles"].replace('"', "")
+    if draw.random() < 0.3:
+        values["charges"] = values["charges"].replace("]", ",]")
+    if draw.random() < 0.2:
+        values["name"] = json.dumps(row["name"])
+    remark = draw.choice(["", "", " // 见“第三段”\n", " /* 从犯, {轻} */ "])
+    space = draw.choice(["", " ", "\n  "])
+    inner = f",{remark}{space}".join(f'"{key}":{space}{values[key]}' for key in keys)
+    return "{" + space + inner + draw.choice(["", "", ",", remark]) + space + "}"
+
+
+def reply_of(rows: Sequence[str], draw: random.Random) -> str:
+    form = draw.randrange(6)
+    if form == 0:
+        return "\n".join(rows)
+    if form == 1:
+        return "\n".join(f"```json\n{row}\n```" for row in rows)
+    between = draw.choice([",", ",\n", "\n", ", // 下一名\n", "，另外："])
+    listed = f"[{between.join(rows)}{draw.choice(['', ','])}]"
+    if form == 2:
+        return f"法条 [264]、{{见下}}：{listed}"
+    before = draw.choice(["", "好的：", "[264]\n"])
+    return f'{before}{{"judgments":{listed}}}'
+
+
+def test_values_stay_with_their_owner_in_every_form_and_at_every_cut() -> None:
+    draw = random.Random(0)
+    for _ in range(40):
+        names = draw.sample(NAMES, draw.randint(1, 4))
+        answered = draw.sample(names, draw.randint(1, len(names)))
+        reply = reply_of([written(judgment(name), draw) for name in answered], draw)
+        whole = decoded(reply, names)
+        for row in whole.answer["judgments"]:
+            expected = judgment(row["name"]) if row["name"] in answered else GUESS
+            assert row == {**expected, "name": row["name"]}, reply
+        data = reply.encode()
+        for cut in range(len(data)):
+            found = decoded(data[:cut].decode("utf-8", "ignore"), names)
+            assert not strangers(found), data[:cut].decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(
