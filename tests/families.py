@@ -43,6 +43,7 @@ DEEPSEEK = {
     "v_head_dim": 32,
     "n_group": 1,
     "topk_group": 1,
+    "topk_method": "noaux_tc",
 }
 EYE = {"hidden_size": 32, "intermediate_size": 32}
 EYES = {
