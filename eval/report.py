@@ -14,7 +14,7 @@ from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
-from panjue.eval.fairness import Fairness, fairness
+from panjue.eval.fairness import MIN_EXAMPLES, Fairness, fairness
 from panjue.eval.group_counts import Counts
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
@@ -291,6 +291,7 @@ def page(result: PageData) -> str:
         scores=result.scores,
         remarks=[*(remarks(result.scores) if result.scores else ()), *result.skipped],
         agreements=AGREEMENTS,
+        min_examples=MIN_EXAMPLES,
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         cases=[asdict(case) for case in result.cases],

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA, Config, load_section, load_values
-from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
@@ -106,16 +106,6 @@ class SftConfig(Config):
     """Passed unchanged to peft's LoraConfig."""
     quantization: dict[str, Any] = Field(default_factory=dict)
     """Passed unchanged to transformers' BitsAndBytesConfig; used by `method: qlora`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _libraries_have_sections(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for key in values:
-            if key not in cls.model_fields:
-                hint = did_you_mean(key, cls.model_fields)
-                sections = "trl's settings are trainer.NAME, peft's lora.NAME"
-                raise ValueError(f"no setting {key!r} ({sections}){hint}")
-        return values
 
     @field_validator("trainer")
     @classmethod

@@ -24,6 +24,9 @@ from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.merge import served_model
 from tests.families import FAMILIES, make_family
 
+# peft looks for the experts that transformers has joined under their old names too.
+pytestmark = pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+
 YAML = """
 sft:
   run: nowhere

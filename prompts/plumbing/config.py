@@ -149,7 +149,8 @@ def first_complaint(cls: type[Config], error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"no setting {key!r}{did_you_mean(key, _known_names(cls, first['loc'][:-1]))}"
+        names = _known_names(cls, first["loc"][:-1])
+        return f"no setting {key!r}{did_you_mean(key, names, names)}"
     if first["type"] == "missing":
         info = cls.model_fields.get(key)  # None for a key inside a section
         return f"set {key!r}: {(info and info.description) or 'it has no default'}"

@@ -38,15 +38,15 @@ class Stopped(BaseException):
         self.exit_code = 128 + signal
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], written: Mapping[str, str] | None = None) -> str:
     """Return `; did you mean 'x'?` for the nearest of `known`, or nothing.
 
-    A mapping has for each of them what to write.
+    `written` has what to write for each of them, where that is not the name itself.
     """
     match = _nearest(word, tuple(known))
     if not match:
         return ""
-    return f"; did you mean {known[match] if isinstance(known, Mapping) else match!r}?"
+    return f"; did you mean {written[match] if written else match!r}?"
 
 
 @lru_cache(maxsize=1024)  # a label that is wrong in a whole file is looked for once

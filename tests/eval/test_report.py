@@ -390,6 +390,7 @@ def test_without_gold_the_page_has_facts_and_answers(
 ) -> None:
     rows = [case(1, *((name, *THEFT) for name in HOSTILE)), case(2, ("甲", *THEFT), gold=False)]
     write_answers(hostile, write("unlabelled.jsonl", rows))
+    (hostile / "decode.json").unlink()  # its replies are no answers
     advised(lambda _example, _answer: None)
     found = page_data(open_answers(hostile))
     assert (found.scores, found.fairness, found.agreements) == (None, None, {})

@@ -1,7 +1,6 @@
 """Settings: what panjue sets itself, what would be silently wrong, and how processes start."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,6 @@ from .conftest import main
 def config(*words: str, path: Path) -> SftConfig:
     path.write_text("sft: {run: a, model: b, train: c}\n", "utf-8")
     return load_section(SftConfig, path, "sft", words)
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [("max_token=512", "; did you mean 'max_tokens'?"), ("zzz=1", "")],
-)
-def test_an_unknown_setting_names_the_sections_of_the_libraries(
-    word: str, hint: str, tmp_path: Path
-) -> None:
-    name = word.partition("=")[0]
-    message = f"no setting '{name}' (trl's settings are trainer.NAME, peft's lora.NAME){hint}"
-    with pytest.raises(UserError, match=re.escape(message)):
-        config(word, path=tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize("name", ["save_strategy", "eval_strategy", "logging_strategy"])
