@@ -62,7 +62,13 @@ from panjue.finetune.robust import GroupTrainer, Objective
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, step_size
-from panjue.prompts.architecture import quantization_of, text_config, vllm_problem
+from panjue.prompts.architecture import (
+    is_listed,
+    is_part,
+    quantization_of,
+    text_config,
+    vllm_problem,
+)
 from panjue.prompts.example import UNKNOWN, Example
 from panjue.prompts.model import CLASSIFIER, config_folder, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
@@ -122,6 +128,8 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if quantization_of(folder) and config.method != "qlora":
         raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
     if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
+        return
+    if is_listed(architecture) and not is_part(folder):  # else vLLM may import what sees
         return
     if problem := vllm_problem(architecture):
         text = f"not on this machine: vLLM cannot load {architecture} ({problem})"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,20 @@ def is_part(folder: Path) -> bool:
     return "text_config" in read_object(folder / "config.json")
 
 
+def is_listed(architecture: str) -> bool:
+    """Say whether vLLM has a class of its own for a model, from its source: it is not imported."""
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        return False
+    source = Path(vllm.origin).parent / "model_executor/models/registry.py"
+    return f'"{architecture}"' in source.read_text("utf-8")
+
+
 @cache
 def vllm_problem(architecture: str) -> str:
     """Return why vLLM cannot load models of a class here; empty if it can, or is not installed.
 
-    In a process of its own, since importing vLLM changes the settings of this one.
+    It takes some ten seconds, in a process of its own: importing vLLM changes this one's settings.
     """
     words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

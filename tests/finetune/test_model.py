@@ -62,6 +62,7 @@ def test_an_evaluation_leaves_the_gradients_of_a_four_bit_model(workshop: Path) 
 
 def test_the_plan_counts_what_peft_adds_to_experts() -> None:
     shape = {"hidden_size": 8, "num_experts": 4, "moe_intermediate_size": 3, "vocab_size": 8}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, num_hidden_layers=2))
     lora = {"r": 2, "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
     adapted = with_lora(model, {**lora, "target_modules": ["q_proj"]})
