@@ -73,7 +73,7 @@ def test_generate_writes_completions_and_a_clean_submission(
     rows = [row for _, row in read_lines(folder / "completions.jsonl")]
     assert len(rows) == 24
     fields = "id texts finish prompt_tokens cached_tokens completion_tokens dropped_sentences"
-    assert all(" ".join(row) == fields for row in rows)
+    assert {" ".join(row) for row in rows} == {f"{fields} opinions"}
     done = panjue("check", folder / "submission.jsonl", "--cases", cases)
     assert done.returncode == 0, done.stdout
     report = json.loads((folder / "decode.json").read_text("utf-8"))
@@ -324,7 +324,7 @@ def test_a_case_that_training_has_no_room_for_is_asked(
     asked, refused = made[1], made[2]
     assert len(asked["texts"]) == 1
     assert asked["prompt_tokens"] + asked["completion_tokens"] > Run(run).record.max_tokens
-    assert refused["refused"].endswith("shorten the text, or give the engine more memory")
+    assert refused["refused"].endswith("give the engine more memory, or train with opinions=false")
     assert "1 could not be asked" in done.stdout
     assert "what no reply has is answered by: text classifier" in done.stdout
     assert f"id 2: {refused['refused']}" in done.stdout
@@ -436,7 +436,8 @@ def test_answers_of_the_classifier_are_not_replaced_by_those_to_another_file(
     words = ("answer=classifier", "answers=a")
     said(panjue, "generate", fresh, cases, *words)
     other = tmp_path / "test.jsonl"
-    other.write_text("".join(cases.open(encoding="utf-8").readlines()[:5]), "utf-8")
+    five = cases.read_text("utf-8").splitlines(keepends=True)[:5]
+    other.write_text("".join(five), "utf-8")
     before = sha256(fresh / "answers/a")
     done = panjue("generate", fresh, other, *words)
     assert (done.returncode, sha256(fresh / "answers/a")) == (2, before)

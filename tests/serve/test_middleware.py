@@ -34,8 +34,9 @@ class Inside:
     setup: Setup
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        engine, models = SimpleNamespace(errored=False, tokenizer=None), SimpleNamespace()
-        models.lora_requests = {}
+        engine = SimpleNamespace(errored=False, tokenizer=None)
+        engine.model_config = SimpleNamespace(max_model_len=3072)
+        models = SimpleNamespace(lora_requests={})
         args = Namespace(panjue=self.setup)
         state = SimpleNamespace(engine_client=engine, openai_serving_models=models, args=args)
         await self.panjue({**scope, "app": SimpleNamespace(state=state)}, receive, send)
