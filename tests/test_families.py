@@ -25,7 +25,9 @@ from panjue.serve.merge import served_model
 from tests.families import FAMILIES, make_family
 
 # peft looks for the experts that transformers has joined under their old names too.
-pytestmark = pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"
+)
 
 YAML = """
 sft:

@@ -115,8 +115,10 @@ def test_the_context_of_a_model_is_used_as_far_as_cases_need_it(
     assert longest_of(model, Budget(trained, max(trained, LONGEST))) == length
 
 
-def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_training() -> None:
-    assert engine_settings(Served(Path("model")), 0, Budget(500, 501))["max_model_len"] == -1
+def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_training(
+    merged: Path,
+) -> None:
+    assert engine_settings(Served(merged), 0, Budget(500, 501))["max_model_len"] == -1
     small: Any = type("Small", (), {"longest": 500})()
     assert check_length(small, Budget(500, 600)) is small
     with pytest.raises(UserError, match="its memory is enough for 500 tokens, the training has"):
