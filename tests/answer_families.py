@@ -31,7 +31,7 @@ SETTINGS = {"enforce_eager": True, "max_num_seqs": 8}
 
 
 def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
-    """Return the replies to eight cases, each with its schema, and the first token's chances."""
+    """Return the replies to eight cases, each with its schema, and how likely it is."""
     job = make_job(run, GenerateConfig.model_validate({"adapter": adapter})).with_model()
     assert job.served
     asker = job.asker()
@@ -66,7 +66,8 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
     return {
         "texts": [text_of(reply, asker.tokenizer) for reply in replies],
         "schemas": [question.schema for question in questions],
-        "chances": [next(iter(reply.logprobs[0].values())).logprob for reply in replies],
+        # Of whole replies: the first token is a brace in any case.
+        "chances": [reply.cumulative_logprob for reply in replies],
     }
 
 
