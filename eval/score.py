@@ -25,6 +25,9 @@ from panjue.prompts.task import Task, no_labels
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
 
+MAX_GROUP_COLUMNS = 8
+"""A table of more groups has one row per group."""
+
 
 @dataclass(frozen=True)
 class ScoreResult:
@@ -198,13 +201,21 @@ def show(scores: ScoreResult, console: Console) -> None:
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
-    """Return a table with a row for each group."""
-    metrics = next(iter(groups.values())).mean
-    table = Table(escape(f"by {attribute}"), "examples", *metrics, title=title)
+    """Return a table with a column for each group, or with a row for each of many."""
+    headings = ["examples", *next(iter(groups.values())).mean]
+    rows = {}
     for name, summary in groups.items():
-        values = [f"{value:.4f}" for value in summary.mean.values()]
+        means = [f"{value:.4f}" for value in summary.mean.values()]
         # Group names come from files: `[/b] 某院` is a name, not rich markup.
-        table.add_row(escape(name), str(summary.examples), *values)
+        rows[escape(name)] = [str(summary.examples), *means]
+    if len(groups) > MAX_GROUP_COLUMNS:
+        table = Table(escape(f"by {attribute}"), *headings, title=title)
+        for name, row in rows.items():
+            table.add_row(name, *row)
+        return table
+    table = Table(escape(f"by {attribute}"), *rows, title=title)
+    for cells in zip(headings, *rows.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
