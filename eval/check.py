@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from panjue.eval.decoding import decoding_of, never_asked
+from panjue.eval.shown import own_gold
 from panjue.eval.values import metric_values, other_cases
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
@@ -88,7 +89,7 @@ def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
 def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
     """Yield a fault if the metric cannot read a row, even as its own gold."""
     try:
-        metric_values(task, {**row, "references": [[""]]}, row, "")
+        metric_values(task, own_gold(row), row, "")
     except UserError:
         right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
         yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"

@@ -183,7 +183,7 @@ def _cases(
         calls = list(_calls(completions, example))
         confidence = confidences.get(example.id) if confidences else None
         row = rows.get(example.id)
-        gold = task.gold(example) if has_gold else own_gold(row)
+        gold = task.gold(example) if has_gold else row and own_gold(row)
         if gold and not has_gold:
             metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
         items = list(items_of(task, gold, row)) if gold else []

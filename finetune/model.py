@@ -145,8 +145,7 @@ def expert_bytes(model: torch.nn.Module, *, one_layer: bool) -> int:
 
 def lacks_kernels(model: Any) -> bool:
     """Say whether this model has linear attention, and a GPU that is slow with it as installed."""
-    config: Any = model.config
-    types = getattr(config.get_text_config(), "layer_types", None) or ()
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" not in types or not torch.cuda.is_available():
         return False
     has_attention = import_utils.is_flash_linear_attention_available()

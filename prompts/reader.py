@@ -67,8 +67,10 @@ def protect_inputs(
 
 def is_free(path: Path) -> bool:
     """Say whether a path is for results: a new NAME.json, or the numbers of an earlier score."""
-    if path.suffix != ".json" or not path.exists():
-        return path.suffix == ".json"
+    if path.suffix != ".json":
+        return False
+    if not path.exists():
+        return True
     with suppress(UserError):
         return read_object(path).keys() >= {"examples", "missing"}
     return False

@@ -141,9 +141,9 @@ class Asker:
                 limit, asked = longer, self._shortened(example, longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
-            opinions = (
-                ", or train with opinions=false" if self.advisor and self.advisor.in_prompts else ""
-            )
+            opinions = ""
+            if self.advisor and self.advisor.in_prompts:
+                opinions = ", or train with opinions=false"
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
                 f"{longest}; shorten the text, give the engine more memory{opinions}"
