@@ -1,6 +1,6 @@
 """Train an adapter on examples.
 
 Read sft.py first, from top to bottom. It uses, in this order: settings.py and libraries.py,
-processes.py, examples.py, data.py, model.py, trainer.py with checkpoints.py and stop.py, robust.py,
+processes.py, examples.py, data.py, model.py, trainer.py with checkpoints.py and stop.py,
 classifier.py, journal.py, result.py. base.py makes the demo's base model.
 """

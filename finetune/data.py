@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import pack_dataset
 
 from panjue.finetune.processes import wait_for
-from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump, sync, write_json
 from panjue.prompts.render import reply_ids
@@ -32,7 +32,6 @@ FEATURES = Features(
     {
         "input_ids": List(Value("int32")),
         "labels": List(Value("int32")),
-        "group": Value("int16"),
         "length": Value("int32"),
     }
 )
@@ -40,7 +39,7 @@ FEATURES = Features(
 OPINIONS_WAY_OUT = "; opinions=false makes prompts shorter"
 
 Row = dict[str, Any]
-"""`input_ids` and `labels`, one number per token, their `length`, and the `group`."""
+"""`input_ids` and `labels`, one number per token, and their `length`."""
 
 
 @dataclass
@@ -50,7 +49,6 @@ class RowReport:
     tokens: list[int] = field(default_factory=list)  # of each row, prompt plus reply
     refused: list[str] = field(default_factory=list)  # `id: reason`
     shortened: list[tuple[str, int, int]] = field(default_factory=list)  # id, tokens before, after
-    groups: list[str] = field(default_factory=list)  # the column `group` has places in this list
     notes: list[str] = field(default_factory=list)  # `id: warning` of examples that are used
 
 
@@ -67,13 +65,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Makes token rows with loss on the reply only; the values of `attribute` are the groups."""
+    """Makes token rows with loss on the reply only."""
 
     task: Task
     tokenizer: Any
     labels: Labels
     max_tokens: int
-    attribute: str | None = None
 
     def rows(self, examples: Iterable[Example], report: RowReport) -> Iterator[Row]:
         """Yield the rows of the examples, one per model call, and record them in `report`.
@@ -113,13 +110,9 @@ class RowMaker:
             if task.ask.decode(reply, short.example, labels).repairs:
                 return "its gold answer is not in the shortened text; raise max_tokens"
             report.shortened.append((str(example.id), short.full_tokens, short.tokens))
-        group = example.groups.get(self.attribute, UNKNOWN) if self.attribute else UNKNOWN
-        if group not in report.groups:
-            report.groups.append(group)
         return {
             "input_ids": prompt + completion,
             "labels": [IGNORED] * len(prompt) + completion,
-            "group": report.groups.index(group),
             "length": len(prompt) + len(completion),
         }
 
@@ -128,23 +121,20 @@ def cached(
     folder: Path,
     key: dict[str, Any],
     make: Callable[[RowReport], Iterator[Row]],
-    groups: Sequence[str] = (),
     *,
     waits: bool = False,
 ) -> tuple[Dataset, RowReport]:
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
-    New groups are appended to `groups`, so that their indices stay the same. With `waits` another
-    process makes the rows, and this one waits for it.
+    With `waits` another process makes the rows, and this one waits for it.
     """
-    key = {**key, "groups": list(groups)}
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     if waits:
         wait_for(entry / "report.json")
     if not (entry / "report.json").exists():
         shutil.rmtree(entry, ignore_errors=True)
         entry.mkdir(parents=True)
-        report = RowReport(groups=list(groups))
+        report = RowReport()
         writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
         for row in make(report):
             writer.write(row)
@@ -174,8 +164,6 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         "labels": padded([row["labels"] for row in rows], IGNORED, width),
         "length": torch.tensor(sizes),
     }
-    if "group" in rows[0]:
-        batch["group"] = torch.tensor([row["group"] for row in rows])
     if "seq_lengths" in rows[0]:
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
     return batch
@@ -211,26 +199,6 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self.epoch))
-
-
-def balanced_sampler(groups: Sequence[int], seed: int) -> EpochSampler:
-    """Return a sampler that takes one example of each group in turn.
-
-    A step then has every group. Small groups are repeated, all of their examples equally often.
-    """
-    places = torch.tensor(groups)
-    members = [torch.nonzero(places == group)[:, 0] for group in sorted(set(groups))]
-
-    def draw(generator: torch.Generator) -> Iterator[int]:
-        queues: list[list[int]] = [[] for _ in members]
-        for turn in range(len(groups)):
-            number = turn % len(members)
-            if not queues[number]:
-                order = torch.randperm(len(members[number]), generator=generator)
-                queues[number] = members[number][order].tolist()
-            yield queues[number].pop()
-
-    return EpochSampler(len(groups), draw, seed)
 
 
 def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:

@@ -49,7 +49,6 @@ class Examples:
         self.held_out = Spool(config.run)
         self.mixable = Spool(config.run)
         self._reader = reader
-        self._file_of_id: dict[str, Path | None] = {}
         held: set[str] = set()
         self.dropped = 0  # cases of `train` that `dev` has too
         for example in self._read(config.dev):
@@ -85,11 +84,5 @@ class Examples:
             if example.answer is None:
                 raise UserError(
                     f"{path}: id {example.id} has no answer to learn from; use a training file"
-                )
-            key = str(example.id)
-            if key in self._reader.side and self._file_of_id.setdefault(key, path) != path:
-                raise UserError(
-                    f"groups: id {key} is in {self._file_of_id[key]} and in {path}, so its groups "
-                    "are ambiguous; write `groups` into the lines, or change the ids"
                 )
             yield example

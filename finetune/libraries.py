@@ -120,8 +120,6 @@ def packing_problem(config: SftConfig) -> str:
             "FlashAttention separates the examples of a pack only in batches of one pack "
             "(trainer.per_device_train_batch_size=1)"
         )
-    if config.robust:
-        return "robust: packs hold examples of several groups"
     return ""
 
 

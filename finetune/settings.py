@@ -23,20 +23,6 @@ LONGEST_STEP_S = 1800
 processes; by default it would do so after 30 s."""
 
 
-class RobustConfig(Config):
-    """An objective over groups of examples."""
-
-    method: Literal["erm", "group_uniform", "group_dro", "vrex"] = "erm"
-    """erm: mean over examples. group_uniform: mean over groups. group_dro: more weight on groups
-    with high losses. vrex: penalty on the variance between groups."""
-    by: str
-    """Attribute that defines the groups. Examples without it form a group of their own."""
-    step: float = Field(0.01, gt=0)
-    """For group_dro: how fast the weights of groups with high losses grow."""
-    weight: float = Field(0.5, ge=0)
-    """For vrex: weight of the penalty; by default FairLex's."""
-
-
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved in the run folder."""
 
@@ -67,11 +53,6 @@ class SftConfig(Config):
     """Cases taken from `mix` per case of `train`, chosen by hash; all if `mix` has fewer."""
     on_bad_row: OnBadRow = "stop"
     """If a row of these files is not a valid case: stop the run, or list and skip the row."""
-    groups: Path | None = None
-    """File of rows with an `id` and groups, added to the groups in the case files."""
-    robust: RobustConfig | None = None
-    """Objective over groups, e.g. `{method: group_dro, by: gender}`. All but `erm` sample groups
-    equally often and ignore `trainer.train_sampling_strategy`."""
     method: Literal["lora", "qlora", "full"] = "lora"
     """LoRA, LoRA on a four-bit base, or all weights."""
     batch: int = Field(16, ge=1)
@@ -157,8 +138,6 @@ def check_data(config: SftConfig) -> None:
             continue
         if not file.exists():
             raise UserError(f"{name}: no file {file}")
-        if name == "groups":
-            continue
         reader = Reader(task, on_bad_row=config.on_bad_row)
         first = next(reader.read(file), None)  # a file of another format is found at once
         if first is None and not reader.skipped.rows:

@@ -2,10 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,9 @@ from panjue.eval.group_counts import write_training_counts
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import (
-    EpochSampler,
     RowMaker,
     RowReport,
     Rows,
-    balanced_sampler,
     cached,
     length_sampler,
     pack,
@@ -58,7 +55,6 @@ from panjue.finetune.result import (
     save,
     trained_folder,
 )
-from panjue.finetune.robust import GroupTrainer, Objective
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, step_size
@@ -69,12 +65,12 @@ from panjue.prompts.architecture import (
     text_config,
     vllm_problem,
 )
-from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.example import Example
 from panjue.prompts.model import CLASSIFIER, config_folder, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
-from panjue.prompts.reader import Reader, side_groups
+from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
 
@@ -89,7 +85,7 @@ DATA_KEYS = {
 }
 """Entries of the record that decide the examples."""
 
-ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "groups_sha256", "solve"}
+ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "solve"}
 """Entries of the record that decide the token rows."""
 
 
@@ -103,7 +99,7 @@ def train(config: SftConfig) -> None:
     processes = join_processes(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
-    reader = Reader(task, side_groups(config.groups), on_bad_row=config.on_bad_row)
+    reader = Reader(task, on_bad_row=config.on_bad_row)
     check_trainable(config, console)
     base = model_folder(config.model)
     record = run_record(config, base, task)
@@ -144,8 +140,7 @@ def run_training(
     examples = Examples(config, reader)
     # The labels have to be known before it can be checked that an answer is valid.
     labels = reader.task.ask.labels(examples)
-    by = config.robust.by if config.robust else None
-    maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens, by)
+    maker = RowMaker(reader.task, load_tokenizer(base), labels, config.max_tokens)
     fitted = fitted_classifier(config, examples, maker, record, console)
     classifier = fitted / CLASSIFIER if fitted else None
     rows = make_rows(config, record, maker, examples, fitted)
@@ -189,7 +184,7 @@ def make_rows(
     config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples, fitted: Path | None
 ) -> Rows:
     """Return the rows to train on and the held-out rows; `fitted` has the text classifier."""
-    key = {**record.model_dump(include=ROW_KEYS), "by": maker.attribute}
+    key = record.model_dump(include=ROW_KEYS)
     advisor = None
     if fitted and record.opinions:
         key["classifier_sha256"] = sha256(fitted / CLASSIFIER)
@@ -198,14 +193,11 @@ def make_rows(
     def shown(of: Iterable[Example]) -> Iterable[Example]:
         return map(advisor.show, of) if advisor else of
 
-    def rows(
-        part: str, of: Iterable[Example], groups: Sequence[str] = ()
-    ) -> tuple[Dataset, RowReport]:
+    def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
         return cached(
             config.run / "rows",
             {**key, "part": part, "rules": RULES},
             lambda report: maker.rows(shown(of), report),
-            groups,
             waits=not PartialState().is_main_process,
         )
 
@@ -213,7 +205,8 @@ def make_rows(
     if not report.tokens:
         reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
         raise UserError(f"{config.train}: no example is left to train on; {reason}")
-    return Rows(train_rows, report, *rows("dev", examples.held_out, report.groups), maker.tokenizer)
+    held_out, held_report = rows("dev", examples.held_out)
+    return Rows(train_rows, report, held_out, held_report, maker.tokenizer)
 
 
 def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
@@ -256,14 +249,15 @@ def make_trainer(
 ) -> ReplyTrainer:
     """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
-    objective = make_objective(config, rows.report.groups)
-    trainer_class = partial(GroupTrainer, objective=objective) if objective else ReplyTrainer
+    sampler = None  # transformers' order
+    if args.train_sampling_strategy == "group_by_length":
+        sampler = length_sampler(rows.train, step_size(args), args.seed)
     with of_library("trainer"):
-        trainer: ReplyTrainer = trainer_class(
+        trainer = ReplyTrainer(
             model,
             keep=config.trainer.get("save_total_limit", 2),
             args=args,
-            sampler=make_sampler(rows.train, args, objective),
+            sampler=sampler,
             train_dataset=rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=rows.tokenizer,
@@ -275,24 +269,6 @@ def make_trainer(
         cap_steps(trainer)
     trainer.remove_callback(PrinterCallback)  # Journal prints instead
     return trainer
-
-
-def make_sampler(rows: Dataset, args: Any, objective: Objective | None) -> EpochSampler | None:
-    """Return the order of the rows; None leaves it to transformers."""
-    if objective and objective.is_balanced:
-        return balanced_sampler(rows["group"][:], args.seed)
-    if args.train_sampling_strategy == "group_by_length":
-        return length_sampler(rows, step_size(args), args.seed)
-    return None
-
-
-def make_objective(config: SftConfig, groups: Sequence[str]) -> Objective | None:
-    """Return the objective over groups; None to minimize the mean over tokens."""
-    if config.robust is None:
-        return None
-    if set(groups) <= {UNKNOWN}:
-        raise UserError(f"robust.by: no example to train on has a group by {config.robust.by!r}")
-    return Objective(config.robust, groups)
 
 
 def fitted_classifier(

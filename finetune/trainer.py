@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from panjue.finetune.data import IGNORED, EpochSampler, collate
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
-NOT_MODEL_INPUTS = ("labels", "group", "length", "skip_logits")
+NOT_MODEL_INPUTS = ("labels", "length", "skip_logits")
 """Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
 kernels, would let the kernel compute the loss; here the trainer computes it."""
 
@@ -55,7 +54,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._sampler = sampler
         super().__init__(*args, data_collator=collate, **kwargs)
         self.add_callback(SaveEvaluatedSteps)
-        self.args.remove_unused_columns = False  # `collate` needs the length and the group
+        self.args.remove_unused_columns = False  # `collate` needs the length
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
         # which most of the late, small updates change nothing.
@@ -70,32 +69,27 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         inputs: dict[str, Tensor],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Return the loss of a batch to train on; evaluations do without."""
-        batch = self.forward_pass(model, inputs)
+        """Return the batch's share of the mean loss of the step's reply tokens."""
+        losses = self.reply_losses(model, inputs)
         # The state is in every checkpoint, so a resumed run continues the count.
         tokens = self.accelerator.gather(inputs["length"].sum()).sum()
         self.state.num_input_tokens_seen += int(tokens)
-        return self.training_loss(batch, num_items_in_batch)
-
-    def training_loss(self, batch: "Batch", num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Return the mean loss of the step's reply tokens."""
         if num_items_in_batch is None:
-            return batch.losses.mean()
-        loss: Tensor = batch.losses.sum() / num_items_in_batch
+            return losses.mean()
+        loss: Tensor = losses.sum() / num_items_in_batch
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # DDP divides by it
         return loss
 
-    def forward_pass(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> "Batch":
-        """Run the model and return the losses of the reply tokens."""
+    def reply_losses(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the loss of each reply token, [tokens]."""
         fields = {name: value for name, value in inputs.items() if name not in NOT_MODEL_INPUTS}
         labels = inputs["labels"]
         reply_mask = labels[:, 1:] != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
         with logits_only_at(reply_mask, head):
             logits = model(**fields, use_cache=False).logits.float()
-        losses = cross_entropy(logits, labels[:, 1:][reply_mask], reduction="none")
-        return Batch(losses, reply_mask, inputs.get("group"))
+        return cross_entropy(logits, labels[:, 1:][reply_mask], reduction="none")
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self._sampler or super()._get_train_sampler(train_dataset)
@@ -132,7 +126,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             places = range(start + rank, min(start + step, count), world)
             # Where weights are sharded, a process without a share has to gather them too.
             rows = [self.eval_dataset[place] for place in places or [0]]
-            losses = self.forward_pass(self.model, self._prepare_inputs(collate(rows))).losses
+            losses = self.reply_losses(self.model, self._prepare_inputs(collate(rows)))
             if places:
                 sums += torch.tensor([losses.double().sum(), len(losses)], dtype=torch.float64)
         total, tokens = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
@@ -160,13 +154,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():
-            self.save_extra_state(checkpoint)
             mark_complete(checkpoint)
             if self._keep:
                 drop_old(checkpoint.parent, self._keep, self.state.best_model_checkpoint)
-
-    def save_extra_state(self, checkpoint: Path) -> None:
-        """Write state that transformers does not save: none here; subclasses may have some."""
 
     def resume_from(self, checkpoint: Path) -> None:
         """Resume training from a checkpoint, in whose folder its best one is, wherever that is.
@@ -203,25 +193,11 @@ def step_size(args: TrainingArguments) -> int:
     return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The losses of one forward pass; `tokens` are reply tokens only."""
-
-    losses: Tensor  # [tokens]
-    reply_mask: Tensor  # [batch, positions - 1], whether the next token is a reply token
-    groups: Tensor | None  # [batch]; None for packs
-
-    def per_example(self) -> Tensor:
-        """Return the mean loss of each example's reply tokens, [batch]."""
-        rows = self.reply_mask.nonzero()[:, 0]
-        sums = self.losses.new_zeros(2, len(self.reply_mask))
-        sums = sums.index_add(1, rows, torch.stack([self.losses, torch.ones_like(self.losses)]))
-        return sums[0] / sums[1].clamp(min=1e-9)
-
-
 @contextmanager
 def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[None]:
     """Let `head` compute logits only where `reply_mask` is true: [tokens, vocabulary].
+
+    `reply_mask` says whether the next token is a reply token, [batch, positions - 1].
 
     Most tokens are prompt tokens, and on a CPU their logits are a third of a small model's work.
     (trl omits them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.

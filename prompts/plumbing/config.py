@@ -15,7 +15,7 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 
 C = TypeVar("C", bound="Config")
 
-DATA = ("train", "dev", "mix", "groups")
+DATA = ("train", "dev", "mix")
 """Settings of a training run that name data files."""
 
 

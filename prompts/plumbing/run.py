@@ -74,10 +74,8 @@ class RunRecord(Record):
     mix: str | None = None
     mix_sha256: str | None = None
     mix_ratio: float | None = None
-    groups_sha256: str | None = None
     on_bad_row: Literal["stop", "skip"] = "stop"
     solve: dict[str, Any] = Field(default_factory=dict)
-    robust: dict[str, Any] | None = None
     opinions: bool = False
     """Whether the prompts show what the text classifier thinks."""
     prompt_sha256: str

@@ -8,9 +8,8 @@ import pytest
 
 from panjue.finetune.examples import Examples
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import Reader, is_held_out, side_groups
+from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
 
@@ -33,10 +32,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "train.jsonl", folder / "mix.jsonl"
 
 
-def chosen_of(train: Path, reader: Reader | None = None, **settings: Any) -> Examples:
+def chosen_of(train: Path, **settings: Any) -> Examples:
     """Return the examples of files as a training chooses them."""
     run = train.parent / "run"
-    return Examples(a_config(run=run, train=train, **settings), reader or Reader(TASK))
+    return Examples(a_config(run=run, train=train, **settings), Reader(TASK))
 
 
 def test_every_case_is_either_trained_on_or_held_out(files: tuple[Path, Path]) -> None:
@@ -96,18 +95,6 @@ def test_texts_are_held_on_disk_and_not_in_memory(files: tuple[Path, Path], tmp_
     tracemalloc.stop()
     assert len(chosen.train) + len(chosen.held_out) == 80
     assert kept < 10 * 100_000, "a tenth of them"
-
-
-def test_a_side_file_that_may_mean_two_examples_is_refused(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    train, mix = files
-    side = tmp_path / "groups.jsonl"
-    side.write_text('{"id": 29, "gender": "女"}\n{"id": 500, "gender": "男"}\n', "utf-8")
-    reader = Reader(TASK, side_groups(side))
-    chosen_of(train, reader)
-    with pytest.raises(UserError, match=r"groups: id 29 is in .*train\.jsonl and in .*mix"):
-        chosen_of(train, reader, mix=mix)
 
 
 def with_other_outcomes(path: Path, folder: Path) -> Path:

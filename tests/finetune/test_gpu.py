@@ -120,7 +120,7 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
 ) -> None:
     words = [f"run={tmp_path}/run", *UNEVALUATED]
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    for place in ("trainer.ReplyTrainer.training_loss", "sft.load_base"):
+    for place in ("trainer.ReplyTrainer.compute_loss", "sft.load_base"):
         with monkeypatch.context() as patch:
             patch.setattr(f"panjue.finetune.{place}", Mock(side_effect=full))
             with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):

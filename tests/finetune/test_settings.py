@@ -65,9 +65,6 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
         check_library_settings(config(*others, path=tmp_path / "a.yaml"))
     words += ["trainer.per_device_train_batch_size=1"]
     check_library_settings(config(*words, path=tmp_path / "a.yaml"))
-    words += ["robust.by=court"]
-    with pytest.raises(UserError, match=r"robust: packs hold examples of several groups"):
-        check_library_settings(config(*words, path=tmp_path / "a.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +78,11 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.init_lora_weights=foo", "^lora: Unknown initialization init_lora_weights='foo'"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
-        ("groups=nowhere.jsonl", "groups: no file"),
         ("model=./nowhere", "no such folder"),
         ("task=judgement", "did you mean 'judgment'"),
         ("max_step=10", r"no setting 'max_step'; did you mean 'trainer.max_steps'\?$"),
         ("max_token=10", r"no setting 'max_token'; did you mean 'max_tokens'\?$"),
-        ("robust.by=court robust.metod=erm", r"'robust.metod'; did you mean 'robust.method'\?$"),
-        ("robust.by=court robust.method=dro", "robust.method"),
-        ("robust.by=judge", "no example to train on has a group by 'judge'"),
+        ("mix=nowhere.jsonl", "mix: no file"),
     ],
 )
 def test_a_wrong_setting_ends_in_one_line(

@@ -38,7 +38,6 @@ WORDS: dict[str, dict[str, str]] = {
     DEMO: {},
     "Your own cases, a real model": {"other.jsonl": "test_a.jsonl"},
     "Settings": {},
-    "Groups": {"make sft": "make sft CONFIG=demo"},
     "Several GPUs": {
         "make sft MODEL": "make sft CONFIG=demo RUN=runs/two MODEL",
         "make sft CONFIG=qwen3": "make -n sft CONFIG=qwen3",  # CPUs cannot shard
@@ -195,8 +194,6 @@ def furnish(place: Path, heading: str) -> None:
             shutil.copy(TASKS / "cloze/sample.jsonl", place / f"{name}.jsonl")
         other = (place / "train.json").read_text("utf-8").replace("经审理查明", "本院查明")
         (place / "train.json").write_text(other, "utf-8")  # cases of DEV are not trained on
-    if heading == "Groups":
-        shutil.copy(TASKS / "severity/sample.jsonl", place / "train.jsonl")
     if heading == "Long dialogues":
         for name in ("train", "test"):
             shutil.copytree(TASKS / "dialogue/sample.folder", place / name)
