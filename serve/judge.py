@@ -23,10 +23,11 @@ from panjue.serve.ask import Budget, Question, Refusal, Row, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.job import trained_asker
 from panjue.serve.merge import served_model
-from panjue.serve.names import MAX_DEFENDANTS, find_defendants
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
 
 NUMBERS = count()  # a number for each case: vLLM wants every request under a name of its own
+
+MAX_DEFENDANTS = 200  # more than any case has
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Callback that receives the name and the data of a server-sent event."""
@@ -38,8 +39,7 @@ class CaseRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     fact: str
-    # Their names, in order; by default they are found in the facts by rules.
-    defendants: list[str] | None = Field(None, max_length=MAX_DEFENDANTS)
+    defendants: list[str] = Field(max_length=MAX_DEFENDANTS)  # their names, in order
     model: str = NAME  # the training that answers, if the server has several
     stream: bool = False  # as events: `start`, several `delta`, then `result` or `error`
 
@@ -81,12 +81,9 @@ class ServedRun:
 
     def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return what is asked about a case; a long case takes tens of milliseconds."""
-        names = find_defendants(case.fact) if case.defendants is None else case.defendants
-        if case.defendants is None and case.fact.strip() and not names:
-            raise BadCase("'fact' names no defendant after 被告人; list them in 'defendants'")
         assert self.task.data.by_hand is not None, "checked at start"
         try:
-            example = self.task.data.by_hand(case.fact, names)
+            example = self.task.data.by_hand(case.fact, case.defendants)
             return example, self.asker.question(example)
         except UserError as error:
             raise BadCase(str(error)) from None
@@ -156,10 +153,9 @@ class Judge:
         self._run, self._in_flight, self._portal = run, in_flight, portal
         self._engine: Engine | None = engine
 
-    def __call__(self, fact: str, defendants: Sequence[str] | None = None) -> dict[str, Any]:
+    def __call__(self, fact: str, defendants: Sequence[str]) -> dict[str, Any]:
         """Return the judgments of one case, as `POST /v1/judgments` does."""
-        names = None if defendants is None else list(defendants)
-        return self._submit({"fact": fact, "defendants": names}).result()
+        return self._submit({"fact": fact, "defendants": list(defendants)}).result()
 
     def many(self, cases: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the judgments of cases in their order, with many in the engine at once.

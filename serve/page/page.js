@@ -19,8 +19,8 @@ const TEXTS = {
     notice: "模型根据案件事实推测每名被告人的罪名、法条和刑罚。这是统计推测，不是判决，也不是法律意见。",
     demo: "正在回答的是演示用的小模型：它的基座只用虚构案件从零训练，回答没有任何法律意义。",
     example: "示例案件",
-    fact: "案件事实", factHint: "把案件事实粘贴到这里，被告人以“被告人某某”引出。",
-    defendants: "被告人", defendantsHint: "留空则从事实中找出；找错了请改正后再问一次。",
+    fact: "案件事实", factHint: "把案件事实粘贴到这里。",
+    defendants: "被告人", defendantsHint: "每名被告人一项，姓名与事实中的写法一致。",
     add: "添加被告人", remove: "移除", name: "姓名",
     key: "密钥", go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
     charges: "罪名", articles: "法条", penalty: "刑罚",
@@ -32,16 +32,16 @@ const TEXTS = {
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     unnamed: (names) => `请核对：事实中没有提到${names}。`,
-    empty: "请先填写案件事实。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
-    noNames: "没有找到被告人：请在“被告人”一栏添加姓名，或在事实中写明“被告人某某”。", offline: "连不上服务，请确认它仍在运行。",
+    empty: "请先填写案件事实。", noNames: "请添加被告人的姓名。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
+    offline: "连不上服务，请确认它仍在运行。",
     other: "English",
   },
   en: {
     notice: "From the facts of a criminal case, a model guesses each defendant's charges, articles and penalty. This is a statistical guess, not a judgment and not legal advice.",
     demo: "A tiny demo model answers. Its base was trained from scratch on invented cases: its answers have no legal meaning.",
     example: "Example case",
-    fact: "Facts of the case", factHint: "Paste the facts here; defendants are introduced by 被告人.",
-    defendants: "Defendants", defendantsHint: "If empty, they are found in the facts; correct them and ask again.",
+    fact: "Facts of the case", factHint: "Paste the facts here.",
+    defendants: "Defendants", defendantsHint: "One name each, written as in the facts.",
     add: "Add one", remove: "Remove", name: "Name",
     key: "Key", go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
     charges: "Charges", articles: "Articles", penalty: "Penalty",
@@ -53,8 +53,8 @@ const TEXTS = {
     odd: "Check this: no training case has this article with these charges.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     unnamed: (names) => `Check this: the facts do not name ${names}.`,
-    empty: "Please enter the facts first.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
-    noNames: "No defendant was found: add the names under Defendants, or write 被告人 before each in the facts.", offline: "The server does not answer; is it still running?",
+    empty: "Please enter the facts first.", noNames: "Please add the names of the defendants.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
+    offline: "The server does not answer; is it still running?",
     other: "中文",
   },
 };
@@ -65,7 +65,6 @@ let texts = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
 let running = null; // AbortController of the current request
 let labels = null; // the answer of v1/labels, fetched once
 let lastResult = null; // displayed again when the language changes
-let namesEdited = false; // whether the user has changed the names
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -96,7 +95,6 @@ function chip(name, i) {
   const item = element("li", { class: "chip" });
   const input = element("input", { value: name, "aria-label": texts.name, maxlength: "40" });
   const remove = () => {
-    namesEdited = true;
     item.remove();
     $("add").focus();
   };
@@ -145,8 +143,7 @@ async function post(body, signal) {
     $("key").focus();
     throw new Error(texts.noKey);
   }
-  const { message } = (await response.json()).error;
-  throw new Error(message.includes("names no defendant") ? texts.noNames : message);
+  throw new Error((await response.json()).error.message);
 }
 
 // Without a key, or while the engine starts, there are no labels yet: `ask` tries again.
@@ -159,7 +156,9 @@ async function loadLabels() {
 
 async function fillExample() {
   try {
-    $("fact").value = await (await fetch("sample.txt")).text();
+    const sample = await (await fetch("sample.json")).json();
+    $("fact").value = sample.fact;
+    setNames(sample.defendants);
   } catch {
     showProblem(texts.offline);
     return;
@@ -174,9 +173,10 @@ async function ask(event) {
   if (running) return; // Ctrl+Enter also works while the button is disabled
   showProblem("");
   const fact = $("fact").value;
-  if (!fact.trim()) {
-    showProblem(texts.empty);
-    $("fact").focus();
+  const defendants = names();
+  if (!fact.trim() || !defendants.length) {
+    showProblem(fact.trim() ? texts.noNames : texts.empty);
+    $(fact.trim() ? "add" : "fact").focus();
     return;
   }
   const start = performance.now();
@@ -185,9 +185,7 @@ async function ask(event) {
   $("go").disabled = true;
   $("stop").hidden = false;
   try {
-    const defendants = names();
-    const body = { fact, stream: true, ...(defendants.length ? { defendants } : {}) };
-    const response = await post(body, running.signal);
+    const response = await post({ fact, defendants, stream: true }, running.signal);
     await loadLabels();
     $("result").hidden = false;
     $("cards").replaceChildren();
@@ -195,10 +193,6 @@ async function ask(event) {
     $("raw").textContent = "";
     $("state").textContent = texts.asking;
     for await (const [kind, data] of events(response)) {
-      if (kind === "start") {
-        setNames(data.defendants);
-        namesEdited = namesEdited && defendants.length > 0;
-      }
       if (kind === "delta") $("raw").textContent += data.text;
       if (kind === "error") throw new Error(data.error.message);
       if (kind === "result") show({ ...data, fact, seconds: (performance.now() - start) / 1000 });
@@ -326,18 +320,11 @@ $("ask").addEventListener("submit", ask);
 $("example").addEventListener("click", fillExample);
 $("stop").addEventListener("click", () => running?.abort());
 $("add").addEventListener("click", () => {
-  namesEdited = true;
   const node = chip("", $("names").children.length);
   $("names").append(node);
   node.querySelector("input").focus();
 });
-$("fact").addEventListener("input", () => {
-  forgetResult();
-  const kept = namesEdited ? names().filter((name) => $("fact").value.includes(name)) : [];
-  namesEdited = kept.length > 0;
-  if (kept.length < names().length) setNames(kept); // the other names belonged to another case
-});
-$("names").addEventListener("input", () => { namesEdited = true; });
+$("fact").addEventListener("input", forgetResult);
 $("fact").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
 });

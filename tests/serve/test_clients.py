@@ -14,7 +14,6 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.middleware import PAGE
-from panjue.serve.names import find_defendants
 
 KEY = "a-key-of-the-tests"
 HERE = Path(__file__).parent
@@ -88,20 +87,20 @@ def test_other_clients(name: str, server: Any, tmp_path: Path) -> None:
 
 
 README_FILES = ("serve/README.md", "serve/README.zh.md")
-SAMPLE = PAGE / "sample.txt"
+SAMPLE = json.loads((PAGE / "sample.json").read_text("utf-8"))
 
 
 def test_the_example_is_one_of_the_demo_s_test_cases_and_its_answer_is_right(
     tmp_path: Path,
 ) -> None:
     write_demo(tmp_path, {"test": 200})
-    fact, task = SAMPLE.read_text("utf-8"), load_task("judgment")
-    [example] = [e for e in Reader(task).read(tmp_path / "test.jsonl") if e.text == fact]
-    assert find_defendants(fact) == list(example.names)
+    task = load_task("judgment")
+    [example] = [e for e in Reader(task).read(tmp_path / "test.jsonl") if e.text == SAMPLE["fact"]]
+    assert SAMPLE["defendants"] == list(example.names)
     judgments = json.dumps(task.gold(example)["judgments"], ensure_ascii=False)
     for readme in README_FILES:
         text = (HERE.parents[1] / readme).read_text("utf-8")
-        assert f'-d \'{{"fact": "{fact}"}}\'' in text
+        assert f"-d '{json.dumps(SAMPLE, ensure_ascii=False)}'" in text
         assert f'"judgments": {judgments}, …' in text
 
 
@@ -113,5 +112,5 @@ def test_the_readmes_curl(server: Any, readme: str) -> None:
     asked = f"{command} -H 'Authorization: Bearer {KEY}'"
     asked = asked.replace("http://127.0.0.1:8000", server.url)
     whole = subprocess.run(asked, shell=True, capture_output=True, check=True).stdout
-    names = find_defendants(SAMPLE.read_text("utf-8"))
-    assert [judged["name"] for judged in json.loads(whole)["judgments"]] == names
+    judged = [judgment["name"] for judgment in json.loads(whole)["judgments"]]
+    assert judged == SAMPLE["defendants"]

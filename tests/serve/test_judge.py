@@ -25,6 +25,7 @@ from tests.serve.conftest import Running
 
 TASK = load_task("judgment")
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
+CASE: dict[str, Any] = {"fact": FACT, "defendants": ["张某甲", "李某乙"]}
 
 
 def events(response: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
@@ -61,10 +62,10 @@ def test_a_server_answers_as_generate_does(
 
 
 def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> None:
-    answer = http.post("/v1/judgments", json={"fact": FACT})
+    answer = http.post("/v1/judgments", json=CASE)
     assert answer.status_code == 200
     told = answer.json()
-    assert told["defendants"] == ["张某甲", "李某乙"], "found in the facts"
+    assert told["defendants"] == CASE["defendants"]
     assert [j["name"] for j in told["judgments"]] == ["张某甲", "李某乙"]
     parts = (told["answer"]["judgments"], told["confidence"], told["probabilities"])
     for judgment, words, sure, shares in zip(told["judgments"], *parts, strict=True):
@@ -76,8 +77,9 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
     assert told["finish"] == "stop"
     assert told["usage"]["completion_tokens"] > 0
     assert told["notes"] == []
-    again = http.post("/v1/judgments", json={"fact": FACT, "defendants": ["李某乙", "王五"]}).json()
-    assert [j["name"] for j in again["judgments"]] == ["李某乙", "王五"], "corrected by the user"
+    others = {**CASE, "defendants": ["李某乙", "王五"]}
+    again = http.post("/v1/judgments", json=others).json()
+    assert [j["name"] for j in again["judgments"]] == ["李某乙", "王五"]
     assert again["notes"] == ["the facts do not name 王五"]
 
 
@@ -96,13 +98,13 @@ def test_the_classifier_thinks_beside_the_event_loop(
     for name in ("_prepare", "_judgments"):
         monkeypatch.setattr(ServedRun, name, noting(getattr(ServedRun, name)))
     run = ServedRun(Run(trained), ServeConfig.model_validate({"max_tokens": 3072}))
-    llm.runner.run(run.answer(llm, case_request({"fact": FACT})))
+    llm.runner.run(run.answer(llm, case_request(CASE)))
     assert len(threads) == 2
     assert threading.main_thread() not in threads
 
 
 def test_a_stream_grows_into_the_same_answer(http: httpx.Client) -> None:
-    streamed = events(http.post("/v1/judgments", json={"fact": FACT, "stream": True}))
+    streamed = events(http.post("/v1/judgments", json={**CASE, "stream": True}))
     kinds = [kind for kind, _ in streamed]
     assert kinds[0] == "start"
     assert kinds[-1] == "result"
@@ -110,7 +112,7 @@ def test_a_stream_grows_into_the_same_answer(http: httpx.Client) -> None:
     assert streamed[0][1] == {"defendants": ["张某甲", "李某乙"]}
     text = "".join(data["text"] for kind, data in streamed if kind == "delta")
     assert list(json.loads(text)) == ["judgments"]
-    assert streamed[-1][1] == http.post("/v1/judgments", json={"fact": FACT}).json()
+    assert streamed[-1][1] == http.post("/v1/judgments", json=CASE).json()
 
 
 def test_labels_models_health_and_metrics(http: httpx.Client, server: Running) -> None:
@@ -129,7 +131,7 @@ def test_labels_models_health_and_metrics(http: httpx.Client, server: Running) -
 BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no facts": ({"fact": ...}, "fact"),
     "empty facts": ({"fact": " \n"}, "'fact' must be a text that is not empty"),
-    "nobody found": ({"fact": "某日天气晴朗。"}, "list them in 'defendants'"),
+    "no defendants": ({"defendants": ...}, "defendants: Field required"),
     "nobody listed": ({"defendants": []}, "'defendants' must list"),
     "a field that is none": ({"task": "judgment"}, "'task' is unknown"),
     "a schema of the client's": ({"schema": {"type": "string"}}, "'schema' is unknown"),
@@ -144,15 +146,15 @@ BAD_CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", BAD_CASES)
 def test_cases_that_are_refused(http: httpx.Client, what: str) -> None:
     change, message = BAD_CASES[what]
-    body = {k: v for k, v in {"fact": FACT, **change}.items() if v is not ...}
+    body = {k: v for k, v in {**CASE, **change}.items() if v is not ...}
     answer = http.post("/v1/judgments", json=body)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
-    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+    assert http.post("/v1/judgments", json=CASE).status_code == 200
 
 
 def test_a_case_that_is_too_long_says_what_was_left_out(http: httpx.Client) -> None:
-    told = http.post("/v1/judgments", json={"fact": "当日天气晴朗。" * 2000 + FACT}).json()
+    told = http.post("/v1/judgments", json={**CASE, "fact": "当日天气晴朗。" * 2000 + FACT}).json()
     assert told["dropped_sentences"] > 1000
     assert told["defendants"] == ["张某甲", "李某乙"]
 
@@ -165,10 +167,10 @@ def test_python_gets_what_the_server_answers(
 
     async def in_a_notebook() -> Any:
         with load(trained, {**small, "in_flight": 4}) as judge:
-            one = judge(FACT)
+            one = judge(**CASE)
             assert judge(FACT, ["李某乙"])["judgments"][0]["name"] == "李某乙"
-            with pytest.raises(UserError, match="list them in 'defendants'"):
-                judge("某日天气晴朗。")
+            with pytest.raises(UserError, match="defendants: Field required"):
+                next(judge.many([{"fact": FACT}]))
             several = judge.many(iter(cases))
             assert next(several)["defendants"] == ["甲0"]
             names = [answer["defendants"] for answer in several]
@@ -177,11 +179,11 @@ def test_python_gets_what_the_server_answers(
             with pytest.raises(UserError, match="'facts' is unknown"):
                 next(judge.many([{"facts": FACT}]))
         with pytest.raises(UserError, match="within the `with` block"):
-            judge(FACT)
+            judge(**CASE)
         return one, names
 
     one, names = asyncio.run(in_a_notebook())
-    assert one == http.post("/v1/judgments", json={"fact": FACT}).json()
+    assert one == http.post("/v1/judgments", json=CASE).json()
     assert names == [[f"甲{i}"] for i in range(1, 40)], "in their order"
     assert (logging.getLogger().handlers, logging.Logger.callHandlers) == (handlers, method)
 

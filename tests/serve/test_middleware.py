@@ -21,6 +21,7 @@ from panjue.serve.settings import ServeConfig
 from tests.serve.conftest import Running, until
 
 FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
+CASE = {"fact": FACT, "defendants": ["张某甲", "李某乙"]}
 SAY = [{"role": "user", "content": "你好"}]
 POSTED = [path for path, methods in METHODS.items() if "POST" in methods]
 BOTH = pytest.mark.parametrize("path", ["/v1/judgments", "/v1/chat/completions"])
@@ -143,7 +144,7 @@ def test_a_body_of_ten_megabytes(http: httpx.Client, path: str) -> None:
         answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code == 413
         assert str(LARGEST_BODY) in answer.json()["error"]["message"]
-    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+    assert http.post("/v1/judgments", json=CASE).status_code == 200
 
 
 def test_a_body_that_never_comes_to_its_end(asker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +159,7 @@ def test_a_body_that_never_comes_to_its_end(asker: Any, monkeypatch: pytest.Monk
     assert answer.status_code == 408
 
 
-@pytest.mark.parametrize(
-    "body", [{"messages": SAY}, {"fact": FACT}, {"fact": FACT, "stream": True}]
-)
+@pytest.mark.parametrize("body", [{"messages": SAY}, CASE, {**CASE, "stream": True}])
 def test_when_full_clients_are_asked_to_come_back(asker: Any, body: Any) -> None:
     async def both() -> httpx.Response:
         leave, entered = asyncio.Event(), asyncio.Event()
@@ -218,7 +217,7 @@ def test_an_engine_that_fails_is_an_error_of_the_server(asker: Any, is_streamed:
 
     app = around(asker, echo)
     app.setup.runs["panjue"].answer = answer  # type: ignore[method-assign]
-    body = {"fact": FACT, "stream": is_streamed}
+    body = {**CASE, "stream": is_streamed}
     told = inside(app, "POST", "/v1/judgments", json=body)
     assert told.status_code == (200 if is_streamed else 503)
     assert "the engine failed on this case" in told.text
@@ -342,7 +341,7 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
 ) -> None:
     if path == "/v1/judgments":
         names = [f"被告人{n}" for n in range(20)]  # a reply of several hundred tokens
-        body: dict[str, Any] = {"fact": FACT, "defendants": names}
+        body: dict[str, Any] = {**CASE, "defendants": names}
     else:
         # At the highest temperature a reply hardly ever ends by itself.
         body = {"messages": SAY, "max_tokens": 2500, "temperature": 2}
@@ -356,7 +355,7 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
             break
     assert seen
     until(lambda: server.engine_metric(running) == 0, seconds=5)
-    assert http.post("/v1/judgments", json={"fact": FACT}).status_code == 200
+    assert http.post("/v1/judgments", json=CASE).status_code == 200
 
 
 def connected(server: Running, path: str, raw: bytes) -> socket.socket:

@@ -27,7 +27,7 @@ from tests.serve.conftest import until
 Start = Callable[..., Any]
 """`panjue_serve` of conftest.py."""
 
-CASE = {"fact": "被告人张某盗窃。"}
+CASE = {"fact": "被告人张某盗窃。", "defendants": ["张某"]}
 LONG_CASE = {**CASE, "defendants": [f"被告人{n}" for n in range(12)]}
 """Its reply has several hundred tokens."""
 

@@ -5,6 +5,7 @@ the configs are those of these tests; everything else is verbatim. tests/test_re
 command to what `make` and `panjue` take, without running it.
 """
 
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from tests.torture.conftest import RAY
 from tests.torture.test_proxies import is_ready
 
 TASKS = ROOT / "prompts/tasks"
-FACT = (ROOT / "serve/page/sample.txt").read_text("utf-8")
+FACT = json.loads((ROOT / "serve/page/sample.json").read_text("utf-8"))["fact"]
 LONGEST_S = 600
 DEMO = "See it work"
 AFTER_DEMO = {

@@ -24,6 +24,7 @@ WORDS = {
     "haproxy": ["haproxy", "-db", "-f", "{config}"],
 }
 FACT = "经审理查明：2022年2月25日，被告人唐某甲、徐某A共同在西坪镇某商铺因口角持木棍殴打他人。"
+CASE = {"fact": FACT, "defendants": ["唐某甲", "徐某A"]}
 LONGEST_S = 120
 
 
@@ -65,7 +66,7 @@ def is_ready(url: str) -> bool:
 
 
 def ask(url: str) -> tuple[int, Any]:
-    reply = httpx.post(f"{url}/v1/judgments", json={"fact": FACT}, timeout=LONGEST_S)
+    reply = httpx.post(f"{url}/v1/judgments", json=CASE, timeout=LONGEST_S)
     return reply.status_code, reply.json()["judgments"] if reply.is_success else reply.text
 
 
