@@ -8,24 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, Rows
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import LESS_MEMORY, card_memory, expert_bytes, lacks_kernels
+from panjue.finetune.model import card_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
 ADAM_BYTES = 12
 """Bytes per trained weight: its gradient and Adam's two moments, in float32."""
-
-FEW_STEPS = 100
-"""Steps that a training should have. After an epoch of 305 cases in 55 steps of 2 packs the
-held-out loss was 0.136, in 7 steps of 16 packs 0.242."""
 
 MAX_SHOWN_EXAMPLES = 5
 """Refused examples, and notes, printed to the console; the report file has all."""
@@ -146,22 +141,15 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         strategy = "sharded weights (FSDP)" if trainer.is_fsdp_enabled else "DDP"
         each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples"
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
-    cards = torch.cuda.device_count()
-    if args.world_size < cards:
-        yield "GPUs", f"{args.world_size} of {cards} are used; gpus={cards} uses all"
-    yield "steps", steps_plan(trainer)
-    yield "evaluations", evaluation_plan(trainer)
-    if args.load_best_model_at_end:
-        yield "kept", f"the checkpoint with the best {args.metric_for_best_model}"
+    yield "steps", f"{steps(trainer)}, each of {step_size(args)} examples or packs"
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
     needed = stored + trained * ADAM_BYTES
     if trainer.is_fsdp_enabled:
         needed /= args.world_size
-    needed += expert_bytes(trainer.model, one_layer=args.gradient_checkpointing)
-    yield "memory", f"{in_gib(needed)} a device for weights and optimizer, without activations"
-    if card := card_memory():
-        yield "", f"the GPU has {in_gib(card)}; if that is too little, {LESS_MEMORY}"
-        yield "", f"answering needs {in_gib(2 * total)} for the weights"
+    card = card_memory()
+    has = f"; the GPU has {in_gib(card)}" if card else ""
+    text = f"{in_gib(needed)} a device for weights and optimizer, without activations{has}"
+    yield "memory", text
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"
@@ -170,29 +158,6 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
 def in_gib(size: float) -> str:
     """Return a number of bytes in GiB."""
     return f"{size / 2**30:.2f} GiB"
-
-
-def steps_plan(trainer: SFTTrainer) -> str:
-    """Return the number of steps and their size; if they are few, a batch that makes more."""
-    count = steps(trainer)
-    size = step_size(trainer.args)
-    text = f"{count}, each of {size} examples or packs"
-    processes = trainer.args.world_size
-    less = processes * max(1, size * count // FEW_STEPS // processes)
-    if trainer.args.max_steps > 0 or count >= FEW_STEPS or less >= size:
-        return text
-    return f"{text}; these are few: batch={less} learns more from the same cases"
-
-
-def evaluation_plan(trainer: SFTTrainer) -> str:
-    """Return how often the held-out loss is computed."""
-    args = trainer.args
-    if args.eval_strategy == "no":
-        return "none"
-    every = "epoch" if args.eval_strategy == "epoch" else f"{args.eval_steps:g} steps"
-    if args.eval_steps and args.eval_steps < 1:
-        every = f"{args.eval_steps:.0%} of the steps"
-    return f"after every {every}: the loss of {len(trainer.eval_dataset)} held-out cases"
 
 
 def steps(trainer: SFTTrainer) -> int:

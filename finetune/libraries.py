@@ -22,40 +22,19 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, of_library
 
-MANAGED = {
-    "run": "output_dir",
-    "max_tokens": "max_length truncation_mode",
-    "task": "dataset_text_field",
-    "model": "chat_template_path",
-    "model, dtype, quantization and attn_implementation": "model_init_kwargs",
-    "seed": "seed data_seed",
-    "trainer.packing": "padding_free",
-    "gpus and accelerate=finetune/configs/fsdp2.yaml": "fsdp fsdp_config ddp_backend",
-    "batch": "gradient_accumulation_steps",
-    "trainer.per_device_train_batch_size: it would restart midway": "auto_find_batch_size",
-    "trainer.train_sampling_strategy": "shuffle_dataset",
-    "the environment variable HF_TOKEN: settings are saved to disk": "hub_token",
-    "nothing: a model's code is never run": "trust_remote_code",
-    "nothing: panjue decides": "use_cpu disable_tqdm packing_strategy eval_packing"
-    " include_num_input_tokens_seen dataset_kwargs dataset_num_proc pad_token eos_token"
-    " pad_to_multiple_of",
-    "nothing: the loss is the negative log-likelihood of the reply": "loss_type"
-    " completion_only_loss assistant_only_loss label_smoothing_factor router_aux_loss_coef",
-    "nothing: the same command resumes": "resume_from_checkpoint",
-    "nothing: a training could not resume": "save_only_model ignore_data_skip dataloader_in_order"
-    " restore_callback_states_from_checkpoint eval_on_start enable_jit_checkpoint"
-    " save_on_each_node",
-}
-"""What to use instead -> the trl settings that panjue sets itself."""
+SILENT = (
+    *("loss_type", "label_smoothing_factor"),  # ignored: the loss is the trainer's own
+    *("chat_template_path", "auto_find_batch_size", "fsdp", "fsdp_config"),
+    # With these a training would resume from other weights, rows or patience.
+    *("save_only_model", "ignore_data_skip", "eval_on_start", "enable_jit_checkpoint"),
+    *("include_num_input_tokens_seen", "hub_token"),  # counts twice; would be saved to disk
+)
+"""Settings of trl that would change a training without a word."""
 
-MANAGED_SETTINGS = {name: use for use, names in MANAGED.items() for name in names.split()}
-
-MANAGED_LORA_SETTINGS = {
-    "layer_replication": "nothing: vLLM cannot add layers to the base",
-    "task_type": "nothing: the model is causal",
-    "inference_mode": "nothing: the adapter is trained",
-}
-"""peft settings that panjue sets itself -> what to use instead."""
+ABOVE_ZERO = (
+    *("max_steps", "num_train_epochs"),  # transformers would train another number of steps
+    *("per_device_train_batch_size", "per_device_eval_batch_size"),
+)
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
@@ -64,27 +43,18 @@ FLASH_ATTENTION = {
 """Attention that needs a package -> function that says whether transformers can use it here."""
 
 
-POSITIVE = {
-    **dict.fromkeys(("num_train_epochs", "logging_steps", "eval_steps", "save_steps"), int | float),
-    **dict.fromkeys(("max_steps", "save_total_limit", "ddp_timeout"), int),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), int),
-}
-"""Numbers in `trainer`; transformers takes some of them at 0 or below for `not set`."""
-
-
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
-    for name, kind in POSITIVE.items():
-        value = config.trainer.get(name)
-        if value is not None and not (isinstance(value, kind) and value > 0):
-            what = "a whole number" if kind is int else "a number"
-            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
-    check_managed("trainer", config.trainer, MANAGED_SETTINGS)
-    check_managed("lora", config.lora, MANAGED_LORA_SETTINGS)
+    for name in ABOVE_ZERO:
+        value = config.trainer.get(name, 1)
+        if not isinstance(value, int | float) or value <= 0:
+            raise UserError(f"trainer.{name}: must be a number above 0, got {value}")
+    check_managed("trainer", config.trainer, SILENT)
+    check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
     check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
     check_known("lora", config.lora, signature(LoraConfig).parameters)
     sampling = config.trainer.get("accelerator_config") or {}
-    managed = {"use_seedable_sampler": "seed", "split_batches": "batch"}
+    managed = ("use_seedable_sampler", "split_batches")  # other rows in a step
     check_managed("trainer.accelerator_config", sampling, managed)
     # transformers ignores names that it does not know.
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
@@ -124,17 +94,21 @@ def packing_problem(config: SftConfig) -> str:
 
 
 def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
-    """Return trl's settings: the config's, defaults for this machine, and those panjue manages."""
+    """Return trl's settings: the config's, defaults for this machine, and those panjue sets.
+
+    Python refuses one of the config that panjue sets too.
+    """
     has_accelerator = torch.accelerator.is_available()
     defaults: dict[str, Any] = {
         "gradient_checkpointing": has_accelerator,
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
         "logging_steps": 10,
-        "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
         "report_to": ["tensorboard"],
     }
     settings = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
-    settings |= precision(config.trainer) | shares(config, PartialState().num_processes)
+    settings |= precision(config.trainer)
+    size, steps_of_batch = shares(config, PartialState().num_processes)
+    settings["per_device_train_batch_size"] = size
     settings.pop("packing", None)  # `data.pack` packs
     settings.pop("save_total_limit", None)  # ReplyTrainer drops old checkpoints itself
     if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
@@ -145,6 +119,8 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         args = TrainerConfig(
             **settings,
             output_dir=str(config.run / "checkpoints"),
+            gradient_accumulation_steps=steps_of_batch,
+            restore_callback_states_from_checkpoint=True,  # a resumed run keeps its patience count
             max_length=None,  # rows never exceed max_tokens, so trl must not cut
             dataset_kwargs={"skip_prepare_dataset": True},
             seed=config.seed,
@@ -167,8 +143,11 @@ def cap_steps(trainer: ReplyTrainer) -> None:
         trainer.args.max_steps = min(most, steps(trainer))
 
 
-def shares(config: SftConfig, processes: int) -> dict[str, int]:
-    """Return trl's batch sizes: a step has `batch` examples, whatever the number of processes."""
+def shares(config: SftConfig, processes: int) -> tuple[int, int]:
+    """Return how many examples a process takes at once, and how often in one step.
+
+    A step has `batch` examples, whatever the number of processes.
+    """
     each, rest = divmod(config.batch, processes)
     if rest or not each:
         raise UserError(
@@ -176,6 +155,6 @@ def shares(config: SftConfig, processes: int) -> dict[str, int]:
             f"set batch={processes * max(1, each)}"
         )
     default = 1 if torch.accelerator.is_available() else each
-    most = config.trainer.get("per_device_train_batch_size") or default
+    most = int(config.trainer.get("per_device_train_batch_size") or default)
     size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
-    return {"per_device_train_batch_size": size, "gradient_accumulation_steps": each // size}
+    return size, each // size

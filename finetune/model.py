@@ -1,13 +1,11 @@
 """The model to train: the base model, optionally in four bits, optionally with LoRA."""
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import ParamWrapper
 from transformers import (
     BitsAndBytesConfig,
     GenerationConfig,
@@ -46,12 +44,7 @@ def load_base(
         # inference and does not undo it: later steps pass no gradient through them, and no error.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    # The states of the last tokens are a slice, for which torch on a CPU copies the head's weights
-    # once for each row of a batch: 14 GiB for 50 rows of a 0.5B.
-    model.get_output_embeddings().register_forward_pre_hook(lambda _, of: (of[0].contiguous(),))
-    # The model's own sampling settings would distort held-out scores: Qwen2.5 has a repetition
-    # penalty.
-    model.generation_config = GenerationConfig()
+    model.generation_config = GenerationConfig()  # transformers loads some that it cannot save
     return model
 
 
@@ -113,9 +106,6 @@ BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 use the original base; with it, the adapter would be a different model from the trained one."""
 
 
-LESS_MEMORY = "use CONFIG=qwen3-8b-qlora (method=qlora), a lower max_tokens or a smaller base"
-
-
 def card_memory() -> int | None:
     """Return the bytes of this process's GPU; None without one."""
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
@@ -127,20 +117,6 @@ def precision(given: Mapping[str, Any]) -> dict[str, bool]:
         return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
     bf16 = has_bf16()
     return {"bf16": bf16, "fp16": torch.cuda.is_available() and not bf16}
-
-
-def expert_bytes(model: torch.nn.Module, *, one_layer: bool) -> int:
-    """Return the bytes of what peft adds to experts: matrices as large as these, in float32.
-
-    It builds them in each forward pass; with checkpointed activations, for one layer at a time.
-    """
-    by_layer: Counter[str] = Counter()
-    for name, module in model.named_modules():
-        if isinstance(module, ParamWrapper):
-            layer, _, _ = name.partition(".mlp.")
-            by_layer[layer] += 4 * module.get_param().numel()
-    sizes = by_layer.values()
-    return max(sizes, default=0) if one_layer else sum(sizes)
 
 
 def lacks_kernels(model: Any) -> bool:

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.orphans import end_with_parent
 
 
@@ -31,7 +31,8 @@ def join_processes(config: SftConfig) -> PartialState:
         # Torch then asks the kernel for huge pages. Without them a fifth of a step is page faults:
         # it allocates and frees hundreds of megabytes repeatedly.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
+    with of_library("trainer.ddp_timeout"):
+        timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
     # Without cpu=True accelerate does not see several processes launched on a CPU.
     return PartialState(cpu=on_cpu, timeout=timeout)
 

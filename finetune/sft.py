@@ -38,7 +38,6 @@ from panjue.finetune.libraries import (
     trainer_config,
 )
 from panjue.finetune.model import (
-    LESS_MEMORY,
     MAX_LEAK,
     Model,
     leak,
@@ -97,6 +96,7 @@ def train(config: SftConfig) -> None:
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)
+    trainer_config(config, evaluates=True)  # refuses a wrong setting before cases are read
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, on_bad_row=config.on_bad_row)
@@ -114,7 +114,8 @@ def train(config: SftConfig) -> None:
         try:
             run_training(config, reader, base, record, console)
         except torch.OutOfMemoryError as error:
-            raise UserError(f"GPU: {first_line(error)} {LESS_MEMORY}") from None
+            way_out = "set method=qlora, a lower max_tokens or a smaller base"
+            raise UserError(f"GPU: {first_line(error)} {way_out}") from None
 
 
 def check_trainable(config: SftConfig, console: Console) -> None:

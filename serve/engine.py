@@ -14,19 +14,13 @@ from pydantic import ValidationError
 from transformers import TokenizersBackend
 
 from panjue.prompts.architecture import is_part
-from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.config import check_known
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import check_writable
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import UNFINISHED, Budget, Request
 from panjue.serve.merge import KNOWN_TEXT, Served
-from panjue.serve.settings import (
-    BACKEND,
-    DEFAULTS,
-    ENVIRONMENT,
-    MANAGED_SAMPLING,
-    MANAGED_SETTINGS,
-)
+from panjue.serve.settings import BACKEND, DEFAULTS, ENVIRONMENT
 
 # vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
 os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
@@ -60,7 +54,7 @@ __all__ = [
 
 TEXT_SETTINGS = {
     *("stop", "include_stop_str_in_output", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "detokenize"),  # the last one only in tests
+    *("spaces_between_special_tokens", "detokenize"),  # the last one is never in settings
 }
 """Settings of `sampling` with which vLLM itself must decode the text of a reply."""
 
@@ -173,10 +167,10 @@ async def running_engine(
     CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
-    quiet = {"disable_log_stats": True}
-    arguments = {**DEFAULTS, **quiet, **settings, **engine_settings(served, seed, budget)}
+    settings = {"disable_log_stats": True, **settings}
+    arguments = with_own(settings, engine_settings(served, seed, budget))
     with startup_errors(), starting_engine():
-        args = AsyncEngineArgs(model=str(served.model), **arguments)
+        args = AsyncEngineArgs(**arguments)
         usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
         config = args.create_engine_config(usage)
         config.model_config.max_model_len = longest_of(config.model_config, budget)
@@ -210,6 +204,9 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
     return {
+        "model": str(served.model),
+        "tokenizer": str(served.model),
+        "hf_token": None,  # settings are written to files; HF_TOKEN does the same
         # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
         "max_model_len": budget.usual if budget.usual == budget.longest else -1,
         "seed": seed,
@@ -220,6 +217,14 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "enable_lora": rank > 0,
         **({"max_lora_rank": rank} if rank else {}),
     }
+
+
+def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine arguments of the user and `own`; refuse one that is in both."""
+    for name in settings:
+        if name in own:
+            raise UserError(f"engine: {name!r} is set by panjue")
+    return {**DEFAULTS, **settings, **own}
 
 
 def longest_of(model: ModelConfig, budget: Budget) -> int:
@@ -309,26 +314,21 @@ def startup_errors() -> Iterator[None]:
         raise UserError(f"engine: {reason.rstrip('.')}{hint}") from None
 
 
-def check_engine(
-    settings: Mapping[str, Any],
-    managed: Mapping[str, str] = MANAGED_SETTINGS,
-    further: Sequence[str] = (),
-) -> None:
-    """Refuse engine settings that panjue sets itself or that vLLM does not have."""
-    check_managed("engine", settings, managed)
+def check_engine(settings: Mapping[str, Any], further: Sequence[str] = ()) -> None:
+    """Refuse engine settings that vLLM does not have, before a model is merged."""
     known = (field.name for field in fields(AsyncEngineArgs))
     check_known("engine", settings, [*known, *further])
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
     """Refuse sampling settings that panjue sets itself, that vLLM lacks or that crash it."""
-    check_managed("sampling", sampling, MANAGED_SAMPLING)
     if "seed" in sampling and on_cpu():
         raise UserError(
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
         )
     try:
-        SamplingParams(**{"temperature": 0.0, **sampling})
+        own = {"structured_outputs": None, "output_kind": None, "detokenize": True}
+        SamplingParams(**{"temperature": 0.0, **sampling}, **own)  # TypeError if in both
     except (ValueError, TypeError, VLLMValidationError) as error:
         raise UserError(f"sampling: {first_line(error)}") from None
 

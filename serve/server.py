@@ -10,7 +10,7 @@ from contextlib import suppress
 import uvloop
 
 # Imported before vLLM: serve.engine sets environment variables that vLLM reads on import.
-from panjue.serve.engine import check_engine, engine_settings, startup_errors
+from panjue.serve.engine import check_engine, engine_settings, startup_errors, with_own
 
 # isort: split
 from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -26,10 +26,8 @@ from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
 from panjue.serve.settings import (
     BASE,
-    DEFAULTS,
     NAME,
     SERVER_ARGUMENTS,
-    SERVER_MANAGED_SETTINGS,
     ServeConfig,
     server_key,
 )
@@ -40,7 +38,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     key = server_key(config.host)
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
-    check_engine(config.engine, SERVER_MANAGED_SETTINGS, SERVER_ARGUMENTS)
+    check_engine(config.engine, SERVER_ARGUMENTS)
     port = free_port(config.host, config.port)
     print("preparing the model", flush=True)
     served = {name: ServedRun(run, config) for name, run in runs.items()}
@@ -98,13 +96,8 @@ def arguments(setup: Setup) -> Namespace:
         for name, run in runs.items()
         if run.folders.adapter
     ]
-    settings = {
-        **DEFAULTS,
-        "default_chat_template_kwargs": TEMPLATE_ARGS,
-        "shutdown_timeout": 30,  # seconds for running requests to finish
-        **config.engine,
+    own = {
         **max(needed, key=lambda one: one.get("max_lora_rank", 0)),
-        "model": str(next(iter(runs.values())).folders.model),
         "served_model_name": [BASE if adapters else NAME],
         "host": config.host,
         "port": setup.port,
@@ -122,7 +115,9 @@ def arguments(setup: Setup) -> Namespace:
         **({"lora_modules": adapters, "max_loras": len(adapters)} if adapters else {}),
         "panjue": setup,
     }
-    defaults = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    args = Namespace(**{**vars(defaults), **settings})
+    defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
+    defaults |= {"default_chat_template_kwargs": TEMPLATE_ARGS}
+    defaults |= {"shutdown_timeout": 30}  # seconds for running requests to finish
+    args = Namespace(**{**defaults, **with_own(config.engine, own)})
     validate_parsed_serve_args(args)
     return args

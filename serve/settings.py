@@ -43,33 +43,11 @@ DEFAULTS = {
 }
 """Engine arguments that users may set otherwise."""
 
-MANAGED_SETTINGS = {
-    "model": "another RUN",
-    "tokenizer": "another RUN",
-    "seed": "seed",
-    "max_model_len": "max_tokens of the training",
-    "enable_lora": "adapter",
-    "max_lora_rank": "adapter",
-    "structured_outputs_config": "constrained",
-    "load_format": "nothing: only safetensors are loaded",
-    "language_model_only": "nothing: models see and hear nothing here",
-    "trust_remote_code": "nothing: a model's code is never run",
-    "hf_token": "the environment variable HF_TOKEN: settings are written to files",
-}
-"""Engine arguments that panjue sets itself -> the setting to use instead."""
-
 ENDPOINT_SAMPLING = (
     *("temperature", "top_p", "max_tokens", "stop"),
     *("presence_penalty", "frequency_penalty"),
 )
 """Settings of `sampling` that OpenAI's chat completions have too; others are not sent."""
-
-MANAGED_SAMPLING = {
-    "structured_outputs": "constrained",
-    "output_kind": "nothing: rows hold finished replies",
-    "detokenize": "nothing: rows always hold texts",
-}
-"""The same for arguments of SamplingParams."""
 
 RESOURCES = (
     *("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offload_gb", "block_size"),
@@ -84,18 +62,6 @@ of memory they must change."""
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 """Each case has its own schema. llguidance compiles one in milliseconds, xgrammar takes some twenty
 times as long; `auto` would use both."""
-
-SERVER_MANAGED_SETTINGS = {
-    **MANAGED_SETTINGS,
-    "host": "host",
-    "port": "port",
-    "api_key": f"the environment variable {KEY}",
-    "served_model_name": "nothing: the name is panjue",
-    "generation_config": "nothing: each request sets its sampling",
-    "lora_modules": "name=RUN for each further adapter",
-    "middleware": "nothing: it is panjue's",
-}
-"""The same for vLLM's server; it has further arguments that `SERVER_ARGUMENTS` leaves out."""
 
 SERVER_ARGUMENTS = (
     *("root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),

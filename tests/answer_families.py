@@ -45,7 +45,7 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
         "dtype": dtype,
         **engine_settings(job.served, 0, budget),
     }
-    llm = LLM(str(job.served.model), **settings)
+    llm = LLM(**settings)
     lora = LoRARequest("adapter", 1, str(job.served.adapter)) if job.served.adapter else None
     prompts = [TokensPrompt(prompt_token_ids=question.prompt) for question in questions]
     sampling = [

@@ -11,7 +11,7 @@ OF_EACH_TASK = {"TASK", "check", "decode", "f1", "prompt", "read", "schema", "sh
 }
 COMMANDS = ("prompts/cli.py", "prompts/cli_scores.py")  # their functions have the commands' names
 NOT_YET = """
-    Choice Counts KEY MANAGED_SETTINGS NAME NUMBER NUMBERS OPINIONS RESAMPLES Row Rows calibration
+    Choice Counts KEY NAME NUMBER NUMBERS OPINIONS RESAMPLES Row Rows calibration
     claim load main pooled read_json remarks show text_of texts
 """.split()  # noqa: SIM905  # one word a line would be too long
 """Names of two things that are still to be renamed in eval/, finetune/ and serve/."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -122,11 +122,11 @@ def _in_one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def check_managed(section: str, keys: Iterable[str], managed: Mapping[str, str]) -> None:
-    """Refuse the settings of a library that panjue sets itself; `managed` says what to use."""
+def check_managed(section: str, keys: Iterable[str], managed: Container[str]) -> None:
+    """Refuse the settings of a library that panjue sets itself."""
     for key in keys:
         if key in managed:
-            raise UserError(f"{section}: {key!r} is set by panjue; use {managed[key]}")
+            raise UserError(f"{section}: {key!r} is set by panjue")
 
 
 def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None:

@@ -49,7 +49,7 @@ def test_the_card_decides_the_precision(
     assert resolve_dtype("auto", args, frozen=False) == torch.float32
 
 
-def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
+def test_without_gpus_one_gpu_of_two_is_used(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     prepare = SFTConfig.__post_init__
@@ -62,7 +62,6 @@ def test_without_gpus_one_gpu_of_two_is_used_and_the_plan_says_so(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
     said = capsys.readouterr().out
-    assert "GPUs         1 of 2 are used; gpus=2 uses all" in said
     assert "steps        1, each of 8 examples" in said
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
 
@@ -73,8 +72,7 @@ def test_a_step_has_as_many_examples_with_any_number_of_processes(
     processes: int, at_once: int | None
 ) -> None:
     trainer = {"per_device_train_batch_size": at_once} if at_once else {}
-    found = shares(a_config(batch=16, trainer=trainer), processes)
-    size, times = found["per_device_train_batch_size"], found["gradient_accumulation_steps"]
+    size, times = shares(a_config(batch=16, trainer=trainer), processes)
     assert size * times * processes == 16
     assert size <= (at_once or 16)
 
@@ -91,23 +89,8 @@ def test_the_plan_compares_its_memory_with_the_cards(
     monkeypatch.setattr(journal, "card_memory", Mock(return_value=24 * 2**30))
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
     said = capsys.readouterr().out
-    assert "the GPU has 24.00 GiB; if that is too little, use CONFIG=qwen3-8b-qlora" in said
-    assert "answering needs 0.00 GiB for the weights" in said
+    assert "without activations; the GPU has 24.00 GiB" in said
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-
-
-@pytest.mark.parametrize(
-    ("packs", "processes", "steps", "batch"),
-    [(64, 1, 24, 1), (316, 1, 120, None), (64, 8, 24, None), (200, 2, 75, 6)],
-)
-def test_few_steps_are_said_with_the_batch_that_makes_more(
-    packs: int, processes: int, steps: int, batch: int | None
-) -> None:
-    sizes = {"train_batch_size": 1, "gradient_accumulation_steps": 8 // processes}
-    args = SimpleNamespace(max_steps=-1, num_train_epochs=3, world_size=processes, **sizes)
-    said = journal.steps_plan(SimpleNamespace(args=args, train_dataset=range(packs)))
-    hint = f"; these are few: batch={batch} learns more from the same cases"
-    assert said == f"{steps}, each of 8 examples or packs{hint if batch else ''}"
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:

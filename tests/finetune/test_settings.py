@@ -29,15 +29,10 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("trainer.max_length=5", "trainer: 'max_length' is set by panjue; use max_tokens"),
-        ("trainer.save_only_model=true", "'save_only_model' is set by panjue; use nothing: a tra"),
-        ("trainer.fsdp=full_shard", "use gpus and accelerate=finetune/configs/fsdp2.yaml"),
-        ("trainer.accelerator_config={use_seedable_sampler: false}", "'use_seedable_sampler' is"),
+        ("trainer.save_only_model=true", "trainer: 'save_only_model' is set by panjue"),
         ("lora.layer_replication=[[0, 2]]", "lora: 'layer_replication' is set by panjue"),
-        ("trainer.max_steps=-5", "trainer.max_steps: must be a whole number above 0, got -5"),
+        ("trainer.max_steps=-5", "trainer.max_steps: must be a number above 0, got -5"),
         ("trainer.num_train_epochs=0", "trainer.num_train_epochs: must be a number above 0, got 0"),
-        ("trainer.per_device_train_batch_size=2.5", "must be a whole number above 0, got 2.5"),
-        ("trainer.ddp_timeout=long", "ddp_timeout: must be a whole number above 0, got long"),
         ("trainer.accelerator_config={split_batches: true}", "'split_batches' is set by panjue"),
         ("method=qlora", "quantization: goes with method=qlora; set both or neither"),
         ("quantization.load_in_4bits=true", "no setting 'load_in_4bits'; did you mean"),
@@ -70,6 +65,8 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
+        ("trainer.max_length=5", "^trainer: .*multiple values for keyword argument 'max_length'"),
+        ("trainer.ddp_timeout=long", "^trainer.ddp_timeout: "),
         ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
         ("trainer.save_strategy=best trainer.eval_strategy=no", "^trainer: .*metric_for_best"),

@@ -52,7 +52,7 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
     [
         ("host=0.0.0.0", "set PANJUE_API_KEY to a secret"),
         ("engine.model=x", "'model' is set by panjue"),
-        ("engine.middleware=[x]", "'middleware' is set by panjue"),
+        ("engine.middleware=[x]", "no setting 'middleware'"),
         ("engine.trust-remote-code=true", "no setting 'trust-remote-code'"),
         ("engine.max_num_batched_tokens=0", r"^engine: max_num_batched_tokens: "),
         (

@@ -19,6 +19,7 @@ from panjue.serve.engine import (
     engine_settings,
     longest_of,
     startup_errors,
+    with_own,
 )
 from panjue.serve.merge import Served
 
@@ -123,6 +124,13 @@ def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_trainin
     assert check_length(small, Budget(500, 600)) is small
     with pytest.raises(UserError, match="its memory is enough for 500 tokens, the training has"):
         check_length(small, Budget(501, 600))
+
+
+def test_what_panjue_sets_itself_is_refused(merged: Path) -> None:
+    own = engine_settings(Served(merged), 0, Budget(64, 64))
+    for name in ("seed", "tokenizer", "load_format", "trust_remote_code", "hf_token"):
+        with pytest.raises(UserError, match=f"^engine: '{name}' is set by panjue$"):
+            with_own({"dtype": "float32", name: "x"}, own)
 
 
 def test_the_engine_chooses_its_type_by_the_card(merged: Path) -> None:
