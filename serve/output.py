@@ -18,7 +18,7 @@ from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import Stopped
 from panjue.prompts.plumbing.files import dump, stream
-from panjue.prompts.plumbing.progress import Meter, meter, waiting
+from panjue.prompts.plumbing.progress import Meter, meter
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
@@ -137,8 +137,8 @@ def output(folder: Path, done: int, total: int, console: Console) -> Iterator[Ou
 def starting(console: Console, what: str) -> Iterator[None]:
     """Say that `what` is starting while the block runs, and how long it took."""
     began = time.monotonic()
-    with waiting(console, f"starting {what}"):
-        yield
+    console.print(f"starting {what}, which takes a minute or more", highlight=False)
+    yield
     console.print(f"{what.partition(',')[0]} is ready after {time.monotonic() - began:.0f} s")
 
 

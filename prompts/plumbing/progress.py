@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
 from typing import TypeVar
 
 from rich.console import Console
@@ -54,27 +53,6 @@ class Meter:
         if self.seconds < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
             return ""
         return f"  {(self.total - self.done) / self.rate / 60:.1f} min left"
-
-
-@contextmanager
-def waiting(console: Console, text: str) -> Iterator[None]:
-    """Print `text` and the seconds so far, in a thread, every ten seconds."""
-    began = time.monotonic()
-    over = Event()
-
-    def tell() -> None:
-        while True:
-            console.print(f"{text}, {time.monotonic() - began:.0f} s …", highlight=False)
-            if over.wait(LINE_EVERY_S):
-                return
-
-    thread = Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextmanager
