@@ -34,9 +34,6 @@ Write = Callable[[Row], None]
 FindRow = Callable[[str], Row | None]
 """Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer decodes an incomplete character to
-
-
 LONGEST = 2**15
 """Limit on prompt plus reply of cases that need more than the training has: vLLM keeps rows of this
 length for every request, and copies some at each step (vllm/v1/worker/gpu/states.py:33)."""

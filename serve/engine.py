@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from transformers import TokenizersBackend
 
 from panjue.prompts.architecture import is_part
 from panjue.prompts.plumbing.config import check_known
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import check_writable
 from panjue.prompts.plumbing.orphans import starting_engine
-from panjue.serve.ask import UNFINISHED, Budget, Request
+from panjue.serve.ask import Budget, Request
 from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.settings import BACKEND, DEFAULTS, ENVIRONMENT
 
@@ -52,12 +51,6 @@ __all__ = [
     "VLLMError",
 ]
 
-TEXT_SETTINGS = {
-    *("stop", "include_stop_str_in_output", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "detokenize"),  # the last one is never in settings
-}
-"""Settings of `sampling` with which vLLM itself must decode the text of a reply."""
-
 CALL_TIMEOUT_S = 60.0
 POLL_S = 0.5
 """Limit on a call of the engine that is no request; how often it looks for the engine's death."""
@@ -82,29 +75,22 @@ class Engine:
         """Take an engine, and the adapter to load on its model, if any."""
         self.llm, self._lora, self.runner = llm, lora, runner
         self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt and its reply
-        # vLLM has special decoding rules for other tokenizers (Mistral's own, slow ones).
-        self._is_fast = isinstance(llm.tokenizer, TokenizersBackend)
 
     async def ask(self, request: Request) -> RequestOutput:
         """Return the finished output of one request; when cancelled, the engine aborts it."""
-        question, on_text, kind = request.question, request.on_text, RequestOutputKind
+        question = request.question
+        on_text = request.on_text
         schema = question.schema or None
-        decodes_here = self._is_fast and not TEXT_SETTINGS & request.sampling.keys()
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
-            **({"detokenize": False} if decodes_here else {}),
             structured_outputs=schema and StructuredOutputsParams(json=schema),
-            output_kind=kind.CUMULATIVE if on_text else kind.FINAL_ONLY,
+            output_kind=RequestOutputKind.CUMULATIVE if on_text else RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
         key = f"{request.sampling_pass} {request.id}"
         shown = 0
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
-                for reply in output.outputs if decodes_here else ():
-                    reply.text = text_of(reply, self.llm.tokenizer)
-                    if len(output.outputs) > 1:
-                        await asyncio.sleep(0)  # 32 long replies take tens of milliseconds
                 if on_text:
                     text = output.outputs[0].text
                     on_text(text[shown:])
@@ -123,21 +109,6 @@ class Engine:
     async def _check_alive(self) -> None:
         """Raise a UserError if the engine has died or, while shutting down, refuses calls."""
         await call_engine(self.llm, self.llm.is_sleeping())
-
-
-def text_of(reply: CompletionOutput, tokenizer: Any) -> str:
-    """Return the complete characters of a reply, which may be unfinished.
-
-    vLLM decodes token by token, which takes ten times as long. It also drops a last token that ends
-    inside a character, and keeps the space that tokenizers with `▁` write before the first word.
-    """
-    tokens = list(reply.token_ids)
-    if reply.finish_reason == "stop":
-        tokens = tokens[:-1]  # the last one is the end token
-    text: str = tokenizer.decode(
-        tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    return text.rstrip(UNFINISHED)
 
 
 async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from panjue.serve.ask import Budget
-from panjue.serve.engine import engine_settings, text_of
+from panjue.serve.engine import engine_settings
 
 # isort: split
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -53,7 +53,6 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
             temperature=0,
             max_tokens=question.room,
             logprobs=1,
-            detokenize=False,
             structured_outputs=StructuredOutputsParams(json=question.schema),
         )
         for question in questions
@@ -64,7 +63,7 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
         llm.llm_engine.engine_core.shutdown()
     replies = [output.outputs[0] for output in outputs]
     return {
-        "texts": [text_of(reply, asker.tokenizer) for reply in replies],
+        "texts": [reply.text for reply in replies],
         "schemas": [question.schema for question in questions],
         # Of whole replies: the first token is a brace in any case.
         "chances": [reply.cumulative_logprob for reply in replies],

@@ -14,8 +14,8 @@ from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.serve.ask import UNFINISHED, Asker, Refusal, Request, row
-from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput, text_of
+from panjue.serve.ask import Asker, Refusal, Request, row
+from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput
 
 TASK = load_task("judgment")
 
@@ -132,45 +132,6 @@ def test_what_an_ending_engine_breaks_off_is_an_error(
     monkeypatch.setattr(AsyncLLM, "generate", broken_off)
     with pytest.raises(EngineEnded):
         outputs(llm, [asked(asker, examples[0])])
-
-
-def test_the_text_made_at_the_end_is_the_one_that_vllm_makes_as_it_grows(
-    llm: Engine, asker: Asker, merged: Path, examples: list[Example]
-) -> None:
-    free = Asker(TASK, asker.labels, merged, asker.budget, constrained=False)
-    hot = {"n": 16, "temperature": 1.5, "detokenize": True}
-    every = [asked(asker, e, **hot) for e in examples[:4]]
-    # A character of three tokens may be cut anywhere.
-    every += [asked(free, e, **hot, max_tokens=n) for n in range(1, 9) for e in examples[4:8]]
-    ends = set()
-    for _, output in outputs(llm, every):
-        for reply in output.outputs:
-            text = text_of(reply, asker.tokenizer)
-            if UNFINISHED in text:
-                continue  # bytes of no character: vLLM's own text depends on where they were cut
-            of_text = list(reply.token_ids)[: -1 if reply.finish_reason == "stop" else None]
-            is_cut = asker.tokenizer.decode(of_text).endswith(UNFINISHED)
-            # Of a last token with a character and the beginning of one, vLLM leaves out both.
-            assert text.startswith(reply.text) if is_cut else text == reply.text
-            ends.add((reply.finish_reason, is_cut))
-    assert ends >= {("stop", False), ("length", False), ("length", True)}
-
-
-def test_a_half_character_before_the_end_token_is_no_text(asker: Asker) -> None:
-    whole = asker.tokenizer("龘", add_special_tokens=False).input_ids
-    assert len(whole) > 1
-    tokens = [*whole[:-1], asker.tokenizer.eos_token_id]
-    cut = CompletionOutput(0, "", tokens, None, None, finish_reason="stop")
-    assert text_of(cut, asker.tokenizer) == ""
-
-
-@pytest.mark.parametrize("setting", [{"stop": ["罪"]}, {"skip_special_tokens": False}], ids=str)
-def test_settings_of_the_text_hold(
-    llm: Engine, asker: Asker, examples: list[Example], setting: dict[str, Any]
-) -> None:
-    every = [asked(asker, examples[0], **setting, **more) for more in ({}, {"detokenize": True})]
-    found = [output.outputs[0].text for _, output in outputs(llm, every)]
-    assert found[0] == found[1] != ""
 
 
 def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
