@@ -72,6 +72,10 @@ MIN_CASES = 300
 """Cases that the second stage needs."""
 
 
+Case = tuple[Example, Sequence[Mapping[str, Any]]]
+"""An example, and the items of its answer."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A classifier, and what it thinks of the cases that it was fitted on."""
@@ -106,19 +110,13 @@ def fit(
     own_cases = _cases(task, _sample(train), known)
     cases = [*own_cases, *_cases(task, _sample(mix), known)]
     if not cases:
-        raise UserError(
-            "train: no example is left to train on; all are skipped, held out, in dev, or have no "
-            "labels"
-        )
+        raise UserError("train: no example is left to train on, or none has labels")
     sizes = np.array([len(items) for _, items in cases])
     every_item = [item for _, items in cases for item in items]
-    texts = [text for example, items in cases for text in views(example, len(items))]
-    whole, own = zip(*texts, strict=True)
-    used = (fit_view(whole), fit_view(own))
-    rows = (used[0].rows(whole), used[1].rows(own))
+    used, rows = fit_views(cases)
     # By hash: a case that `mix` has too is in the same fold.
     fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
-    is_own = np.arange(len(texts)) < sizes[: len(own_cases)].sum()
+    is_own = np.arange(len(fold)) < sizes[: len(own_cases)].sum()
 
     fields: dict[str, FieldWeights] = {}
     scores: dict[str, NDArray[Any]] = {}
@@ -139,16 +137,25 @@ def fit(
         facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
         of_cases = Items(sizes, scores, np.array(facts, float))
         second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
-    for name, field in list(fields.items()):
+    for name, field in fields.items():
         if name not in crossed:
             crossed[name] = calibrated_apart(field, scores[name].sum(0), gold[name], is_own, fold)
-        if field.is_set:
-            # Without its unknown labels a set would count as a smaller one.
-            is_known = np.array([set(item[name]) <= set(field.labels) for item in every_item])
-            set_sizes = size_weights(crossed[name][is_known], gold[name][is_known])
-            fields[name] = replace(field, sizes=set_sizes)
+    for name in decides.sets:
+        # Without its unknown labels a set would count as a smaller one.
+        labels = set(fields[name].labels)
+        is_known = np.array([labels.issuperset(item[name]) for item in every_item])
+        set_sizes = size_weights(crossed[name][is_known], gold[name][is_known])
+        fields[name] = replace(fields[name], sizes=set_sizes)
     classifier = Classifier(decides, used, fields, second)
     return Fitted(classifier, [example for example, _ in cases], sizes, crossed)
+
+
+def fit_views(cases: Sequence[Case]) -> tuple[tuple[View, View], tuple[csr_array, csr_array]]:
+    """Return the two views of the items, of the whole case and of each alone, and their rows."""
+    texts = [text for example, items in cases for text in views(example, len(items))]
+    whole, own = zip(*texts, strict=True)
+    fitted = (fit_view(whole), fit_view(own))
+    return fitted, (fitted[0].rows(whole), fitted[1].rows(own))
 
 
 def has_labels(
@@ -190,9 +197,7 @@ def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[
     return tuple(map(float, found / np.maximum(expected, 1e-9)))
 
 
-def _cases(
-    task: Task, examples: Iterable[Example], known: Labels
-) -> list[tuple[Example, Sequence[Mapping[str, Any]]]]:
+def _cases(task: Task, examples: Iterable[Example], known: Labels) -> list[Case]:
     """Return the examples, each with the items of its answer."""
     cases = []
     for example in examples:

@@ -36,8 +36,6 @@ FEATURES = Features(
     }
 )
 
-OPINIONS_WAY_OUT = "; opinions=false makes prompts shorter"
-
 Row = dict[str, Any]
 """`input_ids` and `labels`, one number per token, and their `length`."""
 
@@ -101,11 +99,13 @@ class RowMaker:
         )
         completion = reply_ids(self.tokenizer, reply)
         if not short.fits or len(prompt) + len(completion) > self.max_tokens:
-            return (
+            reason = (
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
                 f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}"
-                f"{OPINIONS_WAY_OUT if 'opinions' in example.inputs else ''}"
             )
+            if "opinions" in example.inputs:
+                reason += "; opinions=false makes prompts shorter"
+            return reason
         if short.dropped:
             if task.ask.decode(reply, short.example, labels).repairs:
                 return "its gold answer is not in the shortened text; raise max_tokens"

@@ -12,16 +12,13 @@ from pathlib import Path
 
 from panjue.finetune.card import config_of_card
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
-from panjue.prompts.plumbing.files import read_object
 
 PANJUE = ".venv/bin/panjue"
 CONFIGS = Path("finetune/configs")
 DEMO = CONFIGS / "demo.yaml"
-RECORDED = {"TASK": "task", "MODEL": "base", "TRAIN": "train", "DEV": "dev"}
-"""Variable of a training -> its entry in the record of a run."""
-FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")
-"""Variables with further words of a command."""
-VARIABLES = (*RECORDED, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
+TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
+FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
+VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
 
 
 def variables(makeflags: str) -> dict[str, str]:
@@ -41,14 +38,9 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
     """Return the words for panjue that a target's line stands for; none if its work is done."""
     config = chosen_config(goals, given)
     run = run_folder(config, given)
-    if config == run / "config.yaml":
-        given = {**given, **dict.fromkeys(RECORDED, "")}  # it has them
     test = chosen_test(config, goals, given)
     if is_done(line[0], config, run, goals, given):
         return []
-    has_cases = not config.is_file() or "train:" in config.read_text("utf-8", "replace")
-    if line[0] == "sft" and not given["TRAIN"] and not has_cases:
-        raise UserError(f"say TRAIN=FILE: {config} names none")
     scores = run / "answers" / Path(test).stem / "scores.json"
     values = {"CONFIG": str(config), "RUN": str(run), "TEST": test, "SCORES": str(scores)}
     return filled(line, {**given, **values})
@@ -61,26 +53,15 @@ def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
     run = Path(given["RUN"])
     is_new = given["MODEL"] and ("sft" in goals or not is_trained(run))
     if given["RUN"] and not is_new and (is_trained(run) or (run / "config.yaml").is_file()):
-        check_record(run, given)
         return run / "config.yaml"
     if given["MODEL"]:
         return CONFIGS / f"{config_of_card()}.yaml"
-    for name in ("RUN", *RECORDED, "TEST"):
+    for name in ("RUN", *TRAINING, "TEST"):
         if given[name]:
             way_out = "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training"
             reason = f"nothing is trained for {name}={given[name]} (CONFIG=demo trains a toy)"
             raise UserError(f"{way_out}: {reason}")
     return DEMO
-
-
-def check_record(run: Path, given: dict[str, str]) -> None:
-    """Refuse variables that differ from what a run was trained with."""
-    for name, key in RECORDED.items():
-        if given[name]:
-            recorded = read_object(run / "manifest.json").get(key) or ""
-            if Path(given[name]).resolve() != Path(recorded).resolve():
-                way_out = f"leave {name} out, or choose another RUN"
-                raise UserError(f"{name}={given[name]}: {run} has {name}={recorded}; {way_out}")
 
 
 def run_folder(config: Path, given: dict[str, str]) -> Path:
@@ -97,7 +78,7 @@ def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:
     test = given["TEST"]
     if test and not Path(test).exists():
         raise UserError(f"TEST: no file {test}")
-    if not test and config == DEMO and not any(given[name] for name in RECORDED):
+    if not test and config == DEMO and not any(given[name] for name in TRAINING):
         return "data/demo/test.jsonl"
     if not test and not {"generate", "score", "check-submission"}.isdisjoint(goals):
         raise UserError("say TEST=FILE: the invented cases are for the demo alone")
@@ -108,7 +89,7 @@ def is_done(step: str, config: Path, run: Path, goals: list[str], given: dict[st
     """Say whether a step has nothing to do."""
     is_toy = config == DEMO and not given["MODEL"]
     needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
-    is_asked = "sft" in goals or any(given[name] for name in (*RECORDED, "CONFIG", "SFT"))
+    is_asked = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
     done = {
         "demo": not needs_base or Path("data/demo/train.jsonl").exists(),
         "base": not needs_base or is_trained(Path("runs/base")),

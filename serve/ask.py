@@ -138,12 +138,9 @@ class Asker:
                 limit, asked = longer, self._shortened(example, longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
-            opinions = ""
-            if self.advisor and self.advisor.in_prompts:
-                opinions = ", or train with opinions=false"
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
-                f"{longest}; shorten the text, give the engine more memory{opinions}"
+                f"{longest}; shorten the text, give the engine more memory"
             )
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")

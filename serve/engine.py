@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
@@ -15,7 +14,6 @@ from pydantic import ValidationError
 from panjue.prompts.architecture import is_part
 from panjue.prompts.plumbing.config import check_known
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import check_writable
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import Budget, Request
 from panjue.serve.merge import KNOWN_TEXT, Served
@@ -30,7 +28,6 @@ os.environ["PATH"] = (
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION
 from vllm.config import ModelConfig, StructuredOutputsConfig
-from vllm.envs import VLLM_CACHE_ROOT
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -248,27 +245,10 @@ async def first_token(llm: AsyncLLM, lora: LoRARequest | None) -> dict[int, floa
 
 
 @contextmanager
-def _folders_named() -> Iterator[None]:
-    """Name what is wrong with the folders that vLLM compiles in, or with the user's own file."""
-    try:
-        yield
-    except Exception as error:
-        check_writable(Path(VLLM_CACHE_ROOT), "HOME or VLLM_CACHE_ROOT")
-        folder = tempfile.gettempdir()
-        if " " in folder and "compile" in str(error).lower():
-            raise UserError(f"TMPDIR={folder}: no compiler takes a space; set another") from None
-        if "__main__" in str(error):  # of multiprocessing, twenty lines
-            guard = 'put your code under `if __name__ == "__main__":`'
-            raise UserError(f"engine: its processes import your file again; {guard}") from None
-        raise
-
-
-@contextmanager
 def startup_errors() -> Iterator[None]:
     """Turn what vLLM raises when it cannot start into a UserError."""
     try:
-        with _folders_named():
-            yield
+        yield
     except EngineDeadError:
         raise EngineEnded(ENGINE_ENDED) from None
     except ValidationError as error:  # pydantic's, about vLLM's settings

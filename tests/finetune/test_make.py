@@ -58,10 +58,10 @@ def planned(words: str) -> str:
         "serve: RUN=done/adapter -> serve done/adapter",
         "generate: RUN=done TEST=b.jsonl GENERATE='x=\"a b\"' -> generate done b.jsonl 'x=a b'",
         "check-submission: RUN=done TEST=b.jsonl -> check done --cases b.jsonl",
-        # words of the training in later commands; where they count, panjue says what differs
-        "serve: RUN=done MODEL=m TRAIN=./t.jsonl TASK=judgment -> serve done",
+        # words of the training in later commands: panjue says what differs
+        "serve: RUN=done MODEL=m -> sft done/config.yaml run=done model=m; serve done",
         "serve: RUN=done SFT=seed=2 -> sft done/config.yaml run=done seed=2; serve done",
-        "sft: RUN=done TRAIN=t.jsonl -> sft done/config.yaml run=done",
+        "sft: RUN=done TRAIN=t.jsonl -> sft done/config.yaml run=done train=t.jsonl",
         "sft: RUN=done MODEL=m TRAIN=t -> sft C/qwen2.5-0.5b-cpu.yaml run=done model=m train=t",
         "serve: RUN=killed -> sft killed/config.yaml run=killed; serve killed",
     ],
@@ -77,11 +77,9 @@ def test_what_is_run(example: str) -> None:
         ("sft: TRAIN=t", "nothing is trained for TRAIN=t (CONFIG=demo trains a toy)"),
         ("score: TEST=b.jsonl", "nothing is trained for TEST=b.jsonl (CONFIG=demo trains a toy)"),
         ("serve: RUN=mien", "nothing is trained for RUN=mien (CONFIG=demo trains a toy)"),
-        ("sft: CONFIG=qwen3-8b-lora", "say TRAIN=FILE: C/qwen3-8b-lora.yaml names none"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("score: CONFIG=demo TASK=reading", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
-        ("serve: RUN=done TASK=reading", "done has TASK=judgment; leave TASK out, or "),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
     ],
 )

@@ -64,34 +64,6 @@ def test_memory_is_named_only_if_it_was_memory(message: str, has_hint: bool) -> 
     assert ("gpu_memory_utilization" in str(error.value)) == has_hint
 
 
-SPAWNED = """
-        An attempt has been made to start a new process before the
-        current process has finished its bootstrapping phase.
-
-            if __name__ == '__main__':
-"""  # of multiprocessing
-
-
-@pytest.mark.parametrize(
-    ("where", "message", "line"),
-    [
-        ("cache", "disk", r"^/proc/no: cannot be written; set HOME or VLLM_CACHE_ROOT to a folder"),
-        ("a b", "C++ compile error", "^TMPDIR=.*a b: no compiler takes a space; set another$"),
-        ("a b", "of another kind", "^engine: of another kind$"),
-        ("", SPAWNED, r"^engine: its processes import your file again; put .* `if __name__ == "),
-    ],
-)
-def test_a_folder_or_a_file_that_no_engine_starts_with_is_named(
-    where: str, message: str, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if where == "cache":
-        monkeypatch.setattr("panjue.serve.engine.VLLM_CACHE_ROOT", "/proc/no")
-    elif where:
-        monkeypatch.setattr("tempfile.tempdir", f"/tmp/{where}")
-    with pytest.raises(UserError, match=line), startup_errors():
-        raise RuntimeError(message)
-
-
 ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 
 
