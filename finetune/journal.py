@@ -164,12 +164,8 @@ def steps(trainer: SFTTrainer) -> int:
     """Return the number of optimizer steps."""
     if trainer.args.max_steps > 0:
         return int(trainer.args.max_steps)
-    return int(np.ceil(steps_per_epoch(trainer) * trainer.args.num_train_epochs))
-
-
-def steps_per_epoch(trainer: SFTTrainer) -> int:
-    """Return the number of optimizer steps of one pass over the training rows."""
-    return int(np.ceil(len(trainer.train_dataset) / step_size(trainer.args)))
+    steps_per_epoch = np.ceil(len(trainer.train_dataset) / step_size(trainer.args))
+    return int(np.ceil(steps_per_epoch * trainer.args.num_train_epochs))
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:

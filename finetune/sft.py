@@ -60,7 +60,6 @@ from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.architecture import (
     is_listed,
     is_part,
-    quantization_of,
     text_config,
     vllm_problem,
 )
@@ -121,16 +120,17 @@ def train(config: SftConfig) -> None:
 def check_trainable(config: SftConfig, console: Console) -> None:
     """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
     folder = config_folder(config.model)
-    [architecture] = text_config(folder).architectures
-    if quantization_of(folder) and config.method != "qlora":
+    text = text_config(folder)
+    [architecture] = text.architectures
+    if getattr(text, "quantization_config", None) and config.method != "qlora":
         raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
     if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
         return
     if is_listed(architecture) and not is_part(folder):  # else vLLM may import what sees
         return
     if problem := vllm_problem(architecture):
-        text = f"not on this machine: vLLM cannot load {architecture} ({problem})"
-        console.print(f"{'answering':12s} {text}", markup=False)
+        reason = f"not on this machine: vLLM cannot load {architecture} ({problem})"
+        console.print(f"{'answering':12s} {reason}", markup=False)
 
 
 def run_training(

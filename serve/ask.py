@@ -76,11 +76,6 @@ class Request:
     sampling_pass: int = 0  # number of this request among those that make up one row
     on_text: OnText | None = None  # receives each new piece of the first reply
 
-    @property
-    def is_greedy(self) -> bool:
-        """Say whether decoding is greedy."""
-        return not self.sampling.get("temperature")
-
 
 class Source(Protocol):
     """What answers requests: an engine or an endpoint."""

@@ -74,7 +74,9 @@ class Endpoint:
 
         Some servers return fewer choices than `n`, or some without a text: then it asks again.
         """
-        wanted, empty = request.sampling.get("n", 1), 0
+        wanted = request.sampling.get("n", 1)
+        most_empty = MAX_EMPTY if request.sampling.get("temperature") else 1
+        empty = 0
         choices: list[Choice] = []
         cached = prompt = 0
         while len(choices) < wanted:
@@ -82,7 +84,7 @@ class Endpoint:
                 raise UserError(self._failure)
             more = await self._ask(request, wanted - len(choices))
             empty = 0 if more.outputs else empty + 1
-            if more.refused or empty >= (1 if request.is_greedy else MAX_EMPTY):
+            if more.refused or empty >= most_empty:
                 more = replace(more, refused=more.refused or NO_TEXT)
                 self._count_refusal(more.refused)
                 return more

@@ -70,9 +70,7 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
     console = Console(soft_wrap=True, highlight=False)
     job = make_job(run, config)
     console.print("1/3 reading the cases")
-    if config.held_out:
-        check_held_out(run, test)
-    reader = Reader(job.task, held_out=config.held_out, on_bad_row=config.on_bad_row)
+    reader = Reader(job.task, on_bad_row=config.on_bad_row)
     cases = read_cases(test, reader, job.run / ANSWERS / (config.answers or test.stem))
     with exclusive_lock(cases.folder, other="answers=NAME"):
         with answering(job, console) as engine:
@@ -152,7 +150,7 @@ def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) ->
 def chooses(job: Job) -> bool:
     """Say whether there is a text classifier that could answer in place of the fine-tuned model."""
     config, trained = job.config, job.trained
-    if trained is None or config.endpoint or config.adapter == "none" or config.held_out:
+    if trained is None or config.endpoint or config.adapter == "none":
         return False
     return bool(job.task.answer.fields) and has_classifier(trained)
 
@@ -205,15 +203,6 @@ def ask_cases(job: Job, cases: Cases, engine: Answering, because: str, console: 
     console.print(f"2/3 answering {cases.count - len(done)} cases")
     todo = (example for example in cases.reader.read(cases.file) if str(example.id) not in done)
     engine.answer(cases.folder, Rest(todo, old_rows, len(done), cases.count))
-
-
-def check_held_out(run: Run, test: Path) -> None:
-    """Check that the training of a run held out a tenth of this test file."""
-    record = run.record
-    if record.dev_sha256:
-        raise UserError(f"held_out: {run.folder} was trained with a dev file; name that file")
-    if sha256(test) != record.train_sha256:
-        raise UserError(f"held_out: name the training file of {run.folder}: {record.train}")
 
 
 def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> AnswersRecord:

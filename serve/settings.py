@@ -111,8 +111,6 @@ class GenerateConfig(EngineConfig):
     """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
     """Settings of examples with several calls; by default those of training."""
-    held_out: bool = False
-    """Answer only the tenth of TEST that training held out."""
     ray: Literal["auto"] | None = None
     """`auto`: generate on the Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
     By default one engine in this process."""

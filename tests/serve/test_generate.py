@@ -353,7 +353,6 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
         (["sampling.temperature=-1"], "temperature"),
         (["sampling.detokenize=false"], "multiple values for keyword argument 'detokenize'"),
         (["task=drop"], "was trained for 'judgment'; leave out `task`"),
-        (["held_out=true"], "held_out: name the training file of"),
         (["samples=2"], "samples: 'judgment' uses one reply per question; set samples=0"),
         (["replicas=2"], "replicas: needs ray=auto"),
         (["ray=auto", "endpoint=http://127.0.0.1:1/v1#x"], "leave out `ray` or `endpoint`"),
