@@ -142,8 +142,8 @@ def fit(
             crossed[name] = calibrated_apart(field, scores[name].sum(0), gold[name], is_own, fold)
     for name in decides.sets:
         # Without its unknown labels a set would count as a smaller one.
-        labels = set(fields[name].labels)
-        is_known = np.array([labels.issuperset(item[name]) for item in every_item])
+        named = set(fields[name].labels)
+        is_known = np.array([named.issuperset(item[name]) for item in every_item])
         set_sizes = size_weights(crossed[name][is_known], gold[name][is_known])
         fields[name] = replace(fields[name], sizes=set_sizes)
     classifier = Classifier(decides, used, fields, second)

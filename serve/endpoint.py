@@ -19,7 +19,6 @@ REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 
 ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
 MAX_REFUSALS = 8  # after so many and no reply, the run ends: the endpoint cannot do it
-MAX_EMPTY = 3  # sampled replies without a text, one after another; a greedy one stays as it is
 NO_TEXT = "the reply has no text (content: null)"  # a reasoning model with too few tokens, say
 MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says
 
@@ -72,25 +71,23 @@ class Endpoint:
     async def ask(self, request: Request) -> EndpointOutput:
         """Return the outcome of one request; when cancelled, its connection is closed.
 
-        Some servers return fewer choices than `n`, or some without a text: then it asks again.
+        Some servers return fewer choices than `n`: then it asks again.
         """
         wanted = request.sampling.get("n", 1)
-        most_empty = MAX_EMPTY if request.sampling.get("temperature") else 1
-        empty = 0
         choices: list[Choice] = []
         cached = prompt = 0
         while len(choices) < wanted:
             if self._failure:
                 raise UserError(self._failure)
             more = await self._ask(request, wanted - len(choices))
-            empty = 0 if more.outputs else empty + 1
-            if more.refused or empty >= most_empty:
+            if not more.outputs:
                 more = replace(more, refused=more.refused or NO_TEXT)
                 self._count_refusal(more.refused)
                 return more
             self._replies += len(more.outputs)
             choices += more.outputs
-            cached, prompt = cached + more.num_cached_tokens, prompt + more.prompt_tokens
+            cached += more.num_cached_tokens
+            prompt += more.prompt_tokens
         return EndpointOutput(choices[:wanted], cached, prompt)
 
     def _count_refusal(self, why: str) -> None:

@@ -162,18 +162,11 @@ def test_an_endpoint_that_answers_nothing_ends_the_run(
     assert len(server.made) < MAX_REFUSALS
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda each, _: each[:1],
-        lambda each, _: [*each, *each],
-        lambda each, number: [*NO_TEXT["choices"], *each[1:]] if number < 3 else each,
-    ],
-)
+@pytest.mark.parametrize("changed", [lambda each: each[:1], lambda each: [*each, *each]])
 def test_a_row_has_as_many_replies_as_it_was_asked_for(changed: Any, server: Server) -> None:
     def behave(body: dict[str, Any]) -> Any:
         told = completion(body)
-        return 200, {}, {**told, "choices": changed(told["choices"], len(server.asked))}
+        return 200, {}, {**told, "choices": changed(told["choices"])}
 
     server.behave = behave
     question = Question([], None, 0, 0, [{"role": "user", "content": "甲"}])
