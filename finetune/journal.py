@@ -1,6 +1,5 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
@@ -37,8 +36,6 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._meter: Meter | None = None
         self._status = ""
         self._tokens_before = 0
-        self._began = 0.0  # of this step
-        self._steps_s = 0.0  # in all steps, without evaluations
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
@@ -48,13 +45,8 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             self._meter = self._stack.enter_context(shown)
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Note the time."""
-        self._began = time.monotonic()
-
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Update the meter."""
-        self._steps_s += time.monotonic() - self._began
         if self._meter:
             self._meter.to(state.global_step, self._status)
 
@@ -72,7 +64,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             loss = float(logs["eval_loss"])
             self._console.print(f"step {state.global_step}: held-out loss {loss:.4f}")
         elif "loss" in logs and self._meter:
-            rate = (state.num_input_tokens_seen - self._tokens_before) / max(self._steps_s, 1e-3)
+            rate = (state.num_input_tokens_seen - self._tokens_before) / self._meter.seconds
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _keep_entries(self, state: TrainerState) -> None:
@@ -106,17 +98,14 @@ def data_plan(rows: Rows, examples: Examples) -> Iterator[tuple[str, str]]:
         yield "", f"{examples.mixed_size} of the training examples come from the mix file"
     if examples.dropped:
         yield "", f"{examples.dropped} cases of train are in dev too and are not trained on"
-    if held_out.refused or held_out.shortened:
-        refused, shortened = len(held_out.refused), len(held_out.shortened)
-        yield "", f"held out: {refused} refused, {shortened} shortened"
-        yield from first_lines(held_out.refused)
-    yield "refused", str(len(report.refused))
-    yield from first_lines(report.refused)
+    yield "refused", f"{len(report.refused)}, and {len(held_out.refused)} held out"
+    yield from first_lines([*report.refused, *held_out.refused])
     if report.notes:
         yield "notes", f"{len(report.notes)}; these examples are still used"
         yield from first_lines(report.notes)
     lost = sum(before - after for _, before, after in report.shortened)
-    yield "shortened", f"{len(report.shortened)} ({lost:,} tokens left out)"
+    shortened = f"{len(report.shortened)} ({lost:,} tokens left out)"
+    yield "shortened", f"{shortened}, and {len(held_out.shortened)} held out"
     low, median, high, longest = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
     percentiles = f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
     yield "tokens", f"{sum(report.tokens):,} in all; {percentiles}"

@@ -1,7 +1,6 @@
 """Dialogues through the real engine: many calls for one answer, at once, and resumed."""
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +75,6 @@ def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
     with pytest.raises(UserError, match="call 0 was 'another', now it is '1/window 0'"):
         rows_of(llm, asker, both, find_row=changed.get, passes=SHORT)
-
-
-def test_a_call_that_cannot_be_asked_costs_no_other(
-    llm: Engine, merged: Path, small: Any, rows_of: Any
-) -> None:
-    task = configured(TASK, {"window": 2, "step": 1})
-    turns = dialogue(3).turns
-    long = turns[1]._replace(sentence="长" * small["max_tokens"])
-    example = replace(dialogue(3), turns=(turns[0], long, turns[2]))
-    asker = asker_of(task, merged, small["max_tokens"])
-    made = rows_of(llm, asker, [example], passes=SHORT)
-    refused = [row["question"] for row in made if "refused" in row]
-    assert refused == ["1/window 0", "1/sextuple 2"]
-    assert [one["id"] for one in answer_of(task, example, made)["sentences"]] == [1, 2, 3]
 
 
 def test_any_openai_endpoint_does_as_well(
