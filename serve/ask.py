@@ -194,22 +194,18 @@ def row(question: Question, outputs: Sequence[Any]) -> Row:
     }
 
 
+@dataclass(frozen=True)
 class Answerer:
-    """Asks all calls of examples, and writes their rows."""
+    """Asks all calls of examples, and writes their rows; a call has a request for each pass."""
 
-    def __init__(
-        self,
-        source: Source,
-        asker: Asker,
-        slots: asyncio.Semaphore,
-        passes: Sequence[Sampling] = ({},),
-    ) -> None:
-        """Take what answers and what makes questions; a call has one request for each pass."""
-        self._source, self._asker, self._slots, self._passes = source, asker, slots, passes
+    source: Source
+    asker: Asker
+    slots: asyncio.Semaphore
+    passes: Sequence[Sampling] = ({},)
 
     async def answer(self, example: Example, write: Write, find_row: FindRow) -> None:
         """Ask all questions of one example, and `write` the row of each call that has none yet."""
-        task = self._asker.task
+        task = self.asker.task
         solving, replies, number = task.solving(example), None, 0
         while True:
             try:
@@ -227,7 +223,7 @@ class Answerer:
         """Return the decoded reply to one call, from its old row if there is one."""
         result = find_row(call_key(key))
         if result is None:
-            async with self._slots:
+            async with self.slots:
                 result = {**key, **await self._ask(question)}
                 write(result)
         elif result.get("question") != key.get("question"):
@@ -235,14 +231,14 @@ class Answerer:
                 f"id {key['id']}: call {key['call']} was {result.get('question')!r}, now it is "
                 f"{key['question']!r}; name another folder with answers=NAME"
             )
-        return self._asker.task.ask.decode(first_reply(result), question, self._asker.labels)
+        return self.asker.task.ask.decode(first_reply(result), question, self.asker.labels)
 
     async def _ask(self, question: Example) -> Row:
         try:
-            asked = self._asker.question(question, self._source.longest)
+            asked = self.asker.question(question, self.source.longest)
         except Refusal as refusal:
             return {"refused": str(refusal)}
-        return await ask(self._source, asked, question.id, self._passes)
+        return await ask(self.source, asked, question.id, self.passes)
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:

@@ -70,7 +70,9 @@ class Engine:
         self, llm: AsyncLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
     ) -> None:
         """Take an engine, and the adapter to load on its model, if any."""
-        self.llm, self._lora, self.runner = llm, lora, runner
+        self.llm = llm
+        self.lora = lora
+        self.runner = runner
         self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt and its reply
 
     async def ask(self, request: Request) -> RequestOutput:
@@ -87,7 +89,7 @@ class Engine:
         key = f"{request.sampling_pass} {request.id}"
         shown = 0
         try:
-            async for output in self.llm.generate(prompt, params, key, lora_request=self._lora):
+            async for output in self.llm.generate(prompt, params, key, lora_request=self.lora):
                 if on_text:
                     text = output.outputs[0].text
                     on_text(text[shown:])

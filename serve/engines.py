@@ -6,6 +6,7 @@ Each starts with the first cases that are asked, and stays until its block ends.
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -38,42 +39,44 @@ def answering(job: Job, console: Console) -> Iterator[Answering]:
             yield Here(job, signals, stack, console)
 
 
+@dataclass
 class Here:
-    """One engine in this process, or an endpoint."""
+    """One engine in this process, or an endpoint; it ends with `stack`."""
 
-    def __init__(self, job: Job, signals: StopSignals, stack: ExitStack, console: Console) -> None:
-        """Take the job; what is started ends with `stack`."""
-        self._job, self._signals, self._stack, self._console = job, signals, stack, console
-        self._slots = asyncio.Semaphore(job.config.slots)
-        self._source: Engine | Endpoint | None = None
-        self._answerer: Answerer | None = None
+    job: Job
+    signals: StopSignals
+    stack: ExitStack
+    console: Console
+    source: Engine | Endpoint | None = None
+    answerer: Answerer | None = None
 
     def answer(self, folder: Path, rest: Rest) -> None:
         """Write the rows of the examples to `folder`."""
-        self._signals.folder = folder
-        answerer = self._answerer or self._start()
-        with output(folder, rest.done, rest.total, self._console) as out:
+        self.signals.folder = folder
+        answerer = self.answerer or self._start()
+        with output(folder, rest.done, rest.total, self.console) as out:
 
             async def answer(example: Example) -> None:
                 await answerer.answer(example, out.write, rest.find_row)
                 out.solved()
 
-            assert self._source, "started above"
-            assert self._source.runner
-            work = answer_all(rest.examples, answer, self._slots)
-            self._source.runner.run(self._signals.until_stopped(work))
+            assert self.source, "started above"
+            assert self.source.runner
+            work = answer_all(rest.examples, answer, answerer.slots)
+            self.source.runner.run(self.signals.until_stopped(work))
 
     def _start(self) -> Answerer:
         """Start the engine, or open the endpoint."""
-        job, config = self._job.with_model(), self._job.config
+        job, config = self.job.with_model(), self.job.config
         if config.endpoint:
             asker = job.asker()
-            self._source = self._stack.enter_context(closing(Endpoint(config.endpoint)))
+            self.source = self.stack.enter_context(closing(Endpoint(config.endpoint)))
         else:
             assert job.served, "without an endpoint, `make_job` has found a training"
-            with starting(self._console, "the engine"):
+            with starting(self.console, "the engine"):
                 asker = job.asker()
                 running = engine(job.served, config.engine, job.budget, config.seed)
-                self._source = self._stack.enter_context(running)
-        self._answerer = Answerer(self._source, asker, self._slots, job.passes)
-        return self._answerer
+                self.source = self.stack.enter_context(running)
+        slots = asyncio.Semaphore(config.slots)
+        self.answerer = Answerer(self.source, asker, slots, job.passes)
+        return self.answerer

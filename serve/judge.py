@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -143,15 +144,14 @@ def unnamed(example: Example) -> list[str]:
     return [f"the facts do not name {name}" for name in names]
 
 
+@dataclass
 class Judge:
-    """Judges cases with a running engine; `load` makes it."""
+    """Judges cases with an engine in the portal's event loop; `load` makes it."""
 
-    def __init__(
-        self, run: ServedRun, engine: Engine, in_flight: int, portal: BlockingPortal
-    ) -> None:
-        """Take an engine of the portal's event loop."""
-        self._run, self._in_flight, self._portal = run, in_flight, portal
-        self._engine: Engine | None = engine
+    run: ServedRun
+    engine: Engine | None
+    in_flight: int
+    portal: BlockingPortal
 
     def __call__(self, fact: str, defendants: Sequence[str]) -> dict[str, Any]:
         """Return the judgments of one case, as `POST /v1/judgments` does."""
@@ -166,7 +166,7 @@ class Judge:
         try:
             for case in cases:
                 waiting.append(self._submit(case))
-                if len(waiting) == 2 * self._in_flight:  # although the first one may be slow
+                if len(waiting) == 2 * self.in_flight:  # although the first one may be slow
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -174,15 +174,11 @@ class Judge:
             for future in waiting:
                 future.cancel()
 
-    def close(self) -> None:
-        """Forget the engine: vLLM's object complains if it lives until Python exits."""
-        self._engine = None
-
     def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        if self._engine is None:
+        if self.engine is None:
             raise UserError("the engine has stopped; call judge within the `with` block")
         case = case_request(fields)
-        return self._portal.start_task_soon(self._run.answer, self._engine, case)
+        return self.portal.start_task_soon(self.run.answer, self.engine, case)
 
 
 @contextmanager
@@ -203,5 +199,5 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
             try:
                 yield judge
             finally:
-                judge.close()
+                judge.engine = None  # vLLM's complains if it lives until Python exits
         portal.call(portal.stop, True)  # else it would wait for requests that nobody awaits

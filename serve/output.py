@@ -92,38 +92,39 @@ def is_answered(task: Task, example: Example, labels: Labels, rows: Rows) -> boo
     return True
 
 
+@dataclass
 class Output:
-    """Appends rows, and shows how many examples are answered and how fast."""
+    """Appends rows to an open file, and shows how many examples are answered and how fast."""
 
-    def __init__(self, file: IO[str], progress: Meter) -> None:
-        """Take the open file and the progress display."""
-        self._file, self._progress = file, progress
-        self._calls = self._tokens = 0
-        self._has_several = False
-        self.note: Callable[[], str] = str
+    file: IO[str]
+    progress: Meter
+    note: Callable[[], str] = str  # what else is shown
+    calls: int = 0
+    tokens: int = 0
+    has_several: bool = False  # calls of an example
 
     def write(self, row: Row) -> None:
         """Append a row, which then survives `kill -9`."""
-        self._file.write(dump(row) + "\n")
-        self._file.flush()
-        self._calls += 1
-        self._tokens += row.get("completion_tokens", 0)
-        self._has_several = self._has_several or "call" in row
-        if self._progress.done < self._progress.total:
-            self._show(self._progress.done)
+        self.file.write(dump(row) + "\n")
+        self.file.flush()
+        self.calls += 1
+        self.tokens += row.get("completion_tokens", 0)
+        self.has_several = self.has_several or "call" in row
+        if self.progress.done < self.progress.total:
+            self._show(self.progress.done)
 
     def solved(self) -> None:
         """Count an example that has its answer."""
-        self._show(self._progress.done + 1)
+        self._show(self.progress.done + 1)
 
     def summary(self) -> str:
         """Return the speed, and the number of calls if examples take several."""
-        calls = f"{self._calls} calls" if self._has_several else ""
-        speed = f"{self._tokens / self._progress.seconds:,.0f} tokens/s"
+        calls = f"{self.calls} calls" if self.has_several else ""
+        speed = f"{self.tokens / self.progress.seconds:,.0f} tokens/s"
         return ", ".join(filter(None, (speed, calls, self.note())))
 
     def _show(self, done: int) -> None:
-        self._progress.to(done, f"{self._progress.rate:.2f} cases/s, {self.summary()}")
+        self.progress.to(done, f"{self.progress.rate:.2f} cases/s, {self.summary()}")
 
 
 @contextmanager

@@ -41,26 +41,28 @@ SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
 """Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
 
 
+@dataclass
 class Cluster:
-    """Answers with replicas of the engine in a Ray cluster."""
+    """Answers with replicas of the engine in a Ray cluster; they end with `stack`."""
 
-    def __init__(self, job: Job, signals: StopSignals, stack: ExitStack, console: Console) -> None:
-        """Take the job; what is started ends with `stack`."""
-        self._job, self._signals, self._stack, self._console = job, signals, stack, console
-        self._runner: asyncio.Runner | None = None
-        self._fleet: Fleet | None = None
+    job: Job
+    signals: StopSignals
+    stack: ExitStack
+    console: Console
+    runner: asyncio.Runner | None = None
+    fleet: "Fleet | None" = None
 
     def answer(self, folder: Path, rest: Rest) -> None:
         """Write the rows of the examples to `folder`."""
-        self._signals.folder = folder
-        if self._runner is None:
-            self._stack.enter_context(cluster())
-            self._runner = self._stack.enter_context(asyncio.Runner())
-        self._runner.run(self._signals.until_stopped(self._answer(folder, rest)))
+        self.signals.folder = folder
+        if self.runner is None:
+            self.stack.enter_context(cluster())
+            self.runner = self.stack.enter_context(asyncio.Runner())
+        self.runner.run(self.signals.until_stopped(self._answer(folder, rest)))
 
     async def _answer(self, folder: Path, rest: Rest) -> None:
-        fleet = self._fleet or await self._start()
-        with output(folder, rest.done, rest.total, self._console) as out:
+        fleet = self.fleet or await self._start()
+        with output(folder, rest.done, rest.total, self.console) as out:
             out.note = fleet.__str__
 
             async def answer(example: Example) -> None:
@@ -68,22 +70,22 @@ class Cluster:
                 out.solved()
 
             await answer_all(rest.examples, answer, fleet.slots)
-        self._console.print(str(fleet))
+        self.console.print(str(fleet))
         if fleet.error:
-            self._console.print(f"a replica has ended: {fleet.error}", markup=False)
+            self.console.print(f"a replica has ended: {fleet.error}", markup=False)
 
     async def _start(self) -> "Fleet":
         """Start the replicas, and wait for the first of them."""
-        takes = resources(self._job)
-        job = absolute(self._job.with_model())  # merged only when there is a cluster
+        takes = resources(self.job)
+        job = absolute(self.job.with_model())  # merged only when there is a cluster
         count = job.config.replicas
         most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
         actor = ray.remote(Replica).options(**most, **takes)
         arguments = (job, job.passes, versions(job.task_name))
         actors = [actor.remote(*arguments) for _ in range(count)]
-        self._fleet = fleet = Fleet(actors, job.config.slots * count)
+        self.fleet = fleet = Fleet(actors, job.config.slots * count)
         each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
-        with starting(self._console, f"the first of {count} replicas, each takes {each}"):
+        with starting(self.console, f"the first of {count} replicas, each takes {each}"):
             await fleet.wait_for_first()
         return fleet
 
