@@ -207,37 +207,28 @@ def ask_cases(job: Job, cases: Cases, engine: Answering, because: str, console: 
 
 def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> AnswersRecord:
     """Return what the answers depend on; a run resumes only with an equal record."""
-    config, trained = job.config, job.trained
-    optional: dict[str, Any] = {"endpoint": config.endpoint} if config.endpoint else {}
-    if cases.reader.on_bad_row == "skip":
-        optional["on_bad_row"] = "skip"
-    if job.task.solve:
-        optional["solve"] = job.task.solve.settings.model_dump()
-    return AnswersRecord(
-        task=job.task_name,
-        test=str(cases.file),
-        test_sha256=sha256(cases.file),
-        trained=str(trained) if trained else None,
-        trained_sha256=model_sha256(trained) if trained else None,
-        labels_sha256=sha256(trained / "labels.json") if trained else None,
-        prompt_sha256=prompt_sha256(job.task_name),
-        adapter=config.adapter,
-        constrained=config.constrained,
-        max_tokens=job.budget.usual,
-        seed=config.seed,
-        engine=config.engine,
-        sampling=config.sampling,
-        samples=config.samples,
-        held_out=cases.reader.held_out,
-        for_choice=cases.for_choice,
-        answered_by=answered_by,
-        because=because,
-        **optional,
-        versions={
-            "prompt rules": RULES,
-            **{name: version(name) for name in ("llguidance", "transformers")},
-        },
-    )
+    trained = job.trained
+    known = job.config.model_dump(include=set(AnswersRecord.model_fields))
+    known |= {
+        "task": job.task_name,
+        "test": str(cases.file),
+        "test_sha256": sha256(cases.file),
+        "prompt_sha256": prompt_sha256(job.task_name),
+        "max_tokens": job.budget.usual,
+        "held_out": cases.reader.held_out,
+        "for_choice": cases.for_choice,
+        "on_bad_row": cases.reader.on_bad_row,
+        "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
+        "answered_by": answered_by,
+        "because": because,
+        "versions": {name: version(name) for name in ("llguidance", "transformers")},
+    }
+    known["versions"]["prompt rules"] = RULES
+    if trained:
+        known["trained"] = str(trained)
+        known["trained_sha256"] = model_sha256(trained)
+        known["labels_sha256"] = sha256(trained / "labels.json")
+    return AnswersRecord(**known)
 
 
 def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console) -> None:
