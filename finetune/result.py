@@ -72,8 +72,10 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     if (run.folder / MANIFEST).exists():
         old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
         reason = old.difference(record)
-        first, rest = reason.split("; ")[:MAX_DIFFERENCES], reason.split("; ")[MAX_DIFFERENCES:]
-        reason = "; ".join(first) + (f"; {len(rest)} more" if rest else "")
+        parts = reason.split("; ")
+        reason = "; ".join(parts[:MAX_DIFFERENCES])
+        if len(parts) > MAX_DIFFERENCES:
+            reason += f"; {len(parts) - MAX_DIFFERENCES} more"
     if reason:
         raise UserError(
             f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "

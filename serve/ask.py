@@ -104,7 +104,9 @@ class Asker:
         Without it, for an endpoint with another tokenizer, prompts are not shortened, and the
         endpoint limits the replies.
         """
-        self.task, self.labels, self.advisor = task, labels, advisor
+        self.task = task
+        self.labels = labels
+        self.advisor = advisor
         self.budget = budget or Budget()
         self.tokenizer: Any = load_tokenizer(model) if model else None
         self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
@@ -130,7 +132,8 @@ class Asker:
         asked = self._shortened(example, limit)
         for longer in (min(limit + asked.room, longest), longest):
             if longer > limit and not asked.shortened.fits:  # as little as the case needs
-                limit, asked = longer, self._shortened(example, longer)
+                limit = longer
+                asked = self._shortened(example, longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
             raise Refusal(
@@ -206,7 +209,9 @@ class Answerer:
     async def answer(self, example: Example, write: Write, find_row: FindRow) -> None:
         """Ask all questions of one example, and `write` the row of each call that has none yet."""
         task = self.asker.task
-        solving, replies, number = task.solving(example), None, 0
+        solving = task.solving(example)
+        replies = None
+        number = 0
         while True:
             try:
                 questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it

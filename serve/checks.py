@@ -34,7 +34,8 @@ class Problem(Exception):
     def __init__(self, status: int, message: str, **headers: str) -> None:
         """Take the HTTP status, a message on what is wrong and what to do, and further headers."""
         super().__init__(message)
-        self.status, self.headers = status, headers
+        self.status = status
+        self.headers = headers
 
     @property
     def body(self) -> dict[str, Any]:
@@ -80,7 +81,8 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> bytes:
-    body, size = bytearray(), 0
+    body = bytearray()
+    size = 0
     async for piece in request.stream():
         size += len(piece)
         if size <= LARGEST_BODY:

@@ -53,7 +53,9 @@ class Endpoint:
         if url_and_model is None:
             raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
         self._url, self._model = url_and_model
-        self._failure, self._replies, self._refusals = "", 0, 0
+        self._failure = ""
+        self._replies = 0
+        self._refusals = 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
         key = key_of(KEY) or "none"  # the client insists on one
         timeout = Timeout(600, connect=10)
@@ -144,7 +146,8 @@ def read_reply(reply: Any) -> EndpointOutput:
             for choice in reply.choices
             if choice.message.content is not None
         ]
-        cached, prompt = details and details.cached_tokens, usage and usage.prompt_tokens
+        cached = details and details.cached_tokens
+        prompt = usage and usage.prompt_tokens
     except (AttributeError, TypeError, ZeroDivisionError):
         raise ValueError("its reply is not in OpenAI's format") from None
     if any(choice.finish_reason in ABORTED for choice in choices):

@@ -67,7 +67,8 @@ class Here:
 
     def _start(self) -> Answerer:
         """Start the engine, or open the endpoint."""
-        job, config = self.job.with_model(), self.job.config
+        job = self.job.with_model()
+        config = job.config
         if config.endpoint:
             asker = job.asker()
             self.source = self.stack.enter_context(closing(Endpoint(config.endpoint)))

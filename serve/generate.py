@@ -149,7 +149,8 @@ def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) ->
 
 def chooses(job: Job) -> bool:
     """Say whether there is a text classifier that could answer in place of the fine-tuned model."""
-    config, trained = job.config, job.trained
+    config = job.config
+    trained = job.trained
     if trained is None or config.endpoint or config.adapter == "none":
         return False
     return bool(job.task.answer.fields) and has_classifier(trained)

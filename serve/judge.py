@@ -69,7 +69,8 @@ class ServedRun:
     def __init__(self, run: Run, config: ServeConfig) -> None:
         """Load its parts, and merge the adapter if needed."""
         record = run.record
-        self.task, self.task_name = load_task(record.task), record.task
+        self.task = load_task(record.task)
+        self.task_name = record.task
         if self.task.data.by_hand is None:
             raise UserError(
                 f"{run.folder}: task {record.task!r} cannot be served: it does not define 'by_hand'"
@@ -122,7 +123,8 @@ class ServedRun:
 
     def _judgments(self, example: Example, row: Row) -> dict[str, Any]:
         """Return the answer that a reply gives, beside what the text classifier thinks."""
-        task, advisor = self.task, self.asker.advisor
+        task = self.task
+        advisor = self.asker.advisor
         read = read_answer(task, self.asker.labels, advisor, example, row)
         beside: dict[str, Any] = {}
         if advisor:

@@ -55,7 +55,8 @@ class Served(NamedTuple):
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
     """Return the folders to load for a training result; see `EngineConfig` for the others."""
-    record, is_full = RunRecord.read(trained), not (trained / "adapter_config.json").exists()
+    record = RunRecord.read(trained)
+    is_full = not (trained / "adapter_config.json").exists()
     if is_full and adapter == "lora":
         raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
     if adapter == "lora" and read_object(trained / "adapter_config.json").get("target_parameters"):
@@ -80,7 +81,8 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.copytree(adapter, temporary, dirs_exist_ok=True)
     weights = load_file(adapter / WEIGHTS)
-    old, new = "base_model.model.model.", "base_model.model.model.language_model."
+    old = "base_model.model.model."
+    new = "base_model.model.model.language_model."
     renamed = {key.replace(old, new, 1): value for key, value in weights.items()}
     save_file(renamed, temporary / WEIGHTS, {"format": "pt"})
     replace_folder(temporary, out)

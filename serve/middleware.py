@@ -75,7 +75,8 @@ class Panjue:
 
     def __init__(self, app: ASGIApp) -> None:
         """Take the app inside."""
-        self.app, self._running = app, 0
+        self.app = app
+        self._running = 0
         self._page = StaticFiles(directory=PAGE, html=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +104,8 @@ class Panjue:
                 pass
 
     async def _answer(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
+        path = scope["path"]
+        method = scope["method"]
         if path not in METHODS:
             raise Problem(404, f"{path}: there is no such route")
         if method not in METHODS[path]:

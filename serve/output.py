@@ -178,7 +178,8 @@ class StopSignals:
         A signal handler may not raise here: a running vLLM does not survive an exception.
         """
         self._check()
-        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
             await task

@@ -137,7 +137,9 @@ class Replica:
 
     def __init__(self, job: Job, passes: list[Sampling], wanted: dict[str, str]) -> None:
         """Take the job, its sampling passes, and the driver's versions."""
-        self._job, self._passes, self._wanted = job, passes, wanted
+        self._job = job
+        self._passes = passes
+        self._wanted = wanted
         self._running = AsyncExitStack()
         self._answerer: Answerer | None = None
 
@@ -145,7 +147,9 @@ class Replica:
         """Start the engine if it is not running."""
         if self._answerer:
             return
-        job, config, served = self._job, self._job.config, self._job.served
+        job = self._job
+        config = self._job.config
+        served = self._job.served
         assert served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
@@ -194,7 +198,8 @@ class Fleet:
         self.slots = asyncio.Semaphore(slots)  # one for each example under way
         self.repeats = 0  # examples given out again, since their replica had ended
         self.error = ""  # of the last replica that has ended or could not start
-        self._count, self._changed = len(actors), asyncio.Event()
+        self._count = len(actors)
+        self._changed = asyncio.Event()
         self._running: list[Running] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None

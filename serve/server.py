@@ -88,7 +88,8 @@ def free_port(host: str, port: int) -> int:
 
 def arguments(setup: Setup) -> Namespace:
     """Return the arguments of vLLM's server; TypeError if they do not fit together."""
-    config, runs = setup.config, setup.runs
+    config = setup.config
+    runs = setup.runs
     budget = max(run.asker.budget for run in runs.values())
     needed = [engine_settings(run.folders, config.seed, budget) for run in runs.values()]
     adapters = [

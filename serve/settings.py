@@ -167,8 +167,10 @@ def task_name(run: Run, config: GenerateConfig) -> str:
 
 def check_trained(run: Run) -> RunRecord:
     """Return the record of a training, whose prompt and labels must not have changed."""
-    record, folder = run.record, run.trained
-    prompt, labels = prompt_sha256(record.task), sha256(folder / "labels.json")
+    record = run.record
+    folder = run.trained
+    prompt = prompt_sha256(record.task)
+    labels = sha256(folder / "labels.json")
     if (prompt, labels) != (record.prompt_sha256, record.labels_sha256):
         changed = "prompt" if prompt != record.prompt_sha256 else "labels.json"
         raise UserError(f"{folder}: its {changed} has changed since training; restore it")
@@ -190,7 +192,8 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
 
     A word `name=RUN`, whose name is no setting, names a further adapter of the same base.
     """
-    settings, runs = [], {NAME: Run(folder)}
+    settings = []
+    runs = {NAME: Run(folder)}
     for word in words:
         key, _, value = word.partition("=")
         if key.partition(".")[0] in (NAME, *ServeConfig.model_fields):
