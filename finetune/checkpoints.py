@@ -51,7 +51,6 @@ def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
 
 
 def newest_complete(checkpoints: Path) -> Path | None:
-    """Return the newest complete checkpoint."""
     return max(_complete(checkpoints), key=_step, default=None)
 
 

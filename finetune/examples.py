@@ -26,7 +26,6 @@ class Spool:
         return self._size
 
     def append(self, example: Example) -> None:
-        """Add an example."""
         pickle.dump(example, self._file)
         self._size += 1
 

@@ -29,7 +29,6 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Shows progress with tokens/s and time left; appends each log entry to `log.jsonl`."""
 
     def __init__(self, folder: Path, console: Console) -> None:
-        """Write into `folder`, show on `console`; only the main process writes."""
         self._folder = folder
         self._console = console
         self._stack = ExitStack()
@@ -46,7 +45,6 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Update the meter."""
         if self._meter:
             self._meter.to(state.global_step, self._status)
 
@@ -79,18 +77,15 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
                     out.write(dump(row) + "\n")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Stop the meter."""
         self._stack.close()
 
 
 def print_plan(console: Console, trainer: ReplyTrainer, rows: Rows, examples: Examples) -> None:
-    """Print the examples, token percentiles, trained weights, steps and memory."""
     for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", markup=False)
 
 
 def data_plan(rows: Rows, examples: Examples) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) about the examples."""
     report = rows.report
     held_out = rows.held_report
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
@@ -120,7 +115,6 @@ def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) about weights, steps and memory."""
     args = trainer.args
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -145,12 +139,10 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
 
 
 def in_gib(size: float) -> str:
-    """Return a number of bytes in GiB."""
     return f"{size / 2**30:.2f} GiB"
 
 
 def steps(trainer: SFTTrainer) -> int:
-    """Return the number of optimizer steps."""
     if trainer.args.max_steps > 0:
         return int(trainer.args.max_steps)
     steps_per_epoch = np.ceil(len(trainer.train_dataset) / step_size(trainer.args))

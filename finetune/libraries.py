@@ -73,7 +73,6 @@ def check_library_settings(config: SftConfig) -> None:
 
 
 def check_packing(config: SftConfig) -> None:
-    """Refuse packing where the settings do not allow it."""
     packing = config.trainer.get("packing", False)
     if packing not in (True, False, "auto"):
         raise UserError(f"trainer.packing: must be true, false or auto, got {packing}")

@@ -86,7 +86,6 @@ def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:
 
 
 def is_done(step: str, config: Path, run: Path, goals: list[str], given: dict[str, str]) -> bool:
-    """Say whether a step has nothing to do."""
     is_toy = config == DEMO and not given["MODEL"]
     needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
     is_asked = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))

@@ -118,7 +118,6 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
-    """Read the settings of the tiny base, whose model need not exist yet."""
     return _settings(BaseConfig, path, overrides)
 
 

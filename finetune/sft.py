@@ -248,7 +248,6 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
 def make_trainer(
     config: SftConfig, model: Model, args: Any, rows: Rows, console: Console
 ) -> ReplyTrainer:
-    """Return the trainer, ready to start."""
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     sampler = None  # transformers' order
     if args.train_sampling_strategy == "group_by_length":
@@ -298,7 +297,6 @@ def fitted_classifier(
 
 
 def train_or_resume(trainer: ReplyTrainer, config: SftConfig, console: Console) -> None:
-    """Train from the newest checkpoint, if there is one."""
     checkpoint = newest_complete(config.run / "checkpoints")
     if checkpoint is None:
         trainer.train()

@@ -33,7 +33,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._old_handlers: dict[int, Any] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Install the signal handlers."""
         self._process = os.getpid()
         self._old_handlers = {n: signal.signal(n, self._receive) for n in SIGNALS}
 

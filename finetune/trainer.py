@@ -95,7 +95,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return self._sampler or super()._get_train_sampler(train_dataset)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the number of tokens seen."""
         prefix = "" if self.model.training else "eval_"
         logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
         super().log(logs, start_time)
@@ -181,7 +180,6 @@ class SaveEvaluatedSteps(TrainerCallback):  # type: ignore[misc]  # transformers
     def on_step_end(
         self, args: TrainingArguments, _: TrainerState, control: TrainerControl, **__: Any
     ) -> None:
-        """Save if the step is evaluated."""
         if control.should_evaluate and args.load_best_model_at_end:
             control.should_save = True
 

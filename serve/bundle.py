@@ -76,7 +76,6 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
 
 
 def _trained(answers: Answers) -> Path:
-    """Return the adapter or model that answered."""
     record = answers.record
     trained = answers.trained
     again = "run `panjue generate` again"

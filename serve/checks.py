@@ -32,14 +32,12 @@ class Problem(Exception):
     """An error response to a request."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
-        """Take the HTTP status, a message on what is wrong and what to do, and further headers."""
         super().__init__(message)
         self.status = status
         self.headers = headers
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the error in the form of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "service_unavailable"
         error = {"message": str(self), "type": kind, "param": None, "code": self.status}
         return {"error": error}

@@ -48,7 +48,6 @@ class Endpoint:
     longest = 0  # not known
 
     def __init__(self, name: str) -> None:
-        """Take `URL#MODEL`."""
         url_and_model = parse_endpoint(name)
         if url_and_model is None:
             raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
@@ -65,7 +64,6 @@ class Endpoint:
             )
 
     def close(self) -> None:
-        """Close all connections and the event loop."""
         if self.runner:
             self.runner.run(self._client.close())
             self.runner.close()

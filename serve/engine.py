@@ -69,7 +69,6 @@ class Engine:
     def __init__(
         self, llm: AsyncLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
     ) -> None:
-        """Take an engine, and the adapter to load on its model, if any."""
         self.llm = llm
         self.lora = lora
         self.runner = runner
@@ -287,5 +286,4 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
 
 
 def on_cpu() -> bool:
-    """Say whether vLLM runs on the CPU."""
     return bool(current_platform.is_cpu())

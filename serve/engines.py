@@ -51,7 +51,6 @@ class Here:
     answerer: Answerer | None = None
 
     def answer(self, folder: Path, rest: Rest) -> None:
-        """Write the rows of the examples to `folder`."""
         self.signals.folder = folder
         answerer = self.answerer or self._start()
         with output(folder, rest.done, rest.total, self.console) as out:
@@ -66,7 +65,6 @@ class Here:
             self.source.runner.run(self.signals.until_stopped(work))
 
     def _start(self) -> Answerer:
-        """Start the engine, or open the endpoint."""
         job = self.job.with_model()
         config = job.config
         if config.endpoint:

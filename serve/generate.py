@@ -80,7 +80,6 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
 
 
 def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: Console) -> None:
-    """Have the model or the text classifier answer the cases."""
     if job.config.answer == "classifier":
         if not (job.trained and has_classifier(job.trained)):
             raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
@@ -137,7 +136,6 @@ def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases | str:
 
 
 def choice_on(job: Job, held_out: Cases, engine: Answering, console: Console) -> Choice:
-    """Ask the held-out cases and return the choice that they give."""
     console.print(
         f"first the {held_out.count} cases that training held out: they say who is better, the "
         "model or the text classifier"
@@ -261,7 +259,6 @@ def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console
 
 
 def _delete_derived(job: Job, folder: Path, console: Console) -> None:
-    """Delete the files made from earlier answers."""
     names = (job.task.data.submission.name, *DERIVED)
     stale = [folder / name for name in names if (folder / name).exists()]
     for file in stale:

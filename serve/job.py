@@ -42,17 +42,14 @@ class Job:
 
     @property
     def task(self) -> Task:
-        """Return the task with the settings of this run."""
         return configured(load_task(self.task_name), self.solve)
 
     @cached_property
     def labels(self) -> Labels:
-        """Return the labels of the training."""
         return load_labels(self.trained / "labels.json") if self.trained else Labels()
 
     @property
     def passes(self) -> list[Sampling]:
-        """Return the sampling settings of each request of one call."""
         first = self.config.sampling
         further = {**first, "n": self.config.samples, "temperature": 1.0}
         return [first, further] if self.config.samples else [first]

@@ -67,7 +67,6 @@ class ServedRun:
     """A training that judges; the engine is not part of it."""
 
     def __init__(self, run: Run, config: ServeConfig) -> None:
-        """Load its parts, and merge the adapter if needed."""
         record = run.record
         self.task = load_task(record.task)
         self.task_name = record.task

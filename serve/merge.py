@@ -90,7 +90,6 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
-    """Say whether `out` is the finished merge with this record."""
     with suppress(UserError):
         return RunRecord.read(out) == record
     return False

@@ -74,7 +74,6 @@ class Panjue:
     """The middleware; vLLM makes it with the app alone, whose state has our setup in its `args`."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Take the app inside."""
         self.app = app
         self._running = 0
         self._page = StaticFiles(directory=PAGE, html=True)
@@ -139,7 +138,6 @@ class Panjue:
             self._running -= count
 
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let vLLM answer."""
         body = await read_json(Request(scope, receive))
         first = setup.run()
         if first.folders.adapter:  # vLLM would use the base if none is named
@@ -152,7 +150,6 @@ class Panjue:
             await self.app(scope, replayed(raw, receive), send)
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one case."""
         body = await read_json(Request(scope, receive))
         await ready(setup, scope)
         state = scope["app"].state
@@ -225,7 +222,6 @@ async def send_events(run: ServedRun, engine: Engine, case: CaseRequest, send: S
 
 
 def event(name: str, data: Mapping[str, Any]) -> Message:
-    """Return one server-sent event."""
     text = f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
@@ -244,7 +240,6 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -37,7 +37,6 @@ class Rest:
     total: int
 
     def find_row(self, key: str) -> Row | None:
-        """Return the row of a call from an earlier run, if there is one."""
         return self.rows.get(key) if self.rows else None
 
     def rows_of(self, example: Example) -> dict[str, Row]:
@@ -114,7 +113,6 @@ class Output:
             self._show(self.progress.done)
 
     def solved(self) -> None:
-        """Count an example that has its answer."""
         self._show(self.progress.done + 1)
 
     def summary(self) -> str:
@@ -150,12 +148,10 @@ class StopSignals:
     """Of the answers that are being made, which the message names."""
 
     def __init__(self) -> None:
-        """Start without a signal."""
         self._received = 0
         self._cancel: Callable[[], object] | None = None
 
     def __enter__(self) -> Self:
-        """Install the signal handlers."""
         numbers = (signal.SIGTERM, signal.SIGINT)
         self._old_handlers = {number: signal.signal(number, self._receive) for number in numbers}
         return self

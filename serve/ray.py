@@ -53,7 +53,6 @@ class Cluster:
     fleet: "Fleet | None" = None
 
     def answer(self, folder: Path, rest: Rest) -> None:
-        """Write the rows of the examples to `folder`."""
         self.signals.folder = folder
         if self.runner is None:
             self.stack.enter_context(cluster())
@@ -75,7 +74,6 @@ class Cluster:
             self.console.print(f"a replica has ended: {fleet.error}", markup=False)
 
     async def _start(self) -> "Fleet":
-        """Start the replicas, and wait for the first of them."""
         takes = resources(self.job)
         job = absolute(self.job.with_model())  # merged only when there is a cluster
         count = job.config.replicas
@@ -136,7 +134,6 @@ class Replica:
     """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
 
     def __init__(self, job: Job, passes: list[Sampling], wanted: dict[str, str]) -> None:
-        """Take the job, its sampling passes, and the driver's versions."""
         self._job = job
         self._passes = passes
         self._wanted = wanted
@@ -144,7 +141,6 @@ class Replica:
         self._answerer: Answerer | None = None
 
     async def start(self) -> None:
-        """Start the engine if it is not running."""
         if self._answerer:
             return
         job = self._job
@@ -208,7 +204,6 @@ class Fleet:
             self._start(actor)
 
     def __str__(self) -> str:
-        """Say how many replicas are running."""
         again = f", {self.repeats} cases given out again" if self.repeats else ""
         return f"{len(self._running)} of {self._count} replicas{again}"
 
@@ -260,7 +255,6 @@ class Fleet:
         starting.add_done_callback(lambda _: self._changed.set())
 
     async def _wait_for_start(self, actor: Any) -> None:
-        """Start the engine of a replica; it may be in a new process."""
         try:
             # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
             await actor.start.options(max_task_retries=-1).remote()

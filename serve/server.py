@@ -66,8 +66,6 @@ class Loop(uvloop.Loop):
     has_stopped = False
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: object) -> None:
-        """Set the handler of a signal."""
-
         def stop() -> None:
             self.has_stopped = True
             callback(*args)
