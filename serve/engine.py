@@ -279,8 +279,13 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
         )
     try:
-        own = {"structured_outputs": None, "output_kind": None, "detokenize": True}
-        SamplingParams(**{"temperature": 0.0, **sampling}, **own)  # TypeError if in both
+        # A TypeError if one of `sampling` is among those that panjue sets.
+        SamplingParams(
+            **{"temperature": 0.0, **sampling},
+            structured_outputs=None,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            detokenize=True,
+        )
     except (ValueError, TypeError, VLLMValidationError) as error:
         raise UserError(f"sampling: {first_line(error)}") from None
 
