@@ -191,7 +191,8 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
 
 def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:
     """Return `FieldWeights.sizes` for probabilities of independent labels, [items, labels]."""
-    expected = np.mean([size_chances(row[row > 0].tolist()) for row in probabilities], axis=0)
+    chances = [size_chances(row[row > 0].tolist()) for row in probabilities]
+    expected = np.mean(chances, axis=0)
     sizes = np.minimum(gold.astype(bool).sum(1), MAX_SIZE)
     found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(gold)
     return tuple(map(float, found / np.maximum(expected, 1e-9)))
@@ -221,9 +222,10 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
 
 def fit_view(texts: Sequence[Hashes]) -> View:
     """Return the n-grams of the most texts, with their inverse document frequencies."""
-    distinct, counts = np.unique(np.concatenate([np.unique(t) for t in texts]), return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
-    kept = np.sort(order[counts[order] >= MIN_TEXTS])
+    once_a_text = np.concatenate([np.unique(text) for text in texts])
+    distinct, counts = np.unique(once_a_text, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
+    kept = np.sort(most[counts[most] >= MIN_TEXTS])
     idf = np.log((1 + len(texts)) / (1 + counts[kept])) + 1
     return View(distinct[kept], idf.astype(np.float32))
 

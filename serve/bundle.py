@@ -149,8 +149,10 @@ def _write_manual(folder: Path, record: RunRecord, submission: str) -> None:
 
 
 def _write_sums(folder: Path) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files]
+    lines = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            lines.append(f"{sha256(path)}  {path.relative_to(folder)}\n")
     (folder / SUMS).write_text("".join(lines), "utf-8")
 
 
