@@ -1,6 +1,7 @@
 """The model's answer to each field beside the text classifier's, and how the two compare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from panjue.eval.opinions import Advisor
 from panjue.eval.shown import items_of
@@ -28,14 +29,18 @@ def compared_opinions(
     task: Task,
     example: Example,
     advisor: Advisor | None,
+    reply: Mapping[str, Any],
     gold: Row,
     items: Sequence[Item],
     decoded: Decoded | None,
 ) -> Iterator[list[tuple[Field, str]]]:
-    """Yield each item's fields as the classifier answers them, and how the model's compare."""
+    """Yield each item's fields as the classifier answers them, and how the model's compare.
+
+    `reply` is the example's row of `completions.jsonl`, `decoded` what it says.
+    """
     if advisor is None:
         return
-    row = task.data.write(example, advisor.alone(example))
+    row = task.data.write(example, advisor.alone(example, reply))
     own_items = items_of(task, gold, row)
     for (name, answers), (_, own) in zip(items, own_items, strict=True):
         number = example.names.index(name) if task.answer.items else 0

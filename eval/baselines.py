@@ -8,12 +8,13 @@ import numpy as np
 
 from panjue.eval.answers import advisor_of
 from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.opinions import Advisor
+from panjue.eval.opinions import EMPTY_REPLY, Advisor
 from panjue.eval.values import MetricValues, metric_values, summarize
-from panjue.prompts.example import Example
+from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -32,9 +33,13 @@ class Baselines:
         """Prepare for the scores of `run`; without `labels` the fallback has no score."""
         self._task, self._labels = task, labels
         self.unknown = {} if labels else {task.score.fallback: NO_LABELS}
-        self._classifying = None
+        self._advisor = None
+        self._replies: Rows | None = None
+        replies = run / "completions.jsonl"
         try:
-            self._classifying = classifier_alone(task, run, gold)
+            self._advisor = classifier_alone(task, run, gold)
+            if self._advisor and replies.exists():
+                self._replies = Rows(replies, key=call_key)
         except UserError as error:
             self.unknown[CLASSIFIER_NAME] = str(error)
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
@@ -53,8 +58,10 @@ class Baselines:
         if self._labels:
             answer = task.ask.decode("", example, self._labels).answer
             yield task.score.fallback, gold, task.data.write(example, answer)
-        if self._classifying:
-            yield CLASSIFIER_NAME, gold, task.data.write(example, self._classifying.alone(example))
+        if self._advisor:
+            reply = self._replies.get(example.id) if self._replies else None
+            answer = self._advisor.alone(example, reply or EMPTY_REPLY)
+            yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
         yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float] | None]:
@@ -68,10 +75,10 @@ class Baselines:
 def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
     """Return the text classifier of a run's training, if there is one.
 
-    None too if the classifier was fitted on the cases of `gold`.
+    None too if it was fitted on the cases of `gold`, or if its answers are the submission.
     """
     answers = find_answers(run)
-    if answers is None:
+    if answers is None or answers.record.answered_by == "classifier":
         return None
     advisor = advisor_of(answers, task, load_labels(run / "labels.json"))
     training = answers.training

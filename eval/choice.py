@@ -51,10 +51,12 @@ def choose(folder: Path, into: Path) -> Choice:
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
     submission = task.data.submission.index(task.data.submission.find(folder))
+    replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
     for example, gold, _ in score_rows(answered.reader, answered.test, submission, of_model):
-        row = task.data.write(example, advisor.alone(example))
+        reply = answered.row(replies, {"id": example.id})
+        row = task.data.write(example, advisor.alone(example, reply))
         of_classifier.add(example, metric_values(task, gold, row, f"id {example.id}"))
     metric = task.score.names[-1]
     scores = paired_differences(of_classifier, of_model)[metric]

@@ -90,8 +90,13 @@ class Advisor:
     known: Mapping[str, str] = field(default_factory=dict)
     in_prompts: bool = True
 
-    def opinions(self, example: Example) -> list[Opinion]:
-        """Return the opinion on every item of the answer; it takes milliseconds an item."""
+    def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
+        """Return the opinion on every item of the answer; it takes milliseconds an item.
+
+        They are those of `row`, the example's row of `completions.jsonl`, if it has them.
+        """
+        if "opinions" in row:
+            return [Opinion(**of_item) for of_item in row["opinions"]]
         return self.with_answers(self.classifier.probabilities(example))
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
@@ -118,9 +123,10 @@ class Advisor:
             text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
         return replace(example, inputs={**example.inputs, "opinions": text})
 
-    def alone(self, example: Example) -> Answer:
-        """Return the classifier's own answer."""
-        return read_answer(self.task, self.labels, self, example, EMPTY_REPLY).answer
+    def alone(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> Answer:
+        """Return the classifier's own answer; as for `opinions`."""
+        nothing = self.task.ask.decode("", example, self.labels)
+        return self.complete(nothing, self.opinions(example, row))
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""
@@ -154,10 +160,7 @@ def read_answer(
     decoded = task.ask.decode(first_reply(row), example, labels)
     if advisor is None:
         return Answered(decoded, decoded.answer)
-    if "opinions" in row:
-        opinions = [Opinion(**of_item) for of_item in row["opinions"]]
-    else:
-        opinions = advisor.opinions(example)
+    opinions = advisor.opinions(example, row)
     answer = advisor.complete(decoded, opinions)
     return Answered(decoded, answer, opinions, advisor.confidence(answer, opinions))
 

@@ -16,6 +16,7 @@ from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.fairness import MIN_EXAMPLES, Fairness, fairness
 from panjue.eval.group_counts import Counts
+from panjue.eval.opinions import EMPTY_REPLY
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
 from panjue.eval.values import metric_values
@@ -136,8 +137,6 @@ def page_data(answered: AnsweredFile) -> PageData:
     result.labels[NO_REPLY] = (NO_REPLY, "模型未答")
     if all(example.answer is not None for example in answered.examples()):
         result.scores = score(answered.reader, answered.test, submission)
-        if result.by_classifier:  # the same answers, and the same score
-            result.scores.baselines.pop(CLASSIFIER_NAME, None)
     else:
         result.labels |= WITHOUT_GOLD
     result.labels |= {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
@@ -192,6 +191,7 @@ def _cases(
         if calls and fallback and not task.solve:
             decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
         notes = dict(_handled(calls, decoded, fallback))
+        reply = calls[0] if calls else EMPTY_REPLY
         yield PageCase(
             id=str(example.id),
             groups=example.groups,
@@ -199,7 +199,7 @@ def _cases(
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
-            opinions=list(compared_opinions(task, example, advisor, gold, items, decoded))
+            opinions=list(compared_opinions(task, example, advisor, reply, gold, items, decoded))
             if gold
             else [],
             confidence=mean_confidence(confidence) if confidence else None,
