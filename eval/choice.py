@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from panjue.eval.answers import open_answers
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.values import MetricValues, metric_values, score_rows
+from panjue.eval.values import MetricValues, metric_values, score_rows, submission_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import AnsweredBy
@@ -50,7 +50,7 @@ def choose(folder: Path, into: Path) -> Choice:
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
-    submission = task.data.submission.index(task.data.submission.find(folder))
+    submission = submission_rows(task, folder)
     replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)

@@ -11,7 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval.answers import AnsweredFile
-from panjue.eval.values import UNWEIGHTED, MetricValues, percentiles, pooled, resampled, score_rows
+from panjue.eval.values import (
+    UNWEIGHTED,
+    MetricValues,
+    percentiles,
+    pooled,
+    resampled,
+    scored,
+    submission_rows,
+    weighted_mean,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -64,9 +73,8 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
     """Compare two submissions: metrics, and examples won and lost."""
     task = reader.task
-    submission = task.data.submission
-    rows = submission.index(submission.find(first))
-    other_rows = submission.index(submission.find(second))
+    rows = submission_rows(task, first)
+    other_rows = submission_rows(task, second)
     check_same_cases(rows, other_rows, second)
     check_same_cases(other_rows, rows, first)
     values = scored(reader, gold, rows)
@@ -94,14 +102,6 @@ def check_same_cases(rows: Rows, other: Rows, path: Path) -> None:
         )
 
 
-def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
-    """Return the metric values of a submission."""
-    values = MetricValues(reader.task)
-    for _ in score_rows(reader, gold, rows, values):
-        pass
-    return values
-
-
 def headlines(values: MetricValues) -> Numbers:
     """Return the headline metric of each example, as if there were no other, [examples]."""
     return pooled(values.task, values.values, np.ones(len(values)))[:, -1]
@@ -114,10 +114,8 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
     """
     task = first.task
     weights = first.weights
-    if not weights.any():
-        weights = np.ones_like(weights)
-    means = pooled(task, weights @ first.values, weights.sum())
-    other_means = pooled(task, weights @ second.values, weights.sum())
+    means = weighted_mean(task, weights, first.values)
+    other_means = weighted_mean(task, weights, second.values)
     draws = resampled(task, weights, first.values, RESAMPLES)
     other_draws = resampled(task, weights, second.values, RESAMPLES)
     low, high = percentiles(other_draws - draws)

@@ -14,8 +14,7 @@ from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
-from panjue.eval.fairness import MIN_EXAMPLES, Fairness, fairness
-from panjue.eval.group_counts import Counts
+from panjue.eval.fairness import MIN_EXAMPLES, Attribute, by_attribute
 from panjue.eval.opinions import EMPTY_REPLY
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
@@ -82,6 +81,7 @@ class PageData:
             in the field's order or the commonest first.
         confusion: Field -> (gold value, predicted value) -> number of items.
         orders: Field -> the values of its confusion in order.
+        groups: Attribute -> the headline metric of its groups.
         pairs: (missed gold class, wrongly predicted class, number of items), the commonest.
         pairs_in_all: Number of different pairs.
         decoding: The run's decode.json, if it describes this submission.
@@ -103,11 +103,30 @@ class PageData:
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
     pairs_in_all: int = 0
     decoding: Mapping[str, Any] = field(default_factory=dict)
-    fairness: Fairness | None = None
+    groups: dict[str, Attribute] = field(default_factory=dict)
 
     def label(self, name: str) -> tuple[str, str]:
         """Return what a metric, field or baseline is called, in English and in Chinese."""
         return self.labels.get(name, (name, name))
+
+
+@dataclass
+class ClassCounts:
+    """How many items have each value of a field: in gold, in predictions, in both."""
+
+    gold: Counter[str] = field(default_factory=Counter)
+    predicted: Counter[str] = field(default_factory=Counter)
+    both: Counter[str] = field(default_factory=Counter)
+
+    def add(self, gold: Sequence[str], predicted: Sequence[str]) -> None:
+        """Count an item."""
+        self.gold.update(gold)
+        self.predicted.update(predicted)
+        self.both.update(set(gold) & set(predicted))
+
+    def f1(self, value: str) -> float:
+        """Return the F1 of a value that gold or predictions have."""
+        return 2 * self.both[value] / (self.gold[value] + self.predicted[value])
 
 
 def main(run: Path, gold: Path | None) -> None:
@@ -150,8 +169,8 @@ def page_data(answered: AnsweredFile) -> PageData:
     result.skipped = [str(answered.reader.skipped)] if answered.reader.skipped.rows else []
     if result.scores:
         _count(task, result)
-        if groups := list(result.scores.groups):
-            result.fairness = fairness(answered.reader, answered.test, submission, groups)
+        for attribute in result.scores.groups:
+            result.groups[attribute] = by_attribute(result.scores.values, attribute)
     return result
 
 
@@ -191,7 +210,11 @@ def _cases(
         if calls and fallback and not task.solve:
             decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
         notes = dict(_handled(calls, decoded, fallback))
-        reply = calls[0] if calls else EMPTY_REPLY
+        opinions = []
+        if advisor and gold:
+            answer = advisor.alone(example, calls[0] if calls else EMPTY_REPLY)
+            own = list(items_of(task, gold, task.data.write(example, answer)))
+            opinions = list(compared_opinions(task, example, items, own, decoded))
         yield PageCase(
             id=str(example.id),
             groups=example.groups,
@@ -199,9 +222,7 @@ def _cases(
             items=items,
             classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
             wrong=_wrong(fields),
-            opinions=list(compared_opinions(task, example, advisor, reply, gold, items, decoded))
-            if gold
-            else [],
+            opinions=opinions,
             confidence=mean_confidence(confidence) if confidence else None,
             handled=list(notes),
             notes=list(notes.values()),
@@ -253,7 +274,7 @@ def _count(task: Task, result: PageData) -> None:
     for own, how in chain.from_iterable(of for case in result.cases for of in case.opinions):
         if how != NO_REPLY:
             result.agreements.setdefault(own.name, Counter()).update([how])
-    counts = defaultdict[str, Counts](Counts)
+    counts = defaultdict[str, ClassCounts](ClassCounts)
     pairs = Counter[tuple[str, str]]()
     for f in fields:
         if f.name in (*sets, *single):

@@ -13,7 +13,15 @@ from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decoding import decoding_of, never_asked
-from panjue.eval.values import UNWEIGHTED, MetricValues, Summary, score_rows, summarize, without_nan
+from panjue.eval.values import (
+    UNWEIGHTED,
+    MetricValues,
+    Summary,
+    score_rows,
+    summaries_by_group,
+    summarize,
+    without_nan,
+)
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -33,6 +41,7 @@ MAX_GROUP_COLUMNS = 8
 class ScoreResult:
     """Everything that `panjue score` prints."""
 
+    values: MetricValues  # of each example
     total: Summary  # the metrics over all examples
     groups: dict[str, dict[str, Summary]]
     """Attribute -> its value -> the metrics over those examples."""
@@ -107,7 +116,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         if decoding.get("confidence_sha256") not in (None, sha256(confidences)):
             raise UserError(f"{run}: is being decoded by another process; score it again")
         certainty = Certainty(task, confidences)
-    missing = 0
     faulty = 0
     unknown = 0
     notes: list[str] = []
@@ -116,17 +124,20 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
-        missing += row is None
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += [f"{example.id}: {note}" for note in example.notes]
         unknown += _unknown_labels(task, example, labels)
+    groups = {}
+    for attribute in values.attributes:
+        groups[attribute] = summaries_by_group(values, attribute, resamples=0)
     return ScoreResult(
+        values=values,
         total=summarize(values),
-        groups=_groups(values),
+        groups=groups,
         baselines=baselines.means(),
         unreadable_rate=decoding["unreadable"] / max(1, decoding["calls"]) if decoding else None,
-        missing=missing,
-        extra_rows=len(rows) - len(values) + missing,
+        missing=values.missing,
+        extra_rows=len(rows) - len(values) + values.missing,
         doubled=len(rows.duplicates),
         faulty=faulty,
         unknown_labels=unknown if labels and task.answer.fields else None,
@@ -139,16 +150,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         answered_by=decoding.get("answered_by", "") if decoding else "",
         by_classifier=answers is not None and answers.record.answered_by == "classifier",
     )
-
-
-def _groups(values: MetricValues) -> dict[str, dict[str, Summary]]:
-    """Return attribute -> group -> its metrics, without intervals."""
-    groups: dict[str, dict[str, Summary]] = {}
-    for attribute in values.attributes:
-        groups[attribute] = {}
-        for name, members in values.members(attribute).items():
-            groups[attribute][name] = summarize(values, members, resamples=0)
-    return groups
 
 
 def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:

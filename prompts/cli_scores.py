@@ -128,7 +128,7 @@ def fairness(
     groups: Annotated[Path | None, typer.Option(help="JSONL: id and further groups")] = None,
     json: JsonPath = None,
 ) -> None:
-    """Report the headline metric by groups: mean, disparity, worst group, gap, possible causes."""
+    """Report the headline metric by groups: mean, disparity, worst group, gap."""
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show
 

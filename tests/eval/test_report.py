@@ -393,7 +393,7 @@ def test_without_gold_the_page_has_facts_and_answers(
     (hostile / "decode.json").unlink()  # its replies are no answers
     advised(lambda _example, _answer: None)
     found = page_data(open_answers(hostile))
-    assert (found.scores, found.fairness, found.agreements) == (None, None, {})
+    assert (found.scores, found.groups, found.agreements) == (None, {}, {})
     assert [case.wrong for case in found.cases] == [[], []]
     assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
     compared = [[found.label(how)[0] for _, how in item] for item in found.cases[0].opinions]
