@@ -106,7 +106,7 @@ def compare(
         check_complete(run)
     with protect_inputs(run.reader.skipped):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
-    show_runs(comparison, (first, second), Console())
+    show_runs(comparison, first, second, Console())
     if run.reader.skipped.rows:
         print(run.reader.skipped)
 
