@@ -172,7 +172,8 @@ def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:
 
 def _counts(counts: Mapping[str, int]) -> str:
     """Return the most frequent ones: `264: 60, 266: 55, 2 others`."""
-    shown = [f"{name}: {n}" for name, n in Counter(counts).most_common(MAX_SHOWN)]
+    commonest = Counter(counts).most_common(MAX_SHOWN)
+    shown = [f"{name}: {count}" for name, count in commonest]
     if len(counts) > MAX_SHOWN:
         shown.append(f"{len(counts) - MAX_SHOWN} others")
     return ", ".join(shown)

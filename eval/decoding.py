@@ -177,8 +177,8 @@ def _decode(answered: AnsweredFile) -> Tally:
 def who_answered(record: AnswersRecord) -> str:
     """Return a line on who answered, and why."""
     who = "text classifier" if record.answered_by == "classifier" else "model"
-    by = f"answered by the {who}"
-    return f"{by}: {record.because}" if record.because else by
+    because = f": {record.because}" if record.because else ""
+    return f"answered by the {who}{because}"
 
 
 def _replies(answered: AnsweredFile, advisor: Advisor | None) -> Rows | None:

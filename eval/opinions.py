@@ -9,7 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
+from itertools import combinations
 from math import prod
 from operator import mul
 from pathlib import Path
@@ -133,17 +133,21 @@ class Advisor:
         decides = self.task.answer
         items = []
         for number, item in enumerate(decides.items_of(decoded.answer)):
-            own = opinions[number].answer
-            guessed = (name for name in own if decoded.is_guess(number, name))
-            items.append({**item, **{name: own[name] for name in guessed}})
+            completed = dict(item)
+            for name, value in opinions[number].answer.items():
+                if decoded.is_guess(number, name):
+                    completed[name] = value
+            items.append(completed)
         return decides.with_items(decoded.answer, items)
 
     def confidence(self, answer: Answer, opinions: Sequence[Opinion]) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
         confidence = []
         for item, opinion in zip(self.task.answer.items_of(answer), opinions, strict=True):
-            of_fields = opinion.probabilities.items()
-            confidence.append({name: self._chance(name, of, item[name]) for name, of in of_fields})
+            of_item = {}
+            for name, probabilities in opinion.probabilities.items():
+                of_item[name] = self._chance(name, probabilities, item[name])
+            confidence.append(of_item)
         return confidence
 
     def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
@@ -219,9 +223,11 @@ def likely_sets(weights: FieldWeights, probabilities: Probabilities) -> dict[fro
     rest of the probability.
     """
     ranked = by_probability(probabilities, probabilities)[:LABELS_OF_SETS]
-    smaller = (combinations(ranked, size) for size in range(1, MAX_FORMED_SIZE + 1))
-    larger = (ranked[:size] for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1))
-    sets = [frozenset(labels) for labels in chain(*smaller, larger)]
+    sets: list[frozenset[str]] = []
+    for size in range(1, MAX_FORMED_SIZE + 1):
+        sets += map(frozenset, combinations(ranked, size))
+    for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1):
+        sets.append(frozenset(ranked[:size]))
     if weights.sizes[0]:
         sets.append(frozenset())
     chances = set_chances(weights, probabilities, sets)
@@ -242,13 +248,12 @@ def set_chances(
     by_size = size_chances(p for p in chances.values() if p > TINY)
     expected = sum(map(mul, by_size, weights.sizes))
     scale = none / max(expected, TINY)
-    return [
-        scale
-        * weights.sizes[min(len(labels), MAX_SIZE)]
+    found = []
+    for labels in sets:
+        of_size = scale * weights.sizes[min(len(labels), MAX_SIZE)]
         # Sorted: sums and products of floats depend on their order.
-        * prod([odds.get(label, TINY) for label in sorted(labels)])
-        for labels in sets
-    ]
+        found.append(of_size * prod([odds.get(label, TINY) for label in sorted(labels)]))
+    return found
 
 
 def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozenset[str]:

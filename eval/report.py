@@ -1,6 +1,6 @@
 """The report of a run as one HTML page: scores, errors by class, and every case."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, count, product
@@ -30,10 +30,7 @@ from panjue.prompts.tasks.metrics import Field, Item
 FOLDER = Path(__file__).parent / "page"
 
 MAX_SHOWN_PAIRS = 15
-"""Confused pairs of classes that are shown."""
-
-NO_ANSWER = "-"
-"""The predicted value of an item that is not answered."""
+"""Confused pairs of classes of a field that are shown."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,9 @@ class PageData:
         skipped: A line on the bad rows of that file that were skipped, if any.
         classes: Field -> class -> how many items have it in gold and in predictions, and its F1;
             in the field's order or the commonest first.
-        confusion: Field -> (gold value, predicted value) -> number of items.
-        orders: Field -> the values of its confusion in order.
         groups: Attribute -> the headline metric of its groups.
-        pairs: (missed gold class, wrongly predicted class, number of items), the commonest.
+        pairs: Field -> (missed gold class, wrongly predicted class, number of items), the
+            commonest.
         decoding: The run's decode.json, if it describes this submission.
     """
 
@@ -97,9 +93,7 @@ class PageData:
     skipped: list[str] = field(default_factory=list)
     cases: list[PageCase] = field(default_factory=list)
     classes: dict[str, dict[str, tuple[int, int, float]]] = field(default_factory=dict)
-    confusion: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
-    orders: dict[str, list[str]] = field(default_factory=dict)
-    pairs: list[tuple[str, str, int]] = field(default_factory=list)
+    pairs: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
     decoding: Mapping[str, Any] = field(default_factory=dict)
     groups: dict[str, Attribute] = field(default_factory=dict)
 
@@ -279,32 +273,27 @@ def _count_agreements(result: PageData) -> None:
 
 
 def _count_classes(task: Task, result: PageData) -> None:
-    """Count classes, confusions and confused pairs over the cases."""
+    """Count the classes of every field, and those that are confused, over the cases."""
     sets, single = class_fields(task)
-    fields = [field for case in result.cases for _, fields in case.items for field in fields]
-    if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
-        single = sets
-    counts = defaultdict[str, ClassCounts](ClassCounts)
-    pairs = Counter[tuple[str, str]]()
-    for of in fields:
-        if of.name in (*sets, *single):
+    counts = {name: ClassCounts() for name in (*sets, *single)}
+    pairs = {name: Counter[tuple[str, str]]() for name in (*sets[:1], *single)}
+    for of in chain.from_iterable(fields for case in result.cases for _, fields in case.items):
+        if of.name in counts:
             counts[of.name].add(of.gold, of.predicted)
-        if of.name in sets[:1]:
+        if of.name in pairs:
             missed = sorted(set(of.gold) - set(of.predicted))
             added = sorted(set(of.predicted) - set(of.gold))
-            pairs.update(product(missed, added))
-        if of.name in single:
-            pair = (of.gold[0], of.predicted[0] if of.predicted else NO_ANSWER)
-            result.confusion.setdefault(of.name, Counter()).update([pair])
-    for (missed_class, added_class), times in pairs.most_common(MAX_SHOWN_PAIRS):
-        result.pairs.append((missed_class, added_class, times))
+            pairs[of.name].update(product(missed, added))
+    for name, found in pairs.items():
+        commonest = found.most_common(MAX_SHOWN_PAIRS)
+        if commonest:
+            result.pairs[name] = [(gold, told, times) for (gold, told), times in commonest]
     for name, of_values in counts.items():
         totals = of_values.gold + of_values.predicted
         order = [value for value in task.score.order.get(name, ()) if value in totals]
         order += [value for value, _ in totals.most_common() if value not in order]
-        result.classes[name] = {value: of_values.of(value) for value in order}
-        is_unanswered = any(pair[1] == NO_ANSWER for pair in result.confusion.get(name, ()))
-        result.orders[name] = [*order, NO_ANSWER] if is_unanswered else order
+        if order:
+            result.classes[name] = {value: of_values.of(value) for value in order}
 
 
 def page(result: PageData) -> str:
