@@ -1,7 +1,7 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ MAX_GROUP_COLUMNS = 8
 """A table of more groups has one row per group."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class ScoreResult:
     """Everything that `panjue score` prints.
 
@@ -46,32 +46,50 @@ class ScoreResult:
         total: The metrics over all examples.
         groups: Attribute -> its value -> the metrics over those examples, without intervals.
         baselines: Baseline, trivial or human -> its metrics.
-        missing: Number of examples without a row, scored as unanswered.
-        faulty: Number of rows that count for nothing or that the contest may refuse.
-        compared_by: How texts were compared, if the metrics compare texts.
         classifier_fault: Why the text classifier is no baseline, if it is broken.
-        unreadable_rate: Share of replies that could not be read; None if it is not known.
-        never_asked: `id: reason` of the examples that the model was never asked about.
-        answered_by: A line on who answered, the model or the text classifier, and why.
-        in_sample: How the answers come from these very cases, if they do.
+        faulty: Number of rows that count for nothing or that the contest may refuse.
         notes: `id: note` on gold examples.
+        decoding: The run's decode.json, if it describes this submission.
+        in_sample: How the answers come from these very cases, if they do.
     """
 
     values: MetricValues
     total: Summary
     groups: dict[str, dict[str, Summary]]
     baselines: dict[str, dict[str, float]]
-    missing: int
+    classifier_fault: str
+    calibration: dict[str, Calibration] | None
     faulty: int
-    compared_by: str | None = None
-    classifier_fault: str = ""
-    calibration: dict[str, Calibration] | None = None
-    unreadable_rate: float | None = None
-    never_asked: Sequence[str] = ()
-    answered_by: str = ""
-    by_classifier: bool = False
-    in_sample: str | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
+    decoding: Mapping[str, Any]
+    in_sample: str | None
+
+    @property
+    def compared_by(self) -> str | None:
+        """Return how texts were compared, if the metrics compare texts."""
+        return self.values.task.score.compared_by
+
+    @property
+    def missing(self) -> int:
+        """Return the number of examples without a row, which are scored as unanswered."""
+        return self.values.missing
+
+    @property
+    def unreadable_rate(self) -> float | None:
+        """Return the share of replies that could not be read; None if there are none."""
+        calls = self.decoding.get("calls")
+        return self.decoding["unreadable"] / calls if calls else None
+
+    @property
+    def never_asked(self) -> Sequence[str]:
+        """Return `id: reason` of the examples that the model was never asked about."""
+        refusals: Sequence[str] = self.decoding.get("refusals", ())
+        return refusals
+
+    @property
+    def answered_by(self) -> str:
+        """Return a line on who answered, the model or the text classifier, and why."""
+        return str(self.decoding.get("answered_by", ""))
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -82,14 +100,12 @@ class ScoreResult:
             "interval": self.total.interval,
             "groups": {name: _group_numbers(groups) for name, groups in self.groups.items()},
             "baselines": self.baselines,
-            "unreadable_rate": self.unreadable_rate,
-            "missing": self.missing,
-            "faulty": self.faulty,
-            "answered_by": self.answered_by,
             "calibration": None,
         }
         if self.calibration is not None:
             numbers["calibration"] = {name: asdict(of) for name, of in self.calibration.items()}
+        for name in ("unreadable_rate", "missing", "faulty", "answered_by"):
+            numbers[name] = getattr(self, name)
         for name in ("compared_by", "notes", "never_asked", "in_sample"):
             value = getattr(self, name)
             if value:
@@ -125,25 +141,23 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
             certainty.add(example, gold_row, row)
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += [f"{example.id}: {note}" for note in example.notes]
-    answered = len(values) - values.missing
     groups = {}
     for attribute in values.attributes:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
-    result = ScoreResult(
+    extra_rows = len(rows) - (len(values) - values.missing)
+    answers = find_answers(run) if decoding else None
+    return ScoreResult(
         values=values,
         total=summarize(values),
         groups=groups,
         baselines=baselines.means(),
-        missing=values.missing,
-        faulty=faulty + len(rows) - answered + len(rows.duplicates),
-        compared_by=task.score.compared_by,
         classifier_fault=baselines.classifier_fault,
         calibration=certainty.fields() if certainty else None,
+        faulty=faulty + extra_rows + len(rows.duplicates),
         notes=notes,
+        decoding=decoding or {},
+        in_sample=in_sample(answers) if answers else None,
     )
-    if decoding:
-        _add_decoding(result, decoding, find_answers(run))
-    return result
 
 
 def _labels(task: Task, run: Path) -> Labels | None:
@@ -160,18 +174,6 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
     if decoding.get("confidence_sha256") not in (None, sha256(path)):
         raise UserError(f"{run}: is being decoded by another process; score it again")
     return Certainty(task, path)
-
-
-def _add_decoding(
-    result: ScoreResult, decoding: Mapping[str, Any], answers: Answers | None
-) -> None:
-    """Add what is known of how the submission was made."""
-    result.unreadable_rate = decoding["unreadable"] / max(1, decoding["calls"])
-    result.never_asked = decoding.get("refusals", ())
-    result.answered_by = decoding.get("answered_by", "")
-    if answers:
-        result.in_sample = in_sample(answers)
-        result.by_classifier = answers.record.answered_by == "classifier"
 
 
 def in_sample(answers: Answers) -> str | None:
@@ -239,7 +241,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     if scores.notes:
         yield f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)"
         yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
-    if scores.unreadable_rate is not None and not scores.by_classifier:
+    if scores.unreadable_rate is not None:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
