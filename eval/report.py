@@ -234,7 +234,7 @@ def _wrong(fields: Sequence[Field]) -> list[str]:
 
 def _values(fields: Sequence[Field], name: str) -> list[str]:
     """Return the values of one field in gold and predictions, each once."""
-    values = []
+    values: list[str] = []
     for of in fields:
         if of.name == name:
             values += [*of.gold, *of.predicted]
