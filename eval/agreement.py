@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from panjue.eval.opinions import Advisor
-from panjue.eval.shown import items_of
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item, Row
+from panjue.prompts.tasks.metrics import Field, Item
 
 AGREEMENTS = {
     "agree, right": "一致，都对",
@@ -27,20 +25,24 @@ NO_REPLY = "not in the reply"
 def compared_opinions(
     task: Task,
     example: Example,
-    advisor: Advisor | None,
-    gold: Row,
     items: Sequence[Item],
+    own: Sequence[Item],
     decoded: Decoded | None,
 ) -> Iterator[list[tuple[Field, str]]]:
-    """Yield each item's fields as the classifier answers them, and how the model's compare."""
-    if advisor is None:
-        return
-    row = task.data.write(example, advisor.alone(example))
-    own_items = items_of(task, gold, row)
-    for (name, answers), (_, own) in zip(items, own_items, strict=True):
+    """Yield each item's fields as the classifier answers them, and how the model's compare.
+
+    Args:
+        task: The task that was asked.
+        example: The example that was asked.
+        items: The model's answer beside gold.
+        own: The classifier's answer beside gold.
+        decoded: What the reply says; None if it is not known what of the answer is a guess.
+    """
+    for (name, answers), (_, own_answers) in zip(items, own, strict=True):
         number = example.names.index(name) if task.answer.items else 0
         compared = []
-        for model, classifier, field_name in zip(answers, own, task.answer.fields, strict=True):
+        fields = zip(answers, own_answers, task.answer.fields, strict=True)
+        for model, classifier, field_name in fields:
             is_guess = decoded is not None and decoded.is_guess(number, field_name)
             compared.append((classifier, NO_REPLY if is_guess else agreement(model, classifier)))
         yield compared

@@ -38,13 +38,6 @@ class AnsweredFile:
         return self.reader.task
 
     @property
-    def trained(self) -> Path:
-        """Return the folder of the adapter or model that answered."""
-        trained = self.answers.trained
-        assert trained, "an endpoint without a training has no such folder"
-        return trained
-
-    @property
     def name(self) -> str:
         """Return the name of the folder, after that of its run if it still lies there."""
         folder = self.folder.resolve()

@@ -84,19 +84,22 @@ class Certainty:
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Compare the confidences of one example, if it has any, with its gold answer."""
-        confidence_row = self._rows.get(example.id)
-        if confidence_row is None or row is None:
+        told = self._rows.get(example.id)
+        if told is None or row is None:
             return
-        predicted = self._decides.items_of(row)
-        if len(confidence_row["confidence"]) != len(predicted):
+        confidences = told["confidence"]
+        items = self._decides.items_of(row)
+        if len(confidences) != len(items):
             raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
-        golds = {item.get("name"): item for item in self._decides.items_of(gold)}
         # By name as in the metric: persons whom gold does not have, or a second time, are ignored.
-        for confidence, item in zip(confidence_row["confidence"], predicted, strict=True):
-            if gold_item := golds.pop(item.get("name"), None):
-                for name, (confidences, correct) in self._judgments.items():
-                    confidences.append(confidence[name])
-                    correct.append(is_same(gold_item[name], item[name]))
+        gold_items = {item.get("name"): item for item in self._decides.items_of(gold)}
+        for confidence, item in zip(confidences, items, strict=True):
+            gold_item = gold_items.pop(item.get("name"), None)
+            if gold_item is None:
+                continue
+            for name, (sure, correct) in self._judgments.items():
+                sure.append(confidence[name])
+                correct.append(is_same(gold_item[name], item[name]))
 
     def fields(self) -> dict[str, Calibration]:
         """Return the calibration of each field over all judgments."""
@@ -104,12 +107,9 @@ class Certainty:
 
 
 def show(fields: Mapping[str, Calibration], console: Console) -> None:
-    """Print the error of each field, and what it is the mean of; the report has the bins."""
-    table = Table("field", "ECE", "judgments", "mean confidence", "right")
+    """Print the error of each field; the report has the bins."""
+    table = Table("field", "ECE", "judgments")
     for name, result in fields.items():
-        count = sum(one.count for one in result.bins)
-        confidence = sum(one.count * one.confidence for one in result.bins) / max(1, count)
-        right = sum(one.count * one.accuracy for one in result.bins) / max(1, count)
-        cells = (f"{result.ece:.4f}", str(count), f"{confidence:.4f}", f"{right:.4f}")
-        table.add_row(name, *cells)
+        judgments = sum(one.count for one in result.bins)
+        table.add_row(name, f"{result.ece:.4f}", str(judgments))
     console.print(table)

@@ -37,45 +37,73 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     case_ids = {str(example.id) for example in reader.read(cases)}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
-    if message := _other_cases(reader, submission, cases):
+    message = _other_cases(reader, submission, cases)
+    if message:
         yield message
         return
-    remaining = reader.read(cases)
+    remaining = _Remaining(reader.read(cases))
     seen: dict[str, int | str] = {}
-    skipped: dict[str, Example] = {}
     records = 0
     for number, load in task.data.submission.read(submission):
         records += 1
         place = f"{submission}:{number}"
         try:
             row = load()
+            key = _checked_id(row, seen)
+            if key not in case_ids:
+                raise UserError(f"id {key} is no case of {cases}")
         except UserError as error:
             yield f"{place}: {error}"
             continue
-        if "id" not in row:
-            yield f"{place}: no 'id'"
-            continue
-        key = str(row["id"])
-        if key in seen:
-            yield f"{place}: id {key} stands already at {seen[key]}"
-            continue
-        if key not in case_ids:
-            yield f"{place}: id {key} is no case of {cases}"
-            continue
         seen[key] = number
-        if key in skipped:
+        if remaining.is_skipped(key):
             yield f"{place}: id {key} is out of order"
-        example = skipped.pop(key, None) or _advance(remaining, key, skipped)
-        faults = list(task.data.check(example, row, labels)) or list(unscorable(task, example, row))
-        for fault in faults:
-            yield f"{place}: id {key}: {fault}"
-    for key in (*skipped, *(str(example.id) for example in remaining)):
-        yield f"{submission}: id {key} is not answered"
+        example = remaining.take(key)
+        faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
+        yield from (f"{place}: id {key}: {fault}" for fault in faults)
+    yield from (f"{submission}: id {key} is not answered" for key in remaining.ids())
     decoding = decoding_of(submission) if submission.is_file() else None
-    refusals = decoding.get("refusals", ()) if decoding else ()
-    yield from (f"{submission}: {never_asked([refusal])}" for refusal in refusals)
+    for refusal in decoding.get("refusals", ()) if decoding else ():
+        yield f"{submission}: {never_asked([refusal])}"
     if not records:
         yield f"{submission}: the file is empty"
+
+
+def _checked_id(row: Row, seen: Mapping[str, int | str]) -> str:
+    """Return the id of a row; UserError: it has none, or another row has it."""
+    if "id" not in row:
+        raise UserError("no 'id'")
+    key = str(row["id"])
+    if key in seen:
+        raise UserError(f"id {key} stands already at {seen[key]}")
+    return key
+
+
+class _Remaining:
+    """The cases that no row has answered yet; of those ahead of the rows, none is in memory."""
+
+    def __init__(self, ahead: Iterator[Example]) -> None:
+        self._ahead = ahead
+        self._skipped: dict[str, Example] = {}
+
+    def is_skipped(self, key: str) -> bool:
+        """Say whether a row of a later case has come before that of this one."""
+        return key in self._skipped
+
+    def take(self, key: str) -> Example:
+        """Return the case with this id, which must remain."""
+        if key in self._skipped:
+            return self._skipped.pop(key)
+        for example in self._ahead:
+            if str(example.id) == key:
+                return example
+            self._skipped[str(example.id)] = example
+        raise AssertionError(f"the case {key} is there")
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of all."""
+        yield from self._skipped
+        yield from (str(example.id) for example in self._ahead)
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
@@ -93,15 +121,6 @@ def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
     except UserError:
         right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
         yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"
-
-
-def _advance(remaining: Iterator[Example], key: str, skipped: dict[str, Example]) -> Example:
-    """Return the next case with this id, which must exist; add the cases before it to `skipped`."""
-    for example in remaining:
-        if str(example.id) == key:
-            return example
-        skipped[str(example.id)] = example
-    raise AssertionError(f"the case {key} is there")
 
 
 def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
@@ -153,7 +172,8 @@ def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:
 
 def _counts(counts: Mapping[str, int]) -> str:
     """Return the most frequent ones: `264: 60, 266: 55, 2 others`."""
-    shown = [f"{name}: {n}" for name, n in Counter(counts).most_common(MAX_SHOWN)]
+    commonest = Counter(counts).most_common(MAX_SHOWN)
+    shown = [f"{name}: {count}" for name, count in commonest]
     if len(counts) > MAX_SHOWN:
         shown.append(f"{len(counts) - MAX_SHOWN} others")
     return ", ".join(shown)

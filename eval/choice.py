@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from panjue.eval.answers import open_answers
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.values import MetricValues, metric_values, score_rows
+from panjue.eval.values import MetricValues, metric_values, score_rows, submission_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import AnsweredBy
@@ -50,11 +50,13 @@ def choose(folder: Path, into: Path) -> Choice:
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
-    submission = task.data.submission.index(task.data.submission.find(folder))
+    submission = submission_rows(task, folder)
+    replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
     for example, gold, _ in score_rows(answered.reader, answered.test, submission, of_model):
-        row = task.data.write(example, advisor.alone(example))
+        reply = answered.row(replies, {"id": example.id})
+        row = task.data.write(example, advisor.alone(example, reply))
         of_classifier.add(example, metric_values(task, gold, row, f"id {example.id}"))
     metric = task.score.names[-1]
     scores = paired_differences(of_classifier, of_model)[metric]

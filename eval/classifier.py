@@ -63,7 +63,8 @@ def magnitude(number: re.Match[str]) -> str:
 
 def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     """Return the hashes of all tokens of a text, of all pairs of neighbors, and of `marks`."""
-    tokens = [token.encode() for token in TOKEN.findall(NUMBER.sub(magnitude, text.lower()))]
+    with_magnitudes = NUMBER.sub(magnitude, text.lower())
+    tokens = [token.encode() for token in TOKEN.findall(with_magnitudes)]
     single = list(map(crc32, tokens))
     # The hash of a text and more text continues the hash of the first: that of "a b" that of "a".
     pairs = map(crc32, (b" " + token for token in tokens[1:]), single)
@@ -71,19 +72,23 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     return np.fromiter(chain(single, pairs, of_marks), np.uint32)
 
 
+def name_marks(example: Example) -> dict[str, str]:
+    """Return mark -> name: the characters that replace the names of a case."""
+    names = example.names[:MAX_NAMES]
+    return {chr(FIRST_NAME + number): name for number, name in enumerate(names)}
+
+
 def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
-    names = example.names[:MAX_NAMES]
+    marks = name_marks(example)
     text = example.text
-    longest_first = sorted(range(len(names)), key=lambda i: -len(names[i]))
-    for i in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(names[i], chr(FIRST_NAME + i))
-    clauses: list[list[str]] = [[] for _ in range(max(items, len(names)))]
+    longest_first = sorted(marks, key=lambda mark: -len(marks[mark]))
+    for mark in longest_first:  # 张某甲 does not name 张某
+        text = text.replace(marks[mark], mark)
+    clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
     for clause in CLAUSE.split(text):
-        for mark in set(NAME.findall(clause)):
-            number = ord(mark) - FIRST_NAME
-            if number < len(names):
-                clauses[number].append(clause)
+        for mark in marks.keys() & NAME.findall(clause):
+            clauses[ord(mark) - FIRST_NAME].append(clause)
     return text, ["".join(own) for own in clauses[:items]]
 
 
@@ -94,13 +99,15 @@ def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
     items is a mark there. The hashes of the whole text are the same object for all items.
     """
     text, clauses = own_clauses(example, items)
-    everybody = {FIRST_NAME + i: OTHER for i in range(len(example.names[:MAX_NAMES]))}
+    everybody = dict.fromkeys(map(ord, name_marks(example)), OTHER)
     whole = grams(text.translate(everybody))
     result = []
-    for i, own in enumerate(clauses):
-        masked = own.translate({**everybody, FIRST_NAME + i: PERSON})
-        marks = (f"place {min(i, 6)}", f"of {min(items, 7)}", f"last {i == items - 1}")
-        result.append((whole, grams(masked, marks)))
+    for number, own in enumerate(clauses):
+        masked = own.translate({**everybody, FIRST_NAME + number: PERSON})
+        place = f"place {min(number, 6)}"
+        of = f"of {min(items, 7)}"
+        last = f"last {number == items - 1}"
+        result.append((whole, grams(masked, (place, of, last))))
     return result
 
 
@@ -210,7 +217,9 @@ class Classifier:
         """Return, for every item of the answer, field -> label -> probability."""
         count = len(example.names) if self.decides.items else 1
         scores = self.scores(views(example, count))
-        found = {n: f.probabilities(scores[n].sum(0)) for n, f in self.fields.items()}
+        found: dict[str, NDArray[Any]] = {}
+        for name, field in self.fields.items():
+            found[name] = field.probabilities(scores[name].sum(0))
         if self.second:
             about = np.array(facts_of(example, count, self.decides), float)
             found |= self.second.probabilities(Items(np.array([count]), scores, about))
@@ -234,16 +243,23 @@ class Classifier:
     def scores(self, texts: Sequence[tuple[Hashes, Hashes]]) -> dict[str, NDArray[np.float32]]:
         """Return field -> scores of the items of one case by each view, [views, items, labels]."""
         whole, own = zip(*texts, strict=True)
-        rows = (self.views[0].rows(whole[:1]), self.views[1].rows(own))
+        whole_view, own_view = self.views
+        rows = (whole_view.rows(whole[:1]), own_view.rows(own))
         bias = np.concatenate([field.bias for field in self.fields.values()])
-        every = view_scores(rows, self._weights, bias)
-        ends = np.cumsum([len(field.labels) for field in self.fields.values()])
-        return dict(zip(self.fields, np.split(every, ends[:-1], axis=2), strict=True))
+        of_all_fields = view_scores(rows, self._weights, bias)
+        scores = {}
+        start = 0
+        for name, field in self.fields.items():
+            end = start + len(field.labels)
+            scores[name] = of_all_fields[:, :, start:end]
+            start = end
+        return scores
 
     @cached_property
     def _weights(self) -> list[csr_array]:
         """The weights of all fields side by side, by view: to slice them takes milliseconds."""
-        every = csr_array(hstack([field.weights for field in self.fields.values()], format="csr"))
+        weights = [field.weights for field in self.fields.values()]
+        every = csr_array(hstack(weights, format="csr"))
         first = len(self.views[0].kept)
         return [every[:first], every[first:]]
 

@@ -1,7 +1,5 @@
 """Compare two submissions on the same gold: differences with intervals, examples won and lost."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +9,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval.answers import AnsweredFile
-from panjue.eval.values import UNWEIGHTED, MetricValues, percentiles, pooled, resampled, score_rows
+from panjue.eval.values import (
+    MetricValues,
+    or_ones,
+    percentiles,
+    pooled,
+    resampled,
+    scored,
+    submission_rows,
+    weighted_mean,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -43,8 +50,7 @@ class Comparison:
     examples: int
     won: int  # examples with a weight on which the second has a higher headline metric
     lost: int  # those on which it has a lower one
-    compared_by: str | None = None  # how texts were compared, if the metrics compare texts
-    unweighted: bool = False  # no example has one, so the means are unweighted
+    compared_by: str | None  # how texts were compared, if the metrics compare texts
 
 
 def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
@@ -64,24 +70,21 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
     """Compare two submissions: metrics, and examples won and lost."""
     task = reader.task
-    submission = task.data.submission
-    rows = submission.index(submission.find(first))
-    other_rows = submission.index(submission.find(second))
+    rows = submission_rows(task, first)
+    other_rows = submission_rows(task, second)
     check_same_cases(rows, other_rows, second)
     check_same_cases(other_rows, rows, first)
     values = scored(reader, gold, rows)
     other_values = scored(reader, gold, other_rows)
     changes = headlines(other_values) - headlines(values)
-    unweighted = not values.weights.any()
-    counts = (values.weights > 0) | unweighted
+    changes = changes[or_ones(values.weights) > 0]
     return Comparison(
         metric=task.score.names[-1],
         differences=paired_differences(values, other_values),
-        examples=len(changes),
-        won=int((changes[counts] > TIE).sum()),
-        lost=int((changes[counts] < -TIE).sum()),
+        examples=len(values),
+        won=int((changes > TIE).sum()),
+        lost=int((changes < -TIE).sum()),
         compared_by=task.score.compared_by,
-        unweighted=unweighted,
     )
 
 
@@ -92,14 +95,6 @@ def check_same_cases(rows: Rows, other: Rows, path: Path) -> None:
         raise UserError(
             f"{path}: has no row for id {missing[0]} ({len(missing)} in all); no fair comparison"
         )
-
-
-def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
-    """Return the metric values of a submission."""
-    values = MetricValues(reader.task)
-    for _ in score_rows(reader, gold, rows, values):
-        pass
-    return values
 
 
 def headlines(values: MetricValues) -> Numbers:
@@ -114,47 +109,38 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
     """
     task = first.task
     weights = first.weights
-    if not weights.any():
-        weights = np.ones_like(weights)
-    means = pooled(task, weights @ first.values, weights.sum())
-    other_means = pooled(task, weights @ second.values, weights.sum())
+    means = weighted_mean(task, weights, first.values)
+    other_means = weighted_mean(task, weights, second.values)
     draws = resampled(task, weights, first.values, RESAMPLES)
     other_draws = resampled(task, weights, second.values, RESAMPLES)
     low, high = percentiles(other_draws - draws)
-    numbers = np.stack([means, other_means, other_means - means, low, high], axis=1).tolist()
-    return {name: Difference(*row) for name, row in zip(task.score.names, numbers, strict=True)}
+    differences = {}
+    for number, name in enumerate(task.score.names):
+        differences[name] = Difference(
+            first=float(means[number]),
+            second=float(other_means[number]),
+            mean=float(other_means[number] - means[number]),
+            low=float(low[number]),
+            high=float(high[number]),
+        )
+    return differences
 
 
-def show_runs(comparison: Comparison, paths: tuple[Path, Path], console: Console) -> None:
-    """Print the tables of a comparison."""
-    title = comparison.compared_by and escape(comparison.compared_by)
+def show_runs(comparison: Comparison, first: Path, second: Path, console: Console) -> None:
+    """Print the table of a comparison, and on how many examples the run `second` is better."""
+    title = escape(comparison.compared_by) if comparison.compared_by else None
     table = Table("metric", "first", "second", "second - first", "95% interval", title=title)
-    for name, d in comparison.differences.items():
+    for name, of in comparison.differences.items():
         table.add_row(
             name,
-            f"{d.first:.4f}",
-            f"{d.second:.4f}",
-            f"{d.mean:+.4f}",
-            f"{d.low:+.4f} - {d.high:+.4f}",
+            f"{of.first:.4f}",
+            f"{of.second:.4f}",
+            f"{of.mean:+.4f}",
+            f"{of.low:+.4f} - {of.high:+.4f}",
             style="bold" if name == comparison.metric else None,
         )
     console.print(table)
-    for line in verdict(comparison, *map(str, paths)):
-        console.print(line, highlight=False, markup=False)
-
-
-def verdict(comparison: Comparison, first: str, second: str) -> Iterator[str]:
-    """Yield which of the runs `first` and `second` is better, and on how many examples."""
-    metric = comparison.metric
-    change = comparison.differences[metric]
-    if abs(change.mean) <= TIE:
-        yield f"{metric}: {first} and {second} have equal means"
-    elif not math.isnan(change.mean):
-        better, worse = (second, first) if change.mean > 0 else (first, second)
-        clear = "" if change.low > 0 or change.high < 0 else ", but the 95% interval contains 0"
-        yield f"{metric}: {better} is better than {worse} by {abs(change.mean):.4f}{clear}"
-    if comparison.unweighted:
-        yield UNWEIGHTED
     alike = comparison.examples - comparison.won - comparison.lost
     counts = f"{comparison.won} examples won, {comparison.lost} lost, {alike} alike"
-    yield f"{second} against {first}: {counts}"
+    line = f"{second} against {first}: {counts}"
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

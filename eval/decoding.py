@@ -34,11 +34,12 @@ MAX_SHOWN_REFUSALS = 5
 
 def never_asked(refusals: Sequence[str]) -> str:
     """Return a line on the examples that the model was never asked: ids, reasons, way out."""
-    shown, more = refusals[:MAX_SHOWN_REFUSALS], len(refusals) - MAX_SHOWN_REFUSALS
+    shown = "; id ".join(refusals[:MAX_SHOWN_REFUSALS])
+    more = len(refusals) - MAX_SHOWN_REFUSALS
     rest = f"; {more} more in decode.json" if more > 0 else ""
     return (
         f"never asked: {len(refusals)}, their answers are not the model's: "
-        f"id {'; id '.join(shown)}{rest}; a model with a longer context can be asked"
+        f"id {shown}{rest}; a model with a longer context can be asked"
     )
 
 
@@ -61,17 +62,11 @@ class Tally:
     cut: int = 0
     refused: int = 0
     shortened: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
     skipped_rows: int = 0
     left_out: int = 0
     """Items that readable replies leave out."""
     missing_fields: int = 0
     """Single fields that readable replies leave out."""
-    voted: int = 0
-    votes: int = 0
-    filled: int = 0
     replaced: bool = False
     """There was a submission, and it was another one."""
     answered_by: str = ""
@@ -79,6 +74,28 @@ class Tally:
     submission: Path = Path("submission.jsonl")
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
+
+    def add(self, example: Example, row: Mapping[str, Any], decoded: Decoded, fields: int) -> None:
+        """Count the first reply to an example of so many fields an item."""
+        self.calls += 1
+        if row.get("refused") is not None:
+            self.refused += 1
+            self.refusals.append(f"{example.id}: {row['refused']}")
+            return
+        self.cut += row["finish"][0] == "length"
+        self.shortened += row["dropped_sentences"] > 0
+        # The part before the colon is the defendant's name, the part after the kind of repair.
+        self.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
+        if not decoded.readable:
+            self.unreadable += 1
+            return
+        self.repaired += bool(decoded.repairs)
+        self.valid += not decoded.repairs
+        for guessed in Counter(item for item, _ in decoded.guesses).values():
+            if guessed == fields:
+                self.left_out += 1
+            else:
+                self.missing_fields += guessed
 
     def lines(self) -> Iterator[str]:
         """Yield the summary that is printed."""
@@ -109,15 +126,13 @@ class Tally:
             yield f"left out by replies: {self.left_out} persons, {self.missing_fields} fields"
         if self.unreadable or self.refused or self.left_out or self.missing_fields:
             yield f"what no reply has is answered by: {self.fallback}"
-        share = self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0
-        yield (
-            f"{self.prompt_tokens:,} prompt tokens ({share:.0%} from the cache), "
-            f"{self.completion_tokens:,} output tokens"
-        )
-        if self.voted:
-            yield f"{self.voted} answers ranked by the votes of {self.votes} replies"
-        if self.filled:
-            yield f"{self.filled} places of ranked answers filled up with the {self.fallback}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `decode.json` has of it."""
+        numbers = {**vars(self), "submission": self.submission.name}
+        numbers["repairs"] = dict(self.repairs.most_common())
+        del numbers["replaced"]
+        return numbers
 
 
 def decode_answers(path: Path) -> Tally:
@@ -135,8 +150,9 @@ def decode_answers(path: Path) -> Tally:
 
 
 def _decode(answered: AnsweredFile) -> Tally:
-    folder, task = answered.folder, answered.task
-    submission = folder / task.data.submission.name
+    task = answered.task
+    submission = answered.folder / task.data.submission.name
+    confidences = answered.folder / "confidence.jsonl"
     advisor = answered.advisor()
     tally = Tally(
         fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
@@ -144,46 +160,37 @@ def _decode(answered: AnsweredFile) -> Tally:
         answered_by=who_answered(answered.record),
     )
     before = sha256(submission) if submission.exists() else None
-    by_classifier = answered.record.answered_by == "classifier"
-    if by_classifier and advisor is None:
-        raise UserError(
-            f"{folder}: the text classifier answered, but {answered.record.trained} has none: "
-            "restore it"
-        )
-    rows = None if by_classifier else answered.rows()
-    total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
-    decoding = _Decoding(answered, rows, advisor, tally)
-    with (  # the submission is the first that is replaced
-        atomic_write(folder / "confidence.jsonl") as confidences,
-        atomic_write(folder / CASES) as cases,
-        task.data.submission.writing(submission) as write,
-    ):
-        for example in counted(answered.examples(), total):
-            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
-            answer, confidence = decoding.answer(example)
-            write(task.data.write(example, answer))
-            if confidence:
-                confidences.write(dump({"id": example.id, "confidence": confidence}) + "\n")
-            tally.examples += 1
-    confidence_sha256 = sha256(folder / "confidence.jsonl") if advisor else None
+    _write(_Decoding(answered, _replies(answered, advisor), advisor, tally), confidences)
     if advisor is None:
-        (folder / "confidence.jsonl").unlink()
-    tally.replaced = before not in (None, sha256(submission))
+        confidences.unlink()
+    after = sha256(submission)
+    tally.replaced = before not in (None, after)
     tally.skipped_rows = len(answered.reader.skipped.rows)
-    report = {**vars(tally), "repairs": dict(tally.repairs.most_common())}
-    del report["replaced"]
-    report["submission"] = submission.name
-    report["submission_sha256"] = sha256(submission)
-    report["confidence_sha256"] = confidence_sha256
-    write_json(folder / "decode.json", report)
+    digests = {
+        "submission_sha256": after,
+        "confidence_sha256": sha256(confidences) if advisor else None,
+    }
+    write_json(answered.folder / "decode.json", tally.to_json() | digests)
     return tally
 
 
 def who_answered(record: AnswersRecord) -> str:
     """Return a line on who answered, and why."""
     who = "text classifier" if record.answered_by == "classifier" else "model"
-    by = f"answered by the {who}"
-    return f"{by}: {record.because}" if record.because else by
+    because = f": {record.because}" if record.because else ""
+    return f"answered by the {who}{because}"
+
+
+def _replies(answered: AnsweredFile, advisor: Advisor | None) -> Rows | None:
+    """Return the rows of replies; None if the classifier answers."""
+    if answered.record.answered_by != "classifier":
+        return answered.rows()
+    if advisor is None:
+        raise UserError(
+            f"{answered.folder}: the text classifier answered, but {answered.record.trained} has "
+            "none: restore it"
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -202,29 +209,16 @@ class _Decoding:
     def answer(self, example: Example) -> tuple[Answer, Sequence[Mapping[str, float]]]:
         """Return the answer to an example, and its confidence if there is a classifier."""
         task = self.answered.task
+        labels = self.answered.labels
         if task.solve:
             return run_steps(task.solving(example), partial(self._call, example)), []
         row = EMPTY_REPLY if self.rows is None else self._row({"id": example.id})
-        read = read_answer(task, self.answered.labels, self.advisor, example, row)
+        read = read_answer(task, labels, self.advisor, example, row)
         if self.rows is not None:
-            self._count(example, row, read.decoded)
+            self.tally.add(example, row, read.decoded, len(task.answer.fields))
         if task.ranking:
-            return self._ranked(example, row), []
+            return ranked(task, example, row.get("texts", ()), labels), []
         return read.answer, read.confidence
-
-    def _ranked(self, example: Example, row: Mapping[str, Any]) -> Answer:
-        """Return the answer whose list is ranked by the votes of all replies."""
-        replies = row.get("texts", ())
-        answer, filled = ranked(self.answered.task, example, replies, self.answered.labels)
-        if len(replies) > 1:
-            self.tally.voted += 1
-            self.tally.votes += len(replies)
-        self.tally.filled += filled
-        return answer
-
-    def _row(self, call: dict[str, Any]) -> dict[str, Any]:
-        assert self.rows is not None, "only the classifier answers without replies"
-        return self.answered.row(self.rows, call)
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
         """Return the stored reply to one of an example's calls."""
@@ -235,46 +229,40 @@ class _Decoding:
                 f"{row['question']!r}, but now asks {question.id!r}; generate again "
                 "into another answers=NAME"
             )
-        decoded = self.answered.task.ask.decode(first_reply(row), question, self.answered.labels)
-        self._count(question, row, decoded)
+        task = self.answered.task
+        decoded = task.ask.decode(first_reply(row), question, self.answered.labels)
+        self.tally.add(question, row, decoded, len(task.answer.fields))
         return decoded
 
-    def _count(self, example: Example, row: Mapping[str, Any], decoded: Decoded) -> None:
-        """Count what happened to the first reply of one row."""
-        tally = self.tally
-        tally.calls += 1
-        if row.get("refused") is not None:
-            tally.refused += 1
-            tally.refusals.append(f"{example.id}: {row['refused']}")
-            return
-        tally.cut += row["finish"][0] == "length"
-        tally.shortened += row["dropped_sentences"] > 0
-        tally.prompt_tokens += row["prompt_tokens"]
-        tally.cached_tokens += row["cached_tokens"]
-        tally.completion_tokens += row["completion_tokens"]
-        tally.unreadable += not decoded.readable
-        tally.valid += not decoded.repairs
-        tally.repaired += bool(decoded.repairs) and decoded.readable
-        # The part before the colon is the defendant's name, the part after the kind of repair.
-        tally.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
-        self._count_guesses(decoded)
-
-    def _count_guesses(self, decoded: Decoded) -> None:
-        """Count what a readable reply leaves out: whole items, and single fields of others."""
-        fields = len(self.answered.task.answer.fields)
-        for count in Counter(item for item, _ in decoded.guesses).values():
-            if not decoded.readable:
-                continue
-            if count == fields:
-                self.tally.left_out += 1
-            else:
-                self.tally.missing_fields += count
+    def _row(self, call: dict[str, Any]) -> dict[str, Any]:
+        assert self.rows is not None, "only the classifier answers without replies"
+        return self.answered.row(self.rows, call)
 
 
-def ranked(
-    task: Task, example: Example, replies: Sequence[str], labels: Labels
-) -> tuple[Answer, int]:
-    """Return the answer with its list ranked by votes, and how many places were filled up.
+def _write(decoding: _Decoding, confidences: Path) -> None:
+    """Write the submission, the hashes of the cases' texts, and the confidences."""
+    answered = decoding.answered
+    tally = decoding.tally
+    task = answered.task
+    rows = decoding.rows
+    total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
+    with (  # the submission is the first that is replaced
+        atomic_write(confidences) as confidence_lines,
+        atomic_write(answered.folder / CASES) as cases,
+        task.data.submission.writing(tally.submission) as write,
+    ):
+        for example in counted(answered.examples(), total):
+            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
+            answer, confidence = decoding.answer(example)
+            write(task.data.write(example, answer))
+            if confidence:
+                row = {"id": example.id, "confidence": confidence}
+                confidence_lines.write(dump(row) + "\n")
+            tally.examples += 1
+
+
+def ranked(task: Task, example: Example, replies: Sequence[str], labels: Labels) -> Answer:
+    """Return the answer with its list ranked by the votes of all replies.
 
     The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
     constant); of equal values, the one that came first stays first, and the greedy reply comes
@@ -282,13 +270,15 @@ def ranked(
     the answer is the task's fallback.
     """
     assert task.ranking, "the answers of other tasks are no ranked lists"
-    key, length = task.ranking.key, task.ranking.length
+    key = task.ranking.key
+    length = task.ranking.length
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
     votes: dict[str, float] = defaultdict(float)
     for reply in decoded:
-        for rank, value in enumerate(reply.answer[key] if reply.readable else (), start=1):
-            votes[value] += 1 / rank
-    voted = sorted(votes, key=lambda value: -votes[value])[:length]
+        if reply.readable:
+            for rank, value in enumerate(reply.answer[key], start=1):
+                votes[value] += 1 / rank
+    voted = sorted(votes, key=lambda value: -votes[value])
     commonest = islice(labels.counts.get(key, ()), length)
-    filled = list(dict.fromkeys([*voted, *commonest]))[:length]
-    return {**decoded[0].answer, key: filled}, len(filled) - len(voted)
+    values = list(dict.fromkeys([*voted, *commonest]))
+    return {**decoded[0].answer, key: values[:length]}

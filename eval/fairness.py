@@ -1,4 +1,4 @@
-"""The headline metric for each group of examples, and measures that may explain the differences.
+"""The headline metric for each group of examples, and how much the groups differ.
 
 The measures are those of FairLex:
 
@@ -7,8 +7,8 @@ Processing", ACL 2022.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.group_counts import Counting, Counts, divergence, read_training_counts
-from panjue.eval.values import Members, MetricValues, score_rows, summarize, without_nan
+from panjue.eval.values import (
+    MetricValues,
+    Summary,
+    scored,
+    submission_rows,
+    summaries_by_group,
+    summarize,
+    without_nan,
+)
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.reader import Reader
@@ -39,11 +46,6 @@ class Group:
     high: float
     flagged: bool  # it has fewer than `MIN_EXAMPLES`: no number over groups counts it
     unweighted: bool  # all its examples have weight 0, so `value` is an unweighted mean
-    worst_class: str | None  # its gold class with the lowest F1
-    worst_class_share: float | None  # of its test examples (worst-class influence)
-    train: int | None = None  # training examples of this group (representation inequality)
-    shift: float | None = None
-    """KL divergence of its training from its test classes, smoothed, in nats (label shift)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,6 @@ class Fairness:
     examples: int
     attributes: dict[str, Attribute]
     missing: int  # examples without a row, scored as unanswered
-    train: list[str]  # the files of the training; empty if they are unknown
     compared_by: str | None  # the method that compared texts, if the metric compares texts
 
     def to_json(self) -> dict[str, Any]:
@@ -81,36 +82,21 @@ class Fairness:
 
 
 def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) -> Fairness:
-    """Score `submission` by the groups of every attribute in `by`.
-
-    The numbers of training need a submission in its run folder.
-    """
-    task = reader.task
-    submission = task.data.submission.find(submission)
-    rows = task.data.submission.index(submission)
+    """Score `submission` by the groups of every attribute in `by`."""
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
-    values = MetricValues(task)
-    counting = Counting(task, by)
-    missing = 0
-    for example, gold_row, row in score_rows(reader, gold, rows, values):
-        counting.add(example, gold_row, row)
-        missing += row is None
+    score = reader.task.score
+    values = scored(reader, gold, submission_rows(reader.task, submission))
     for attribute in by:
         _check_attribute(attribute, values.attributes)
-    files, training = read_training_counts(submission)
-    attributes = {}
-    for attribute, counts in counting.groups.items():
-        attributes[attribute] = _attribute(values, attribute, counts, training.get(attribute, {}))
-    metric = task.score.names[-1]
+    metric = score.names[-1]
     return Fairness(
         metric=metric,
         total=summarize(values, resamples=0).mean[metric],
         examples=len(values),
-        attributes=attributes,
-        missing=missing,
-        train=files,
-        compared_by=task.score.compared_by,
+        attributes={attribute: by_attribute(values, attribute) for attribute in by},
+        missing=values.missing,
+        compared_by=score.compared_by,
     )
 
 
@@ -121,44 +107,26 @@ def _check_attribute(attribute: str, attributes: Sequence[str]) -> None:
         raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
 
 
-def _attribute(
-    values: MetricValues,
-    attribute: str,
-    counts: Mapping[str, Counts],
-    training: Mapping[str, Counts],
-) -> Attribute:
-    """Return an attribute's groups; `counts` are of the test, `training` of the training."""
-    classes: set[str] = set()
-    for of in (*counts.values(), *training.values()):
-        classes.update(of.gold)
-    is_known = bool(training.keys() - {UNKNOWN})  # a side file may have the groups
-    groups = {}
-    for name, members in values.members(attribute).items():
-        group = _group(values, members, counts[name])
-        if is_known:
-            trained = training.get(name, Counts())
-            shift = divergence(trained.gold, counts[name].gold, sorted(classes))
-            group = replace(group, train=trained.size, shift=shift)
-        groups[name] = group
-    unknown = groups.pop(UNKNOWN, None)
-    largest_first = dict(sorted(groups.items(), key=lambda item: -item[1].n))
-    return _over_groups(largest_first, unknown.n if unknown else 0)
-
-
-def _group(values: MetricValues, members: Members, counts: Counts) -> Group:
-    summary = summarize(values, members)
+def by_attribute(values: MetricValues, attribute: str) -> Attribute:
+    """Return the groups of an attribute, and the numbers over them."""
+    summaries = summaries_by_group(values, attribute)
+    unknown = summaries.pop(UNKNOWN, None)
     metric = values.task.score.names[-1]
+    groups = {}
+    for name in sorted(summaries, key=lambda name: -summaries[name].examples):
+        groups[name] = _group(summaries[name], metric)
+    return _over_groups(groups, unknown.examples if unknown else 0)
+
+
+def _group(summary: Summary, metric: str) -> Group:
     low, high = summary.interval[metric]
-    worst = counts.worst_class()
     return Group(
-        n=len(members),
+        n=summary.examples,
         value=summary.mean[metric],
         low=low,
         high=high,
-        flagged=len(members) < MIN_EXAMPLES,
+        flagged=summary.examples < MIN_EXAMPLES,
         unweighted=summary.unweighted,
-        worst_class=worst,
-        worst_class_share=None if worst is None else counts.gold[worst] / len(members),
     )
 
 
@@ -183,43 +151,30 @@ def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
 
 def show(report: Fairness, console: Console) -> None:
     """Print the tables."""
-    columns = ("n", report.metric, "95% interval", "train", "shift", "worst class")
     for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
-    for name, attribute in report.attributes.items():
-        table = Table(escape(f"by {name}"), *columns)
-        for group_name, group in attribute.groups.items():
-            cells = [Text(cell) for cell in _cells(group_name, group)]
-            table.add_row(*cells, style="dim" if group.flagged else None)
+    for attribute, of in report.attributes.items():
+        table = Table(escape(f"by {attribute}"), "n", report.metric, "95% interval")
+        for name, group in of.groups.items():
+            table.add_row(
+                Text(f"{name}*" if group.flagged else name),
+                str(group.n),
+                _number(group.value),
+                f"{_number(group.low)} - {_number(group.high)}",
+                style="dim" if group.flagged else None,
+            )
         console.print(table)
-        for line in remarks(attribute):
+        for line in remarks(of):
             console.print(line, highlight=False, markup=False)
 
 
-def _cells(name: str, group: Group) -> tuple[str, ...]:
-    """Return the cells of a group's row; a dash for an unknown value."""
-    worst = group.worst_class
-    return (
-        f"{name}*" if group.flagged else name,
-        str(group.n),
-        _number(group.value),
-        f"{_number(group.low)} - {_number(group.high)}",
-        "-" if group.train is None else str(group.train),
-        _number(group.shift),
-        "-" if worst is None else f"{worst} ({group.worst_class_share:.0%})",
-    )
-
-
 def header_lines(report: Fairness) -> Iterator[str]:
-    """Yield the lines above the tables: the metric over all examples, and the files used."""
+    """Yield the lines above the tables."""
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
         yield f"texts compared by {report.compared_by}"
     if report.missing:
         yield f"{report.missing} examples have no row and count as unanswered"
-    files = " and ".join(report.train)
-    source = f"counted in {files}" if files else "unknown, there is no groups.json of a training"
-    yield f"training examples and shifts: {source}"
 
 
 def remarks(attribute: Attribute) -> Iterator[str]:

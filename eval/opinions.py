@@ -9,7 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
+from itertools import combinations
 from math import prod
 from operator import mul
 from pathlib import Path
@@ -90,8 +90,13 @@ class Advisor:
     known: Mapping[str, str] = field(default_factory=dict)
     in_prompts: bool = True
 
-    def opinions(self, example: Example) -> list[Opinion]:
-        """Return the opinion on every item of the answer; it takes milliseconds an item."""
+    def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
+        """Return the opinion on every item of the answer; it takes milliseconds an item.
+
+        They are those of `row`, the example's row of `completions.jsonl`, if it has them.
+        """
+        if "opinions" in row:
+            return [Opinion(**of_item) for of_item in row["opinions"]]
         return self.with_answers(self.classifier.probabilities(example))
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
@@ -118,26 +123,31 @@ class Advisor:
             text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
         return replace(example, inputs={**example.inputs, "opinions": text})
 
-    def alone(self, example: Example) -> Answer:
-        """Return the classifier's own answer."""
-        return read_answer(self.task, self.labels, self, example, EMPTY_REPLY).answer
+    def alone(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> Answer:
+        """Return the classifier's own answer; as for `opinions`."""
+        nothing = self.task.ask.decode("", example, self.labels)
+        return self.complete(nothing, self.opinions(example, row))
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""
         decides = self.task.answer
         items = []
         for number, item in enumerate(decides.items_of(decoded.answer)):
-            own = opinions[number].answer
-            guessed = (name for name in own if decoded.is_guess(number, name))
-            items.append({**item, **{name: own[name] for name in guessed}})
+            completed = dict(item)
+            for name, value in opinions[number].answer.items():
+                if decoded.is_guess(number, name):
+                    completed[name] = value
+            items.append(completed)
         return decides.with_items(decoded.answer, items)
 
     def confidence(self, answer: Answer, opinions: Sequence[Opinion]) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
         confidence = []
         for item, opinion in zip(self.task.answer.items_of(answer), opinions, strict=True):
-            of_fields = opinion.probabilities.items()
-            confidence.append({name: self._chance(name, of, item[name]) for name, of in of_fields})
+            of_item = {}
+            for name, probabilities in opinion.probabilities.items():
+                of_item[name] = self._chance(name, probabilities, item[name])
+            confidence.append(of_item)
         return confidence
 
     def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
@@ -154,10 +164,7 @@ def read_answer(
     decoded = task.ask.decode(first_reply(row), example, labels)
     if advisor is None:
         return Answered(decoded, decoded.answer)
-    if "opinions" in row:
-        opinions = [Opinion(**of_item) for of_item in row["opinions"]]
-    else:
-        opinions = advisor.opinions(example)
+    opinions = advisor.opinions(example, row)
     answer = advisor.complete(decoded, opinions)
     return Answered(decoded, answer, opinions, advisor.confidence(answer, opinions))
 
@@ -216,9 +223,11 @@ def likely_sets(weights: FieldWeights, probabilities: Probabilities) -> dict[fro
     rest of the probability.
     """
     ranked = by_probability(probabilities, probabilities)[:LABELS_OF_SETS]
-    smaller = (combinations(ranked, size) for size in range(1, MAX_FORMED_SIZE + 1))
-    larger = (ranked[:size] for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1))
-    sets = [frozenset(labels) for labels in chain(*smaller, larger)]
+    sets: list[frozenset[str]] = []
+    for size in range(1, MAX_FORMED_SIZE + 1):
+        sets += map(frozenset, combinations(ranked, size))
+    for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1):
+        sets.append(frozenset(ranked[:size]))
     if weights.sizes[0]:
         sets.append(frozenset())
     chances = set_chances(weights, probabilities, sets)
@@ -239,13 +248,12 @@ def set_chances(
     by_size = size_chances(p for p in chances.values() if p > TINY)
     expected = sum(map(mul, by_size, weights.sizes))
     scale = none / max(expected, TINY)
-    return [
-        scale
-        * weights.sizes[min(len(labels), MAX_SIZE)]
+    found = []
+    for labels in sets:
+        of_size = scale * weights.sizes[min(len(labels), MAX_SIZE)]
         # Sorted: sums and products of floats depend on their order.
-        * prod([odds.get(label, TINY) for label in sorted(labels)])
-        for labels in sets
-    ]
+        found.append(of_size * prod([odds.get(label, TINY) for label in sorted(labels)]))
+    return found
 
 
 def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The report of a run as one HTML page: scores, errors by class, and every case."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, count, product
@@ -14,11 +14,11 @@ from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
-from panjue.eval.fairness import MIN_EXAMPLES, Fairness, fairness
-from panjue.eval.group_counts import Counts
+from panjue.eval.fairness import MIN_EXAMPLES, Attribute, by_attribute
+from panjue.eval.opinions import EMPTY_REPLY
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
-from panjue.eval.values import metric_values
+from panjue.eval.values import metric_values, submission_rows
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
@@ -30,10 +30,7 @@ from panjue.prompts.tasks.metrics import Field, Item
 FOLDER = Path(__file__).parent / "page"
 
 MAX_SHOWN_PAIRS = 15
-"""Confused pairs of classes that are shown."""
-
-NO_ANSWER = "-"
-"""The predicted value of an item that is not answered."""
+"""Confused pairs of classes of a field that are shown."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,9 @@ class PageData:
         skipped: A line on the bad rows of that file that were skipped, if any.
         classes: Field -> class -> how many items have it in gold and in predictions, and its F1;
             in the field's order or the commonest first.
-        confusion: Field -> (gold value, predicted value) -> number of items.
-        orders: Field -> the values of its confusion in order.
-        pairs: (missed gold class, wrongly predicted class, number of items), the commonest.
-        pairs_in_all: Number of different pairs.
+        groups: Attribute -> the headline metric of its groups.
+        pairs: Field -> (missed gold class, wrongly predicted class, number of items), the
+            commonest.
         decoding: The run's decode.json, if it describes this submission.
     """
 
@@ -97,16 +93,34 @@ class PageData:
     skipped: list[str] = field(default_factory=list)
     cases: list[PageCase] = field(default_factory=list)
     classes: dict[str, dict[str, tuple[int, int, float]]] = field(default_factory=dict)
-    confusion: dict[str, Counter[tuple[str, str]]] = field(default_factory=dict)
-    orders: dict[str, list[str]] = field(default_factory=dict)
-    pairs: list[tuple[str, str, int]] = field(default_factory=list)
-    pairs_in_all: int = 0
+    pairs: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
     decoding: Mapping[str, Any] = field(default_factory=dict)
-    fairness: Fairness | None = None
+    groups: dict[str, Attribute] = field(default_factory=dict)
 
     def label(self, name: str) -> tuple[str, str]:
         """Return what a metric, field or baseline is called, in English and in Chinese."""
         return self.labels.get(name, (name, name))
+
+
+@dataclass
+class ClassCounts:
+    """How many items have each value of a field: in gold, in predictions, in both."""
+
+    gold: Counter[str] = field(default_factory=Counter)
+    predicted: Counter[str] = field(default_factory=Counter)
+    both: Counter[str] = field(default_factory=Counter)
+
+    def add(self, gold: Sequence[str], predicted: Sequence[str]) -> None:
+        """Count an item."""
+        self.gold.update(gold)
+        self.predicted.update(predicted)
+        self.both.update(set(gold) & set(predicted))
+
+    def of(self, value: str) -> tuple[int, int, float]:
+        """Return how many items have a value in gold and in predictions, and its F1."""
+        gold = self.gold[value]
+        predicted = self.predicted[value]
+        return gold, predicted, 2 * self.both[value] / (gold + predicted)
 
 
 def main(run: Path, gold: Path | None) -> None:
@@ -128,7 +142,8 @@ def main(run: Path, gold: Path | None) -> None:
 
 def page_data(answered: AnsweredFile) -> PageData:
     """Collect the report of the answers to a test file."""
-    task, record = answered.task, answered.record
+    task = answered.task
+    record = answered.record
     submission = task.data.submission.find(answered.folder)
     result = PageData(answered.name, record.task)
     result.by_classifier = record.answered_by == "classifier"
@@ -136,8 +151,6 @@ def page_data(answered: AnsweredFile) -> PageData:
     result.labels[NO_REPLY] = (NO_REPLY, "模型未答")
     if all(example.answer is not None for example in answered.examples()):
         result.scores = score(answered.reader, answered.test, submission)
-        if result.by_classifier:  # the same answers, and the same score
-            result.scores.baselines.pop(CLASSIFIER_NAME, None)
     else:
         result.labels |= WITHOUT_GOLD
     result.labels |= {CLASSIFIER_NAME: ("text classifier", "文本分类器"), **task.score.titles}
@@ -145,68 +158,72 @@ def page_data(answered: AnsweredFile) -> PageData:
     trained = None if record.endpoint else answered.answers.trained
     result.demo = trained is not None and is_demo(trained)
     result.decoding = decoding_of(submission) or {}
-    rows = task.data.submission.index(submission)
-    fallback = result.decoding.get("fallback", task.score.fallback) if result.decoding else ""
-    result.cases = list(_cases(answered, rows, fallback, has_gold=result.scores is not None))
-    result.skipped = [str(answered.reader.skipped)] if answered.reader.skipped.rows else []
+    result.cases = list(_cases(answered, submission, result))
+    if answered.reader.skipped.rows:
+        result.skipped = [str(answered.reader.skipped)]
     if result.scores:
-        _count(task, result)
-        if groups := list(result.scores.groups):
-            result.fairness = fairness(answered.reader, answered.test, submission, groups)
+        for attribute in result.scores.groups:
+            result.groups[attribute] = by_attribute(result.scores.values, attribute)
+        _count_agreements(result)
+        _count_classes(task, result)
     return result
+
+
+def _cases(answered: AnsweredFile, submission: Path, result: PageData) -> Iterator[PageCase]:
+    task = answered.task
+    rows = submission_rows(task, submission)
+    path = answered.folder / "confidence.jsonl"
+    confidences = Rows(path) if result.decoding and path.exists() else None
+    completions = None if result.by_classifier else answered.rows()
+    advisor = None if result.by_classifier else answered.advisor()
+    fallback = result.decoding.get("fallback", task.score.fallback)
+    shown_fields = [name for names in class_fields(task) for name in names]
+    for example in answered.examples():
+        row = rows.get(example.id)
+        gold = task.gold(example) if result.scores else row and own_gold(row)
+        if gold and not result.scores:
+            metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
+        items = list(items_of(task, gold, row)) if gold else []
+        fields = [field for _, fields in items for field in fields]
+        calls = list(_calls(completions, example))
+        decoded = None
+        if calls and result.decoding and not task.solve:
+            decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
+        opinions = []
+        if advisor and gold:
+            answer = advisor.alone(example, calls[0] if calls else EMPTY_REPLY)
+            own = list(items_of(task, gold, task.data.write(example, answer)))
+            opinions = list(compared_opinions(task, example, items, own, decoded))
+        notes = dict(_handled(calls, decoded, fallback))
+        confidence = confidences.get(example.id) if confidences else None
+        yield PageCase(
+            id=str(example.id),
+            groups=example.groups,
+            text=split_at_names(example.text, [name for name, _ in items]),
+            items=items,
+            classes={name: _values(fields, name) for name in shown_fields},
+            wrong=_wrong(fields),
+            opinions=opinions,
+            confidence=mean_confidence(confidence) if confidence else None,
+            handled=list(notes),
+            notes=list(notes.values()),
+            reply=[row.get("refused") or first_reply(row) for row in calls],
+        )
 
 
 def _calls(completions: Rows | None, example: Example) -> Iterator[dict[str, Any]]:
     """Yield the completion rows of an example: its only one, or one per call in order."""
     if completions is None:
         return
-    if row := completions.get(call_key({"id": example.id})):
+    row = completions.get(call_key({"id": example.id}))
+    if row:
         yield row
         return
     for call in count():
-        if (row := completions.get(call_key({"id": example.id, "call": call}))) is None:
+        row = completions.get(call_key({"id": example.id, "call": call}))
+        if row is None:
             return
         yield row
-
-
-def _cases(
-    answered: AnsweredFile, rows: Rows, fallback: str, *, has_gold: bool
-) -> Iterator[PageCase]:
-    path = answered.folder / "confidence.jsonl"
-    confidences = Rows(path) if fallback and path.exists() else None
-    by_classifier = answered.record.answered_by == "classifier"
-    completions = None if by_classifier else answered.rows()
-    advisor = None if by_classifier else answered.advisor()
-    task = answered.task
-    shown_fields = [name for names in class_fields(task) for name in names]
-    for example in answered.examples():
-        calls = list(_calls(completions, example))
-        confidence = confidences.get(example.id) if confidences else None
-        row = rows.get(example.id)
-        gold = task.gold(example) if has_gold else row and own_gold(row)
-        if gold and not has_gold:
-            metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
-        items = list(items_of(task, gold, row)) if gold else []
-        fields = [field for _, fields in items for field in fields]
-        decoded = None
-        if calls and fallback and not task.solve:
-            decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
-        notes = dict(_handled(calls, decoded, fallback))
-        yield PageCase(
-            id=str(example.id),
-            groups=example.groups,
-            text=split_at_names(example.text, [name for name, _ in items]),
-            items=items,
-            classes={name: _values(f for f in fields if f.name == name) for name in shown_fields},
-            wrong=_wrong(fields),
-            opinions=list(compared_opinions(task, example, advisor, gold, items, decoded))
-            if gold
-            else [],
-            confidence=mean_confidence(confidence) if confidence else None,
-            handled=list(notes),
-            notes=list(notes.values()),
-            reply=[row.get("refused") or first_reply(row) for row in calls],
-        )
 
 
 def _wrong(fields: Sequence[Field]) -> list[str]:
@@ -215,10 +232,13 @@ def _wrong(fields: Sequence[Field]) -> list[str]:
     return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
 
 
-def _values(fields: Iterator[Field]) -> list[str]:
-    return list(
-        dict.fromkeys(value for field in fields for value in (*field.gold, *field.predicted))
-    )
+def _values(fields: Sequence[Field], name: str) -> list[str]:
+    """Return the values of one field in gold and predictions, each once."""
+    values: list[str] = []
+    for of in fields:
+        if of.name == name:
+            values += [*of.gold, *of.predicted]
+    return list(dict.fromkeys(values))
 
 
 def _handled(
@@ -244,37 +264,36 @@ def _handled(
             yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
 
-def _count(task: Task, result: PageData) -> None:
-    """Count classes, confusions and confused pairs over the cases."""
+def _count_agreements(result: PageData) -> None:
+    """Count how often model and classifier agree, and who is right."""
+    for case in result.cases:
+        for own, how in chain.from_iterable(case.opinions):
+            if how != NO_REPLY:
+                result.agreements.setdefault(own.name, Counter()).update([how])
+
+
+def _count_classes(task: Task, result: PageData) -> None:
+    """Count the classes of every field, and those that are confused, over the cases."""
     sets, single = class_fields(task)
-    fields = [field for case in result.cases for _, fields in case.items for field in fields]
-    if sets == ("class",) and all(len(f.gold) == 1 >= len(f.predicted) for f in fields):
-        single = sets
-    for own, how in chain.from_iterable(of for case in result.cases for of in case.opinions):
-        if how != NO_REPLY:
-            result.agreements.setdefault(own.name, Counter()).update([how])
-    counts = defaultdict[str, Counts](Counts)
-    pairs = Counter[tuple[str, str]]()
-    for f in fields:
-        if f.name in (*sets, *single):
-            counts[f.name].add(f.gold, f.predicted)
-        if f.name in sets[:1]:
-            missed, added = set(f.gold) - set(f.predicted), set(f.predicted) - set(f.gold)
-            pairs.update(product(sorted(missed), sorted(added)))
-        if f.name in single:
-            pair = (f.gold[0], f.predicted[0] if f.predicted else NO_ANSWER)
-            result.confusion.setdefault(f.name, Counter()).update([pair])
-    result.pairs = [(a, b, count) for (a, b), count in pairs.most_common(MAX_SHOWN_PAIRS)]
-    result.pairs_in_all = len(pairs)
-    for name, of in counts.items():
-        totals = of.gold + of.predicted
+    counts = {name: ClassCounts() for name in (*sets, *single)}
+    pairs = {name: Counter[tuple[str, str]]() for name in (*sets[:1], *single)}
+    for of in chain.from_iterable(fields for case in result.cases for _, fields in case.items):
+        if of.name in counts:
+            counts[of.name].add(of.gold, of.predicted)
+        if of.name in pairs:
+            missed = sorted(set(of.gold) - set(of.predicted))
+            added = sorted(set(of.predicted) - set(of.gold))
+            pairs[of.name].update(product(missed, added))
+    for name, found in pairs.items():
+        commonest = found.most_common(MAX_SHOWN_PAIRS)
+        if commonest:
+            result.pairs[name] = [(gold, told, times) for (gold, told), times in commonest]
+    for name, of_values in counts.items():
+        totals = of_values.gold + of_values.predicted
         order = [value for value in task.score.order.get(name, ()) if value in totals]
         order += [value for value, _ in totals.most_common() if value not in order]
-        result.classes[name] = {
-            value: (of.gold[value], of.predicted[value], of.f1(value)) for value in order
-        }
-        is_unanswered = any(pair[1] == NO_ANSWER for pair in result.confusion.get(name, ()))
-        result.orders[name] = [*order, NO_ANSWER] if is_unanswered else order
+        if order:
+            result.classes[name] = {value: of_values.of(value) for value in order}
 
 
 def page(result: PageData) -> str:

@@ -1,7 +1,7 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,16 @@ from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
 from panjue.eval.calibration import Calibration, Certainty
 from panjue.eval.decoding import decoding_of, never_asked
-from panjue.eval.values import UNWEIGHTED, MetricValues, Summary, score_rows, summarize, without_nan
-from panjue.prompts.example import Example
+from panjue.eval.values import (
+    UNWEIGHTED,
+    MetricValues,
+    Summary,
+    score_rows,
+    submission_rows,
+    summaries_by_group,
+    summarize,
+    without_nan,
+)
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
@@ -31,29 +39,57 @@ MAX_GROUP_COLUMNS = 8
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Everything that `panjue score` prints."""
+    """Everything that `panjue score` prints.
 
-    total: Summary  # the metrics over all examples
+    Attributes:
+        values: The metrics of each example.
+        total: The metrics over all examples.
+        groups: Attribute -> its value -> the metrics over those examples, without intervals.
+        baselines: Baseline, trivial or human -> its metrics.
+        classifier_fault: Why the text classifier is no baseline, if it is broken.
+        faulty: Number of rows that count for nothing or that the contest may refuse.
+        notes: `id: note` on gold examples.
+        decoding: The run's decode.json, if it describes this submission.
+        in_sample: How the answers come from these very cases, if they do.
+    """
+
+    values: MetricValues
+    total: Summary
     groups: dict[str, dict[str, Summary]]
-    """Attribute -> its value -> the metrics over those examples."""
-    baselines: dict[str, dict[str, float] | None]
-    """Baseline, trivial or human -> its metrics; None if they are unknown."""
-    unreadable_rate: float | None
-    missing: int
-    extra_rows: int
-    doubled: int
-    unknown_labels: int | None
-    faulty: int = 0  # rows in which `panjue check` finds a fault that the contest may refuse
-    calibration: dict[str, Calibration] | None = None
-    compared_by: str | None = None  # how texts were compared, if the metrics compare texts
-    notes: list[str] = field(default_factory=list)  # `id: note` on gold examples
-    never_asked: Sequence[str] = ()
-    """`id: reason` of the examples that the model was never asked about."""
-    in_sample: str | None = None  # how the answers come from these very cases, if they do
-    unknown_baselines: Mapping[str, str] = field(default_factory=dict)
-    """Baseline without a score -> why it has none."""
-    answered_by: str = ""  # a line on who answered, the model or the text classifier, and why
-    by_classifier: bool = False
+    baselines: dict[str, dict[str, float]]
+    classifier_fault: str
+    calibration: dict[str, Calibration] | None
+    faulty: int
+    notes: list[str]
+    decoding: Mapping[str, Any]
+    in_sample: str | None
+
+    @property
+    def compared_by(self) -> str | None:
+        """Return how texts were compared, if the metrics compare texts."""
+        return self.values.task.score.compared_by
+
+    @property
+    def missing(self) -> int:
+        """Return the number of examples without a row, which are scored as unanswered."""
+        return self.values.missing
+
+    @property
+    def unreadable_rate(self) -> float | None:
+        """Return the share of replies that could not be read; None if there are none."""
+        calls = self.decoding.get("calls")
+        return self.decoding["unreadable"] / calls if calls else None
+
+    @property
+    def never_asked(self) -> Sequence[str]:
+        """Return `id: reason` of the examples that the model was never asked about."""
+        refusals: Sequence[str] = self.decoding.get("refusals", ())
+        return refusals
+
+    @property
+    def answered_by(self) -> str:
+        """Return a line on who answered, the model or the text classifier, and why."""
+        return str(self.decoding.get("answered_by", ""))
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -64,19 +100,15 @@ class ScoreResult:
             "interval": self.total.interval,
             "groups": {name: _group_numbers(groups) for name, groups in self.groups.items()},
             "baselines": self.baselines,
-            "unreadable_rate": self.unreadable_rate,
-            "missing": self.missing,
-            "extra_rows": self.extra_rows,
-            "doubled": self.doubled,
-            "faulty": self.faulty,
-            "answered_by": self.answered_by,
-            "unknown_gold_labels": self.unknown_labels,
             "calibration": None,
         }
         if self.calibration is not None:
             numbers["calibration"] = {name: asdict(of) for name, of in self.calibration.items()}
+        for name in ("unreadable_rate", "missing", "faulty", "answered_by"):
+            numbers[name] = getattr(self, name)
         for name in ("compared_by", "notes", "never_asked", "in_sample"):
-            if value := getattr(self, name):
+            value = getattr(self, name)
+            if value:
                 numbers[name] = value
         result: dict[str, Any] = without_nan(numbers)
         return result
@@ -95,76 +127,59 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     """
     task = reader.task
     submission = task.data.submission.find(submission)
-    rows = task.data.submission.index(submission)
     run = submission.parent
+    rows = submission_rows(task, submission)
     decoding = decoding_of(submission)
-    labels = _labels(task, run)
+    baselines = Baselines(task, _labels(task, run), run, gold)
+    certainty = _certainty(task, run, decoding) if decoding else None
     values = MetricValues(task)
-    baselines = Baselines(task, labels, run, gold)
-    confidences = run / "confidence.jsonl"
-    certainty = None
-    if decoding and confidences.exists():
-        if decoding.get("confidence_sha256") not in (None, sha256(confidences)):
-            raise UserError(f"{run}: is being decoded by another process; score it again")
-        certainty = Certainty(task, confidences)
-    missing = 0
     faulty = 0
-    unknown = 0
     notes: list[str] = []
-    answers = find_answers(run) if decoding else None
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
-        missing += row is None
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += [f"{example.id}: {note}" for note in example.notes]
-        unknown += _unknown_labels(task, example, labels)
+    groups = {}
+    for attribute in values.attributes:
+        groups[attribute] = summaries_by_group(values, attribute, resamples=0)
+    extra_rows = len(rows) - (len(values) - values.missing)
+    answers = find_answers(run) if decoding else None
     return ScoreResult(
+        values=values,
         total=summarize(values),
-        groups=_groups(values),
+        groups=groups,
         baselines=baselines.means(),
-        unreadable_rate=decoding["unreadable"] / max(1, decoding["calls"]) if decoding else None,
-        missing=missing,
-        extra_rows=len(rows) - len(values) + missing,
-        doubled=len(rows.duplicates),
-        faulty=faulty,
-        unknown_labels=unknown if labels and task.answer.fields else None,
+        classifier_fault=baselines.classifier_fault,
         calibration=certainty.fields() if certainty else None,
-        compared_by=task.score.compared_by,
+        faulty=faulty + extra_rows + len(rows.duplicates),
         notes=notes,
-        never_asked=decoding.get("refusals", ()) if decoding else (),
+        decoding=decoding or {},
         in_sample=in_sample(answers) if answers else None,
-        unknown_baselines=baselines.unknown,
-        answered_by=decoding.get("answered_by", "") if decoding else "",
-        by_classifier=answers is not None and answers.record.answered_by == "classifier",
     )
 
 
-def _groups(values: MetricValues) -> dict[str, dict[str, Summary]]:
-    """Return attribute -> group -> its metrics, without intervals."""
-    groups: dict[str, dict[str, Summary]] = {}
-    for attribute in values.attributes:
-        groups[attribute] = {}
-        for name, members in values.members(attribute).items():
-            groups[attribute][name] = summarize(values, members, resamples=0)
-    return groups
+def _labels(task: Task, run: Path) -> Labels | None:
+    if task.ask.labels is no_labels:
+        return Labels()
+    return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
 
 
-def _unknown_labels(task: Task, example: Example, labels: Labels | None) -> int:
-    """Count the gold labels that training never saw; they are scored as missed."""
-    if not labels or not task.answer.fields:
-        return 0
-    unknown = 0
-    for field_name, counts in task.ask.labels([example]).counts.items():
-        known = labels.counts.get(field_name, ())
-        unknown += sum(n for label, n in counts.items() if label not in known)
-    return unknown
+def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty | None:
+    """Return what collects the confidences of a run, if it has any."""
+    path = run / "confidence.jsonl"
+    if not path.exists():
+        return None
+    if decoding.get("confidence_sha256") not in (None, sha256(path)):
+        raise UserError(f"{run}: is being decoded by another process; score it again")
+    return Certainty(task, path)
 
 
 def in_sample(answers: Answers) -> str | None:
     """Say how the model or the choice of who answers was fitted to the answered cases."""
-    record, training = answers.record, answers.training
+    record = answers.record
+    training = answers.training
     if training is None:
         return None
     if record.test_sha256 == training.dev_sha256 or record.held_out:
@@ -174,22 +189,17 @@ def in_sample(answers: Answers) -> str | None:
     return None
 
 
-def _labels(task: Task, run: Path) -> Labels | None:
-    if task.ask.labels is no_labels:
-        return Labels()
-    return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
-
-
 def show(scores: ScoreResult, console: Console) -> None:
     """Print the tables."""
     title = escape(scores.compared_by) if scores.compared_by else None
     # In 80 columns the headings of baselines wrap, and no name or number is cut.
-    whole = (Column(name, no_wrap=True) for name in ("metric", "score", "95% interval"))
+    whole = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
     table = Table(*whole, *scores.baselines, title=title)
+    headline = list(scores.total.mean)[-1]
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
-        baselines = (f"{mean[name]:.4f}" if mean else "-" for mean in scores.baselines.values())
-        style = "bold" if name == list(scores.total.mean)[-1] else None
+        baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
+        style = "bold" if name == headline else None
         table.add_row(name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
@@ -219,52 +229,31 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | Non
     return table
 
 
-def _unweighted_groups(groups: Mapping[str, Mapping[str, Summary]]) -> Iterator[str]:
-    for attribute, summaries in groups.items():
-        names = [name for name, summary in summaries.items() if summary.unweighted]
-        if names:
-            yield f"by {attribute}, unweighted means as all weights are 0: {', '.join(names)}"
-
-
-def _unreadable(scores: ScoreResult) -> Iterator[str]:
-    """Yield the rate of unreadable replies, unless the classifier answered."""
-    if scores.by_classifier:
-        return
-    if scores.unreadable_rate is None:
-        yield "unreadable replies: unknown, there is no decode.json of this submission"
-    else:
-        yield f"unreadable replies: {scores.unreadable_rate:.2%}"
-
-
 def remarks(scores: ScoreResult) -> Iterator[str]:
     """Yield the lines that are printed below the tables."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
-    if scores.extra_rows or scores.doubled:
-        yield (
-            f"{scores.extra_rows} rows belong to no example and {scores.doubled} are duplicates: "
-            "they are ignored; see `panjue check`"
-        )
     if scores.faulty:
-        yield f"{scores.faulty} rows have faults that the contest may refuse; see `panjue check`"
+        yield f"{scores.faulty} rows have faults; `panjue check` names them"
     if scores.total.unweighted:
         yield UNWEIGHTED
-    else:
-        yield from _unweighted_groups(scores.groups)
     if scores.never_asked:
         yield never_asked(scores.never_asked)
     if scores.notes:
         yield f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)"
         yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
-    yield from _unreadable(scores)
+    if scores.unreadable_rate is not None:
+        yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
-    headline, value = list(scores.total.mean.items())[-1]
-    for name, baseline in scores.baselines.items():
-        if baseline is None:
-            yield f"{name}: unknown, {scores.unknown_baselines[name]}"
-        elif value < baseline[headline]:
-            yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
-    if scores.unknown_labels is not None:
-        yield f"gold labels that training never saw: {scores.unknown_labels}, scored as missed"
+    yield from _below_baselines(scores)
     if scores.answered_by:
         yield scores.answered_by
+
+
+def _below_baselines(scores: ScoreResult) -> Iterator[str]:
+    headline, value = list(scores.total.mean.items())[-1]
+    for name, baseline in scores.baselines.items():
+        if value < baseline[headline]:
+            yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
+    if scores.classifier_fault:
+        yield f"text classifier: unknown, {scores.classifier_fault}"

@@ -216,5 +216,6 @@ def class_rows(
     parts = [items.scores[name].sum(0)]
     for other, table in tables.items():
         chances = believed[other]
-        parts.append(chances @ table / np.maximum(chances.sum(1, keepdims=True), 1e-9))
+        in_all = chances.sum(1, keepdims=True)
+        parts.append(chances @ table / np.maximum(in_all, 1e-9))
     return np.hstack([*parts, items.facts])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item, Row, same, texts
+from panjue.prompts.tasks.metrics import Item, Row, same, texts
 
 
 def class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
@@ -17,38 +17,46 @@ def class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield items with their fields: as the task shows them, or by items, classes or keys."""
-    if task.score.shown:
-        yield from task.score.shown(gold, row)
+    rules = task.score
+    if rules.shown:
+        yield from rules.shown(gold, row)
     elif task.answer.items:
-        items = task.answer.items_of(row) if row else []
-        predicted = {item["name"]: item for item in reversed(items)}  # of doubled names the first
-        for item in task.answer.items_of(gold):
-            name = item["name"]
-            yield str(name), list(_decided(task, item, predicted.get(name, {})))
-    elif task.score.classes:
-        yield "", [same("class", task.score.classes(gold), task.score.classes(row) if row else ())]
+        yield from _named_items(task, gold, row)
+    elif rules.classes:
+        predicted = rules.classes(row) if row else ()
+        yield "", [same("class", rules.classes(gold), predicted)]
     else:
-        keys = [key for key in dict.fromkeys([*gold, *(row or {})]) if key != "id"]
-        yield "", [same(key, texts(gold.get(key)), texts((row or {}).get(key))) for key in keys]
+        answered = row or {}
+        keys = dict.fromkeys([*gold, *answered])
+        keys.pop("id", None)
+        yield "", [same(key, texts(gold.get(key)), texts(answered.get(key))) for key in keys]
+
+
+def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
+    predicted: dict[str, Mapping[str, Any]] = {}
+    for item in task.answer.items_of(row) if row else ():
+        predicted.setdefault(item["name"], item)  # of doubled names the first
+    for item in task.answer.items_of(gold):
+        name = item["name"]
+        fields = []
+        for field in task.answer.fields:
+            values = _readable(task, field, item)
+            fields.append(same(field, values, _readable(task, field, predicted.get(name, {}))))
+        yield str(name), fields
+
+
+def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a field as people read them; a class number becomes a name."""
+    value = item.get(field)
+    order = task.answer.order.get(field, ())
+    if isinstance(value, int) and 0 <= value < len(order):
+        value = order[value]
+    return list(map(task.score.readable.get(field, str), texts(value)))
 
 
 def own_gold(row: Row) -> Row:
     """Return an answer as its own gold, where there is no gold to show or to check it with."""
     return {**row, "references": [[""]]}
-
-
-def _decided(task: Task, gold: Mapping[str, Any], predicted: Mapping[str, Any]) -> Iterator[Field]:
-    for name in task.answer.fields:
-        order, readable = task.answer.order.get(name, ()), task.score.readable.get(name, str)
-        values = (_as_texts(judged.get(name), order) for judged in (gold, predicted))
-        yield same(name, *(map(readable, value) for value in values))
-
-
-def _as_texts(value: Any, order: Sequence[str]) -> list[str]:
-    """Return the texts of a value; a class number becomes the name of the class."""
-    if isinstance(value, int) and 0 <= value < len(order):
-        return [order[value]]
-    return texts(value)
 
 
 def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
@@ -57,6 +65,9 @@ def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | Non
     张某甲 does not name 张某.
     """
     indices = {name: index for index, name in enumerate(names) if name}
-    longest_first = sorted(map(re.escape, indices), key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(longest_first)})", text) if indices else [text]
-    return [(piece, indices.get(piece)) for piece in pieces if piece]
+    if not indices:
+        return [(text, None)] if text else []
+    longest_first = sorted(indices, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first))
+    pieces = filter(None, re.split(f"({pattern})", text))
+    return [(piece, indices.get(piece)) for piece in pieces]

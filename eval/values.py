@@ -31,10 +31,15 @@ Members = NDArray[np.int64]
 
 
 class MetricValues:
-    """The metric values, weight and groups of every example, in arrays."""
+    """The metric values, weight and groups of every example, in arrays.
+
+    Attributes:
+        missing: The number of examples without a row, which are scored as unanswered.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.missing = 0
         self._weights = array("d")
         self._values = array("d")
         self._groups: dict[str, dict[str, array[int]]] = {}
@@ -76,6 +81,20 @@ class MetricValues:
         return dict(sorted(members.items()))
 
 
+def submission_rows(task: Task, path: Path) -> Rows:
+    """Return the rows of a submission, or of the submission in a folder, by id."""
+    submission = task.data.submission
+    return submission.index(submission.find(path))
+
+
+def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
+    """Return the metric values of a submission."""
+    values = MetricValues(reader.task)
+    for _ in score_rows(reader, gold, rows, values):
+        pass
+    return values
+
+
 def score_rows(
     reader: Reader, gold: Path, rows: Rows, values: MetricValues
 ) -> Iterator[tuple[Example, Row, Row | None]]:
@@ -89,17 +108,19 @@ def score_rows(
         row = rows.get(example.id)
         place = f"{rows.path}: id {example.id}"
         values.add(example, metric_values(reader.task, gold_row, row, place))
+        values.missing += row is None
         yield example, gold_row, row
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Every metric over `examples` examples, with its 95% interval."""
-
-    examples: int
-    mean: dict[str, float]
-    interval: dict[str, tuple[float, float]]
-    unweighted: bool = False  # all weights are 0, so the means are unweighted
+def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
+    """Yield the examples of a labelled file with their gold rows."""
+    for example in reader.read(gold):
+        if example.answer is None:
+            raise UserError(
+                f"{gold}: id {example.id} has no gold answer; give the labelled file "
+                "(with `compare`: --gold FILE), or see the answers with `panjue report`"
+            )
+        yield example, reader.task.gold(example)
 
 
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
@@ -134,6 +155,16 @@ def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
     return np.stack(metrics, axis=-1)
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Every metric over `examples` examples, with its 95% interval."""
+
+    examples: int
+    mean: dict[str, float]
+    interval: dict[str, tuple[float, float]]
+    unweighted: bool = False  # all weights are 0, so the means are unweighted
+
+
 def summarize(
     values: MetricValues, members: Members | None = None, *, resamples: int = RESAMPLES
 ) -> Summary:
@@ -147,10 +178,7 @@ def summarize(
     if members is not None:
         weights = weights[members]
         numbers = numbers[members]
-    unweighted = not weights.any()
-    if unweighted:
-        weights = np.ones_like(weights)
-    mean = pooled(values.task, weights @ numbers, weights.sum())
+    mean = weighted_mean(values.task, weights, numbers)
     ends = np.stack([mean, mean])
     if resamples:
         ends = percentiles(resampled(values.task, weights, numbers, resamples))
@@ -160,8 +188,49 @@ def summarize(
         examples=len(weights),
         mean=dict(zip(names, mean.tolist(), strict=True)),
         interval=dict(zip(names, intervals, strict=True)),
-        unweighted=unweighted,
+        unweighted=not weights.any(),
     )
+
+
+def summaries_by_group(
+    values: MetricValues, attribute: str, *, resamples: int = RESAMPLES
+) -> dict[str, Summary]:
+    """Return the metrics of every group of an attribute; that of the others is `UNKNOWN`."""
+    summaries = {}
+    for name, members in values.members(attribute).items():
+        summaries[name] = summarize(values, members, resamples=resamples)
+    return summaries
+
+
+def or_ones(weights: Numbers) -> Numbers:
+    """Return the weights; ones if all are 0."""
+    return weights if weights.any() else np.ones_like(weights)
+
+
+def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
+    """Return the metrics, [metrics], of the values of examples, [examples, values]."""
+    weights = or_ones(weights)
+    return pooled(task, weights @ values, weights.sum())
+
+
+def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
+    """Return the metrics of `resamples` bootstrap draws of examples (seed 0), [draws, metrics].
+
+    A draw without a weighted example has no value: NaN.
+    """
+    generator = np.random.default_rng(0)
+    weights = or_ones(weights)
+    n = len(weights)
+    sums = np.empty((resamples, values.shape[1]))
+    totals = np.empty(resamples)
+    for i in range(resamples):
+        counts = np.bincount(generator.integers(n, size=n), minlength=n)
+        drawn = counts * weights
+        sums[i] = drawn @ values
+        totals[i] = drawn.sum()
+    draws = pooled(task, sums, np.where(totals, totals, 1))
+    draws[totals == 0] = np.nan
+    return draws
 
 
 def percentiles(draws: Numbers) -> Numbers:
@@ -229,33 +298,3 @@ def _names(task: Task, row: Row) -> list[str]:
     with suppress(KeyError, TypeError):
         return [str(item["name"]) for item in task.answer.items_of(row)]
     return []
-
-
-def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
-    """Yield the examples of a labelled file with their gold rows."""
-    for example in reader.read(gold):
-        if example.answer is None:
-            raise UserError(
-                f"{gold}: id {example.id} has no gold answer; give the labelled file "
-                "(with `compare`: --gold FILE), or see the answers with `panjue report`"
-            )
-        yield example, reader.task.gold(example)
-
-
-def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
-    """Return the metrics of `resamples` bootstrap draws of examples (seed 0).
-
-    A draw without a weighted example has no value: NaN.
-    """
-    generator = np.random.default_rng(0)
-    n = len(weights)
-    sums = np.empty((resamples, values.shape[1]))
-    totals = np.empty(resamples)
-    for i in range(resamples):
-        counts = np.bincount(generator.integers(n, size=n), minlength=n)
-        drawn = counts * weights
-        sums[i] = drawn @ values
-        totals[i] = drawn.sum()
-    draws = pooled(task, sums, np.where(totals, totals, 1))
-    draws[totals == 0] = np.nan
-    return draws

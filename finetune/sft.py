@@ -18,7 +18,6 @@ from transformers import EarlyStoppingCallback, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.eval.classifier import FILE_VERSION
-from panjue.eval.group_counts import write_training_counts
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import (
@@ -162,7 +161,6 @@ def run_training(
         return
     if trainer.is_world_process_zero():
         claim(config, record, classifier)
-        write_training_counts(config.run, reader.task, examples)
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)

@@ -106,7 +106,7 @@ def compare(
         check_complete(run)
     with protect_inputs(run.reader.skipped):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
-    show_runs(comparison, (first, second), Console())
+    show_runs(comparison, first, second, Console())
     if run.reader.skipped.rows:
         print(run.reader.skipped)
 
@@ -128,7 +128,7 @@ def fairness(
     groups: Annotated[Path | None, typer.Option(help="JSONL: id and further groups")] = None,
     json: JsonPath = None,
 ) -> None:
-    """Report the headline metric by groups: mean, disparity, worst group, gap, possible causes."""
+    """Report the headline metric by groups: mean, disparity, worst group, gap."""
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show
 

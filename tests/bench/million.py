@@ -46,7 +46,9 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     """Write the cases, the run's adapter, and the folder of answers."""
     run = open_answers(answers)
     cases, result = folder / "cases.jsonl", folder / "run/answers/cases"
-    shutil.copytree(run.trained, folder / "run/adapter")
+    trained = run.answers.trained
+    assert trained, "a training answered"
+    shutil.copytree(trained, folder / "run/adapter")
     shutil.copytree(
         run.folder, result, ignore=lambda *_: ["completions.jsonl", "decode.json", "scores.json"]
     )

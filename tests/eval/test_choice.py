@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.answers import open_answers
 from panjue.eval.choice import CHOICE, Choice, choose, read_choice
+from panjue.eval.classifier import Classifier
 from panjue.eval.decoding import decode_answers
+from panjue.eval.report import page_data
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, write_json
+from panjue.prompts.plumbing.files import dump, read_json, read_lines, write_json
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.repair import PENALTIES
 from tests.eval.records import Row, Write, believing, write_answers, write_training
@@ -86,6 +90,26 @@ def test_of_two_that_are_equal_the_model_answers(held_out: Path, write: Write) -
     assert (choice.model, choice.difference, choice.answered_by) == (choice.classifier, 0, "model")
     assert replace(choice, difference=-1e-12).answered_by == "model", "a difference by rounding"
     assert replace(choice, difference=-1e-6).answered_by == "classifier"
+
+
+def test_opinions_that_rows_keep_are_not_computed_again(
+    held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = chosen(held_out)
+    advisor = open_answers(held_out).advisor()
+    assert advisor
+    rows = []
+    examples = Reader(TASK).read(held_out.parents[2] / "cases.jsonl")
+    replies = read_lines(held_out / "completions.jsonl")
+    for example, (_, row) in zip(examples, replies, strict=True):
+        rows.append({**row, "opinions": list(map(vars, advisor.opinions(example)))})
+    write("run/answers/held-out/completions.jsonl", rows)
+    monkeypatch.setattr(Classifier, "probabilities", None)  # whoever calls it fails
+    assert choose(held_out, held_out) == choice
+    report = page_data(open_answers(held_out))
+    assert report.agreements["articles"] == {"agree, right": 10, "differ, classifier right": 10}
+    assert report.scores
+    assert report.scores.baselines["text classifier"]
 
 
 def test_a_choice_is_kept_beside_the_answers(held_out: Path) -> None:

@@ -1,6 +1,5 @@
 """Two runs side by side: a difference that is known is found, and nothing where there is none."""
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from panjue.eval.answers import open_answers
-from panjue.eval.compare import (
-    Comparison,
-    Difference,
-    check_runs,
-    compare_runs,
-    verdict,
-)
+from panjue.eval.compare import check_runs, compare_runs
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
@@ -68,7 +61,7 @@ def test_a_run_against_itself_gives_zero(runs: tuple[Path, Path], shared: Path) 
     assert (found.won, found.lost) == (0, 0)
 
 
-def test_the_command_says_which_run_is_better(
+def test_the_command_prints_the_differences_and_the_cases_won_and_lost(
     runs: tuple[Path, Path], tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
     done = panjue("compare", *runs)
@@ -76,24 +69,8 @@ def test_the_command_says_which_run_is_better(
     said = " ".join(done.stdout.split())
     good, damaged = runs
     assert f"{damaged} against {good}: 0 examples won, 30 lost, 255 alike" in said
-    assert re.search(rf"final: {good} is better than {damaged} by 0\.\d{{4}}\b(?!, but)", said)
     assert "┃ first ┃ second ┃ second - first ┃" in said
     assert panjue("compare", runs[0], tmp_path).returncode == 2
-
-
-def test_the_verdict_says_which_way_the_difference_goes() -> None:
-    def said(mean: float, low: float, high: float) -> list[str]:
-        change = Difference(0.5, 0.5 + mean, mean, low, high)
-        found = Comparison("final", {"final": change}, examples=3, won=2, lost=1)
-        return list(verdict(found, "a", "b"))
-
-    count = "b against a: 2 examples won, 1 lost, 0 alike"
-    assert said(0.1, 0.05, 0.2) == ["final: b is better than a by 0.1000", count]
-    assert said(-0.1, -0.2, -0.05) == ["final: a is better than b by 0.1000", count]
-    doubtful = "final: b is better than a by 0.1000, but the 95% interval contains 0"
-    assert said(0.1, -0.2, 0.3) == [doubtful, count]
-    assert said(0.0, 0.0, 0.0) == ["final: a and b have equal means", count]
-    assert said(float("nan"), 0.0, 0.0) == [count]
 
 
 def test_runs_of_other_cases_cannot_be_compared(

@@ -149,6 +149,7 @@ def test_opinions_that_a_row_keeps_are_not_computed_again() -> None:
     row = {**EMPTY_REPLY, "opinions": json.loads(dump(kept))}
     read = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, row)
     assert [item["penalty"] for item in read.answer["judgments"]] == [PENALTIES[1]] * 2
+    assert ADVISOR.alone(CASE, row) == read.answer
     assert read.opinions[0].probabilities == computed[0].probabilities
 
 

@@ -74,7 +74,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         def __init__(self, change: Any) -> None:
             self._change = change
 
-        def alone(self, example: Example) -> Any:
+        def alone(self, example: Example, _reply: Any) -> Any:
             fallback = TASK.ask.decode("", example, Labels()).answer
             answer = json.loads(dump(example.answer or fallback))
             self._change(example, answer)
@@ -115,12 +115,11 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
         "盗窃罪": (4, 3, 6 / 7),
         "抢劫罪": (0, 1, 0),
     }
-    assert found.pairs == [("盗窃罪", "抢劫罪", 1)]
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
     assert TASK.score.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
     assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
-    assert found.orders["penalty"] == [ten, year]
-    assert found.confusion == {"penalty": {(year, year): 3, (year, ten): 1}}
+    pairs = {"charges": [("盗窃罪", "抢劫罪", 1)], "penalty": [(year, ten, 1)]}
+    assert found.pairs == pairs
     assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
     assert found.classes["penalty"][year] == (4, 3, 6 / 7)
     assert [case.wrong for case in found.cases] == [["charges", "penalty"], []]
@@ -129,6 +128,8 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     assert [case.handled for case in found.cases] == [["shortened", "unreadable"]] * 2
     assert found.cases[0].notes[0] == "shortened to fit by 2 sentences"
     assert found.cases[0].reply == ["raw reply of 1"]
+    assert (found.cases[0].opinions, found.agreements) == ([], {}), "there is no classifier"
+    assert "who is right" not in page(found)
 
 
 def test_the_classifier_s_answers_are_compared_with_the_model_s(
@@ -178,13 +179,6 @@ def test_what_a_reply_does_not_have_is_no_agreement(
         [True, True, True],
     ]
     assert {how for _, how in found.cases[1].opinions[0]} == {lacks}, "it is unreadable"
-
-
-def test_without_a_classifier_nothing_is_said_of_one(hostile: Path) -> None:
-    found = page_data(open_answers(hostile))
-    assert [case.opinions for case in found.cases] == [[], []]
-    assert found.agreements == {}
-    assert "who is right" not in page(found)
 
 
 SETS = st.sets(st.sampled_from("甲乙丙"))
@@ -281,19 +275,6 @@ def test_the_pieces_are_the_text_and_no_name_is_left(text: str, names: list[str]
             assert not any(name and name in piece for name in names)
         else:
             assert piece == names[index]
-
-
-def test_any_task_has_cases_to_look_at() -> None:
-    severity = load_task("severity")
-    [(name, [label])] = items_of(severity, {"id": 1, "label": 3}, {"id": 1, "label": 2})
-    assert (name, label.gold, label.predicted, label.correct) == (
-        "",
-        ["三年以上五年以下"],
-        ["一年以上三年以下"],
-        False,
-    )
-    [(_, unanswered)] = items_of(severity, {"id": 1, "label": 3}, None)
-    assert [one.predicted for one in unanswered] == [[]]
 
 
 def test_one_of_several_references_is_enough() -> None:
@@ -393,7 +374,7 @@ def test_without_gold_the_page_has_facts_and_answers(
     (hostile / "decode.json").unlink()  # its replies are no answers
     advised(lambda _example, _answer: None)
     found = page_data(open_answers(hostile))
-    assert (found.scores, found.fairness, found.agreements) == (None, None, {})
+    assert (found.scores, found.groups, found.agreements) == (None, {}, {})
     assert [case.wrong for case in found.cases] == [[], []]
     assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
     compared = [[found.label(how)[0] for _, how in item] for item in found.cases[0].opinions]

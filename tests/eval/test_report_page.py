@@ -15,7 +15,7 @@ from panjue.prompts.example import Example
 from tests import browser as in_tests
 from tests.eval import test_report
 from tests.eval.records import Row, Write, write_answers
-from tests.eval.test_report import HOSTILE, THEFT, answer_by_classifier, run_on, think
+from tests.eval.test_report import HOSTILE, THEFT, run_on, think
 
 hostile = test_report.hostile  # the fixtures
 advised = test_report.advised
@@ -112,19 +112,6 @@ def test_the_classifier_s_answer_is_beside_the_model_s(
         assert opened.inner_text("#count") == cases
     assert which.locator("option").count() == 5, "no case has `agree, wrong`"
     in_tests.take_pictures(opened, "report-differs-en")
-
-
-def test_what_the_classifier_answered_has_no_second_column(
-    opened: Any, hostile: Path, advised: Callable[[Any], None]
-) -> None:
-    advised(think)
-    answer_by_classifier(hostile)
-    (hostile / "report.html").write_text(page(page_data(open_answers(hostile))), "utf-8")
-    opened.goto((hostile / "report.html").as_uri())
-    assert opened.inner_text("#by") == "The text classifier answered, not the model."
-    heads = opened.locator("#case section >> nth=0 >> tr >> nth=0 >> th")
-    assert heads.all_inner_texts() == ["field", "gold", "predicted"]
-    assert opened.locator("#case details, #agreements, #decoding").count() == 0
 
 
 def test_without_gold_nothing_is_said_to_be_right(

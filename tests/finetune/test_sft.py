@@ -3,7 +3,6 @@
 import json
 import resource
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -26,7 +25,7 @@ from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import Run, RunRecord
-from panjue.prompts.reader import Reader, is_held_out
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 from .conftest import UNEVALUATED, adapter_bytes, logged, main
@@ -51,14 +50,6 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
     assert [set(item) for item in classifier.probabilities(example)] == [FIELDS] * len(
         example.names
     )
-
-
-def test_the_groups_of_what_is_trained_on_are_counted(trained: Path, workshop: Path) -> None:
-    task = load_task("judgment")
-    examples = Reader(task).read(workshop / "demo/train.jsonl")
-    sizes = Counter(e.groups["defendants"] for e in examples if not is_held_out(e))
-    counted = read_json(trained / "groups.json")["defendants"]
-    assert {name: of["size"] for name, of in counted.items()} == sizes
 
 
 def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(

@@ -163,11 +163,6 @@ def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
 
-def classes(row: Mapping[str, Any]) -> Iterator[str]:
-    for judgment in row["judgments"]:
-        yield from judgment["charges"]
-
-
 def weight(example: Example) -> float:
     """Return log2 of the number of defendants, as in the official metric: 0 for one defendant."""
     return math.log2(len(example.names))
@@ -189,7 +184,6 @@ TASK = Task(
     score=Score(
         metrics=METRICS,
         weight=weight,
-        classes=classes,
         order={"penalty": BY_SEVERITY},
         readable={"articles": article_name},
         titles=TITLES,

@@ -250,7 +250,7 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     # The last civil question has no row and scores 0, though nothing was the right answer.
     assert scores.total.mean == pytest.approx({"em": (1 + 2 / 3) / 4, "f1": (1 + 8 / 9) / 4})
     found = scores.to_json()
-    assert (found["missing"], found["extra_rows"], found["examples"]) == (1, 1, 4)
+    assert (found["missing"], found["faulty"], found["examples"]) == (1, 1, 4)
     assert found["groups"]["domain"]["civil"]["f1"] == pytest.approx(1 / 3)
     assert found["groups"]["domain"]["criminal"]["f1"] == pytest.approx(8 / 9)
     # 甲乙 against 甲 and 丙: 2/3; 甲 against 甲乙 and 丙: 2/3; 丙 against the others: 0.
