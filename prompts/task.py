@@ -22,7 +22,7 @@ from panjue.prompts.example import (
 )
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import first_complaint
-from panjue.prompts.plumbing.decode import after_thinking, closed_objects, load_json
+from panjue.prompts.plumbing.decode import after_thinking, load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import FileRow, dump
 from panjue.prompts.plumbing.rows import case_rows
@@ -106,33 +106,20 @@ class Ask:
     """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
 
     def __post_init__(self) -> None:
-        """Make `decode` read the last answer, so that no task has to find it."""
-        if getattr(self.decode, "func", None) is not _read_last:
-            object.__setattr__(self, "decode", partial(_read_last, self.decode))
+        """Drop think blocks before `decode`, so that no task has to."""
+        if getattr(self.decode, "func", None) is not _decode_answer:
+            object.__setattr__(self, "decode", partial(_decode_answer, self.decode))
 
 
-def _read_last(
-    read: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
+def _decode_answer(
+    decode: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
 ) -> Decoded:
-    """Read a reply without its think blocks, from its last complete answer on.
-
-    An answer is complete if it is a closed object with the task's keys and leaves nothing to guess.
-    """
-    decoded = read(reply, example, labels)
-    if not decoded.repairs or load_json(reply) is not None:  # then a block is part of a string
+    # In a reply that is JSON, what looks like a think block is part of a string.
+    rest = reply if load_json(reply) is not None else after_thinking(reply)
+    decoded = decode(rest, example, labels)
+    if rest == reply or decoded.repairs:
         return decoded
-    rest = after_thinking(reply)
-    objects = closed_objects(rest)
-    if len(objects) > 1:
-        keys = [f'"{key}"' for key in decoded.answer]
-        starts = [start for start, end in objects if all(key in rest[start:end] for key in keys)]
-        last = read(rest[starts[-1] :], example, labels) if len(starts) > 1 else None
-        if last and last.readable and not last.guesses:
-            return replace(last, repairs=(*last.repairs, "several answers, the last one counts"))
-    if rest == reply:
-        return decoded
-    decoded = read(rest, example, labels)
-    return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
+    return replace(decoded, repairs=("think block dropped",))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ The schema of a reply depends on the step of the question: `window`, `sextuple`,
 for the whole dialogue in one call. A reply is read by its schema.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import Schema, closed_object
 from panjue.prompts.tasks.metrics import Row
@@ -120,27 +119,14 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    value = load_json(reply)
-    fields = value if isinstance(value, dict) else _read_loosely(reply)
-    answer: dict[str, Any] = _read(fields, schema(example, labels))
-    if value == answer:
+    form = schema(example, labels)
+    fields = last_object(reply, list(form["properties"])).value
+    answer: dict[str, Any] = _read(fields, form)
+    if load_json(reply) == answer:
         return Decoded(answer)
     if not fields:
         return Decoded(answer, ("nothing could be read",), readable=False)
     return Decoded(answer, ("not the JSON that was asked for",))
-
-
-INNERMOST_OBJECT = re.compile(r"\{[^{}]*+\}")
-
-
-def _read_loosely(reply: str) -> dict[str, Any]:
-    """Return the fields of the innermost objects of a reply that is not JSON."""
-    objects = _objects([load_json(text) for text in INNERMOST_OBJECT.findall(reply)])
-    sentences = [value for value in objects if "id" in value]
-    fields = dict(objects[0]) if objects else {}
-    if sentences:
-        fields["sentences"] = sentences
-    return fields
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:
@@ -185,8 +171,6 @@ def _read_known(objects: list[dict[str, Any]], forms: list[Schema]) -> list[Any]
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
     if not isinstance(value, str):
         return ""
     # A JSON escape can be half a character, which a submission cannot contain.
