@@ -12,12 +12,11 @@ Answer = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """One sentence of a dialogue: its position from 1, the speaker, the text, its known event."""
+    """One sentence of a dialogue: its position from 1, the speaker, the text."""
 
     number: int
     holder: str
     sentence: str
-    event: str = ""
 
 
 @dataclass(frozen=True)

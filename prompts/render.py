@@ -12,10 +12,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Messages, task_folders
 
 
-def prompt_files(task: str) -> list[Path]:
-    """Return the template files of a task: `prompt.md`, then the `prompt-<call>.md` files."""
-    folder = task_folders()[task]
-    return [folder / "prompt.md", *sorted(folder.glob("prompt-*.md"))]
+def prompt_file(task: str) -> Path:
+    return task_folders()[task] / "prompt.md"
 
 
 OPINIONS = "{opinions}"
@@ -110,7 +108,7 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
 
 def names_opinions(task: str) -> bool:
     """Say whether a task's prompt has a place for the opinions of the text classifier."""
-    return any(OPINIONS in path.read_text("utf-8") for path in prompt_files(task))
+    return OPINIONS in prompt_file(task).read_text("utf-8")
 
 
 def without_opinions(template: str) -> str:
@@ -122,13 +120,13 @@ def without_opinions(template: str) -> str:
     return "\n\n".join(kept) + "\n" * template.endswith("\n")
 
 
-def render(task: str, example: Example, call: str = "") -> Messages:
-    """Fill `tasks/<task>/prompt.md`, or `prompt-<call>.md`, and return one user message.
+def render(task: str, example: Example) -> Messages:
+    """Fill a task's `prompt.md` and return one user message.
 
     Where an example has no opinions, the paragraph that names `{opinions}` is left out.
     """
-    name = f"{task}/prompt{call and f'-{call}'}.md"
-    path = next(path for root in tasks.__path__ if (path := Path(root) / name).exists())
+    places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
+    path = next(place for place in places if place.exists())
     template = path.read_text("utf-8")
     fields = {"text": example.text, **example.inputs}
     if OPINIONS in template and "opinions" not in fields:

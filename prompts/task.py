@@ -31,8 +31,6 @@ from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
 
 Messages = list[dict[str, str]]
 Schema = dict[str, Any]
-BUILT_IN = ("ngrams", "agree")
-"""The default embeddings and judge: they compare texts without a model."""
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
@@ -143,9 +141,7 @@ class Score:
     """Metric, field or baseline -> what a report page calls it, in English and in Chinese."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Metric -> its weight, if the headline metric is a weighted sum of other metrics."""
-    compared_by: str | None = None  # name of the text comparison
-    by_meaning: Callable[[str, str], Mapping[str, Any]] | None = None
-    """Embeddings, judge -> the `metrics`, `shown` and `compared_by` that use these."""
+    compared_by: str | None = None  # how the metrics compare texts, if they do
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -192,15 +188,6 @@ def configured(task: Task, given: Mapping[str, Any]) -> Task:
     except ValidationError as error:
         raise UserError(f"solve: {first_complaint(kind, error)}") from None
     return replace(task, solve=replace(task.solve, settings=settings))
-
-
-def comparing(task: Task, embeddings: str, judge: str) -> Task:
-    """Return the task with metrics that compare texts by these embeddings and this judge."""
-    if (embeddings, judge) == BUILT_IN:
-        return task
-    if task.score.by_meaning is None:
-        raise UserError("embeddings=, judge=: the metrics of this task compare no texts")
-    return replace(task, score=replace(task.score, **task.score.by_meaning(embeddings, judge)))
 
 
 def task_folders() -> dict[str, Path]:
