@@ -60,10 +60,11 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    tokens = control_ids(tokenizer)
+    words = set(control_ids(tokenizer))
     # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
-    words = sorted({*tokens, *(token.replace("▁", " ") for token in tokens)}, key=len)[::-1]
-    return re.compile(_any_of(words), re.IGNORECASE) if words else None
+    words |= {token.replace("▁", " ") for token in words}
+    longest_first = sorted(words, key=len, reverse=True)
+    return re.compile(_any_of(longest_first), re.IGNORECASE) if words else None
 
 
 def _any_of(words: Sequence[str]) -> str:
@@ -76,8 +77,10 @@ def _any_of(words: Sequence[str]) -> str:
     for word in words:
         by_first.setdefault(word[:1], []).append(word[1:])
     is_whole = by_first.pop("", None) is not None
-    patterns = [re.escape(first) + _any_of(rest) for first, rest in by_first.items()]
-    return f"(?:{'|'.join(patterns)}){'?' if is_whole else ''}" if patterns else ""
+    if not by_first:
+        return ""
+    pattern = "|".join(re.escape(first) + _any_of(rest) for first, rest in by_first.items())
+    return f"(?:{pattern})?" if is_whole else f"(?:{pattern})"
 
 
 def neutralize_tokens(tokenizer: Any, text: str) -> str:

@@ -165,10 +165,14 @@ def _parse_cut(text: str) -> list[Found]:
 
 def last_object(reply: str, keys: Sequence[str]) -> Found:
     """Return the last whole object with all these keys; else the last with any; else none."""
-    found = json_objects(reply)
-    whole = [one for one in found if one.is_whole and one.value.keys() >= set(keys)]
-    partial = [one for one in found if not one.value.keys().isdisjoint(keys)]
-    return (whole or partial or [Found({}, is_whole=False)])[-1]
+    complete = partial = Found({}, is_whole=False)
+    for found in json_objects(reply):
+        if found.value.keys().isdisjoint(keys):
+            continue
+        partial = found
+        if found.is_whole and found.value.keys() >= set(keys):
+            complete = found
+    return complete if complete.is_whole else partial
 
 
 def strings_in(value: Any) -> list[str]:

@@ -98,16 +98,17 @@ class Classes:
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         attributes = row.get("attributes")
         fields = {**attributes, **row} if isinstance(attributes, dict) else row
-        named = {self.aliases.get(name, name): value for name, value in fields.items()}
-        groups = {name: self._group(name, named[name]) for name in self.groups if name in named}
+        groups = {}
+        for given, value in fields.items():
+            name = self.aliases.get(given, given)
+            if name in self.groups:
+                groups[name] = self._group(name, value)
         return known_groups(groups)
 
     def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
-        if isinstance(value, bool):
+        if isinstance(value, bool | float):
             raise UserError(f"{name!r} must be a name or a number, found {value}")
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
         if value == -1:  # a missing ClassLabel
             return None
         if not names or not isinstance(value, int):
@@ -168,8 +169,8 @@ class Classes:
         return {self.key: self.value([] if commonest == NONE else [commonest])}
 
     def labels(self, examples: Iterable[Example]) -> Labels:
-        answers = [example.answer for example in examples if example.answer]
-        return collect({"label": self.listed(answer[self.key]) or [NONE]} for answer in answers)
+        answers = [example.answer[self.key] for example in examples if example.answer]
+        return collect({"label": self.listed(answer) or [NONE]} for answer in answers)
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the submission row, with numbers or names as in the files."""

@@ -147,7 +147,8 @@ def _spoken_date(text: str) -> str | None:
     if len(words) != 3 or len(numbers) != 2 or months in ([], [None]):
         return None
     year, day = sorted(numbers, key=len, reverse=True)
-    return f"{year} {months[0]} {day}" if len(day) <= 2 < len(year) <= 4 else None
+    is_date = len(day) <= 2 < len(year) <= 4
+    return f"{year} {months[0]} {day}" if is_date else None
 
 
 def _month(word: str) -> str | None:

@@ -56,8 +56,10 @@ def _sextuples(row: Row | None) -> list[list[Row]]:
 
 def _points(right: Row, given: Row) -> int:
     """Return the points, 0-4, of a predicted sextuple."""
-    alike = sum(means_the_same(right[field], given[field]) for field in TEXT_FIELDS)
-    return alike + (right["sentiment"] == given["sentiment"])
+    points = int(right["sentiment"] == given["sentiment"])
+    for field in TEXT_FIELDS:
+        points += means_the_same(right[field], given[field])
+    return points
 
 
 def means_the_same(text: str, other: str) -> bool:
@@ -158,14 +160,18 @@ def chain_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
 
 def _best_sum(points: Numbers, cosines: Numbers) -> float:
     """Return the points of the best matching; pairs below 0 are not allowed."""
-    allowed = points >= 0
-    weights = np.where(allowed, points + EPSILON * cosines, 0.0)
-    return float(sum(points[pair] for pair in best_pairs(weights) if allowed[pair]))
+    weights = np.where(points >= 0, points + EPSILON * cosines, 0.0)
+    total = 0.0
+    for pair in best_pairs(weights):
+        total += max(points[pair], 0.0)
+    return total
 
 
 def _mean(sums: Numbers) -> Numbers:
-    nan = np.full_like(sums[..., 0], np.nan)  # the mean of no dialogues
-    return np.divide(sums[..., 0], sums[..., 1], out=nan, where=sums[..., 1] > 0)
+    points = sums[..., 0]
+    dialogues = sums[..., 1]
+    nan = np.full_like(points, np.nan)  # the mean of no dialogues
+    return np.divide(points, dialogues, out=nan, where=dialogues > 0)
 
 
 METRICS = (CorpusMetric("event", 2, _event_counts, _mean), sextuple)

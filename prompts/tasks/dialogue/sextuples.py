@@ -137,7 +137,11 @@ def _read_known(objects: list[dict[str, Any]], forms: list[Schema]) -> list[Any]
     """
     [key, *_] = forms[0]["properties"]
     given = {_text(value.get(key)): value for value in reversed(objects)}
-    return [_read(given.get(str(form["properties"][key]["const"])), form) for form in forms]
+    items = []
+    for form in forms:
+        constant = form["properties"][key]["const"]
+        items.append(_read(given.get(str(constant)), form))
+    return items
 
 
 def _text(value: Any) -> str:

@@ -79,7 +79,9 @@ def count_labels(examples: Iterable[Example]) -> Labels:
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official submission row, with the penalty as its class 0-14."""
-    judgments = [{**j, "penalty": PENALTIES.index(j["penalty"])} for j in answer["judgments"]]
+    judgments = []
+    for judgment in answer["judgments"]:
+        judgments.append({**judgment, "penalty": PENALTIES.index(judgment["penalty"])})
     return {"id": example.id, "judgments": judgments}
 
 
