@@ -105,7 +105,6 @@ class AnswerFields:
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
-        """Return the kind in `Labels` of a field."""
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

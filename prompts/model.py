@@ -211,5 +211,4 @@ def task_sha256(task: str) -> str:
 
 
 def prompt_sha256(task: str) -> str:
-    """Return the hash of a task's template."""
     return sha256(prompt_file(task))

@@ -34,7 +34,6 @@ Schema = dict[str, Any]
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
-    """Return a row's id."""
     value = row.get("id")
     if not isinstance(value, int | str) or isinstance(value, bool):
         raise UserError("'id' must be a number or a string")
@@ -44,7 +43,6 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """Return the text of a field."""
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{field!r} must be a text that is not empty")
@@ -62,12 +60,10 @@ def closed_object(properties: Mapping[str, Schema]) -> Schema:
 
 
 def no_labels(_examples: Iterable[Example]) -> Labels:
-    """Return no labels: the task has no label sets."""
     return Labels()
 
 
 def answer_as_json(example: Example) -> str:
-    """Return the gold answer as compact JSON."""
     assert example.answer is not None, "a test example has no target"
     return dump(example.answer)
 
@@ -145,7 +141,6 @@ class Score:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the metrics."""
         return tuple(map(name_of, self.metrics))
 
 

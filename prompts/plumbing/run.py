@@ -39,7 +39,6 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the record in a folder."""
         path = folder / MANIFEST
         try:
             return cls.model_validate(read_object(path))
@@ -169,7 +168,6 @@ class Run:
 
     @property
     def record(self) -> RunRecord:
-        """Return the record of the finished training."""
         return RunRecord.read(self.trained)
 
     @property
@@ -186,7 +184,6 @@ class Answers:
 
     @property
     def record(self) -> AnswersRecord:
-        """Return what the answers were made from."""
         if not (self.folder / MANIFEST).is_file():
             raise UserError(f"{self.folder}: has no answers; `panjue generate` makes them")
         return AnswersRecord.read(self.folder)

@@ -152,13 +152,14 @@ class Classes:
             return Decoded(answer)
         return Decoded(answer, ("not the JSON that was asked for",))
 
-    def _words_in(self, reply: str) -> list[str] | None:
+    def _words_in(self, reply: str) -> set[str] | None:
         """Return the classes of a reply; None if it has none, or several where one is asked for."""
         known = {normal(word): word for word in self.words}
         known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
         found, is_whole = last_object(reply, [self.key])
         given = found.get(self.key)
-        words = {snap(part, known) for part in strings_in(given)} - {None}
+        spelled = (snap(part, known) for part in strings_in(given))
+        words = set(filter(None, spelled))
         if not self.several:
             return words if len(words) == 1 else None
         is_empty = is_whole and given == []

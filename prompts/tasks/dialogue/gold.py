@@ -51,7 +51,6 @@ def _assign(
 def _chains(
     question: Example, emotions: Mapping[int, Sequence[tuple[str, Row]]]
 ) -> list[dict[str, Any]]:
-    """Return the emotion chains of the question's sentences."""
     chains: dict[str, dict[str, list[Row]]] = {holder: {} for holder in speakers(question.turns)}
     for turn in question.turns:
         for event, emotion in emotions.get(turn.number, ()):
