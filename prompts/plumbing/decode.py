@@ -133,7 +133,7 @@ def _parse(text: str, start: int = 0) -> _Parsed:
     return _Parsed(values, end, is_valid=True)
 
 
-TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<end>")?|[\[\]{},]', re.DOTALL)
+JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<end>")?|[\[\]{},]', re.DOTALL)
 BRACKETS = {"{": "}", "[": "]"}
 
 
@@ -141,7 +141,7 @@ def _parse_cut(text: str) -> list[Found]:
     """Return the objects of a text that ends in one: with what is certain, and its brackets."""
     brackets: list[str] = []
     after_string = certain = 0
-    for token in TOKEN.finditer(text):
+    for token in JSON_TOKEN.finditer(text):
         sign = token[0]
         if token["end"]:
             after_string = token.end()

@@ -174,6 +174,6 @@ def _mean(sums: Numbers) -> Numbers:
     return np.divide(points, dialogues, out=nan, where=dialogues > 0)
 
 
-METRICS = (CorpusMetric("event", 2, _event_counts, _mean), sextuple)
+DIALOGUE_METRICS = (CorpusMetric("event", 2, _event_counts, _mean), sextuple)
 """`event` is the mean over gold's holders, then over the dialogues with readable gold emotions;
 holders that are not in gold do not count."""

@@ -12,7 +12,7 @@ from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Score, Task, id_of
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
-from panjue.prompts.tasks.dialogue.metric import METRICS, shown
+from panjue.prompts.tasks.dialogue.metric import DIALOGUE_METRICS, shown
 from panjue.prompts.tasks.dialogue.sextuples import (
     SENTIMENTS,
     SEXTUPLE,
@@ -132,7 +132,7 @@ TASK = Task(
     data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, reserve=reserve),
     score=Score(
-        metrics=METRICS,
+        metrics=DIALOGUE_METRICS,
         shown=shown,
         compared_by="cosine: character 1-2-grams",
         fallback="no opinions",

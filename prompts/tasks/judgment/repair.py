@@ -45,8 +45,8 @@ PENALTY_WORDS["单处罚金"] = PENALTIES[14]
 PENALTY_WORDS["免予刑事处罚"] = PENALTIES[14]
 """A penalty class as a reply may write it -> the class."""
 
-FIELDS = ("charges", "articles", "penalty")
-"""The fields of a judgment beside the name."""
+KEYS = ("name", "charges", "articles", "penalty")
+"""The fields of a judgment."""
 
 
 def name_in_reply(name: str) -> str:
@@ -93,8 +93,8 @@ def _judgments_by_name(
     repairs = []
     for value, is_whole in objects:
         written = value.get("name")
-        given = value.keys() & FIELDS
-        if not isinstance(written, str) or not given:
+        given = value.keys() & KEYS
+        if not isinstance(written, str) or len(given) == 1:
             continue
         owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
         if len(owners) != 1:
@@ -103,7 +103,7 @@ def _judgments_by_name(
         [name] = owners
         if name in judgments:
             repairs.append(f"{name}: answered twice, the last complete answer counts")
-        if name not in judgments or (is_whole and len(given) == len(FIELDS)):
+        if name not in judgments or (is_whole and len(given) == len(KEYS)):
             judgments[name] = value
     return judgments, repairs
 

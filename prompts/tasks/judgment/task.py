@@ -17,10 +17,7 @@ from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
-from panjue.prompts.tasks.judgment.repair import PENALTIES, in_reply, name_in_reply, repair
-
-KEYS = ("name", *FIELDS, "penalty")
-"""The fields of a judgment."""
+from panjue.prompts.tasks.judgment.repair import KEYS, PENALTIES, in_reply, name_in_reply, repair
 
 
 def prompt(example: Example) -> Messages:
