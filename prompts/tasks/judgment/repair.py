@@ -177,19 +177,18 @@ class Person:
 
     def _read_penalty(self) -> str:
         """Return the penalty class of an object; empty if it names none or several."""
-        named = set()
-        for written in strings_in(self._found.get("penalty")):
-            penalty = PENALTY_WORDS.get(normal(written))
-            if penalty is None:
-                self.repairs.append(f"penalty {written[:40]!r} unknown, dropped")
-                continue
-            named.add(penalty)
-            if penalty != written:
-                self.repairs.append(f"penalty {written[:40]!r} -> {penalty!r}")
+        written = strings_in(self._found.get("penalty"))
+        read = {text: PENALTY_WORDS.get(normal(text)) for text in written}
+        named = set(filter(None, read.values()))
         if len(named) != 1:
             self.repairs.append("penalty missing or of no class")
             self.guessed.append("penalty")
             return ""
+        for text, penalty in read.items():
+            if penalty is None:
+                self.repairs.append(f"penalty {text[:40]!r} unknown, dropped")
+            elif penalty != text:
+                self.repairs.append(f"penalty {text[:40]!r} -> {penalty!r}")
         return named.pop()
 
     def _commonest(self, field: str) -> list[str]:
