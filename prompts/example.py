@@ -184,5 +184,7 @@ def group_of(attribute: str, value: Any) -> str:
     """Return the group that a value of a file means; every attribute is read here."""
     if not isinstance(value, str | int | float | None):
         raise UserError(f"group {attribute!r} must be one text or number")
+    if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column
+        value = int(value)
     text = visible(str(value)).strip()
     return UNKNOWN if text.casefold() in UNKNOWN_WORDS else text

@@ -107,8 +107,10 @@ class Classes:
 
     def _group(self, name: str, value: Any) -> Any:
         names = self.groups[name]
-        if isinstance(value, bool | float):
+        if isinstance(value, bool):
             raise UserError(f"{name!r} must be a name or a number, found {value}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if value == -1:  # a missing ClassLabel
             return None
         if not names or not isinstance(value, int):

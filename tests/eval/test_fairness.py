@@ -147,6 +147,16 @@ def test_unknown_is_unknown_wherever_it_is_written(value: Any, folder: Path) -> 
     assert score(Reader(TASK), folder / "gold.jsonl", folder).groups["court"].keys() == {"-", "高"}
 
 
+@pytest.mark.parametrize(("value", "group"), [(0, "male"), (1.0, "female"), (-1, "-"), (-1.0, "-")])
+def test_a_number_of_a_named_group_may_be_a_float_as_pandas_writes_it(
+    value: float, group: str, folder: Path
+) -> None:
+    path = write(folder / "gold.jsonl", [case(1, 1, gender=value, groups={"year": 2020.0})])
+    [example] = Reader(TASK).read(path)
+    assert example.groups.get("gender", "-") == group
+    assert example.groups["year"] == "2020"
+
+
 def test_groups_of_a_line_are_an_object(folder: Path) -> None:
     write(folder / "gold.jsonl", [case(1, 1, groups=["court"])])
     with pytest.raises(UserError, match="groups must be an object"):
