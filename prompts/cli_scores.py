@@ -1,6 +1,5 @@
 """The commands of `panjue` that read answers: scores, comparisons, reports, faults."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import Reader, protect_inputs, side_groups
-from panjue.prompts.task import BUILT_IN, comparing, load_task
+from panjue.prompts.task import load_task
 
 app = typer.Typer()
 
@@ -25,22 +24,6 @@ SubmissionPath = Annotated[Path, typer.Argument(help="a submission, or its run f
 OptionalTask = Annotated[
     str | None, typer.Option(help="default: that of the run folder, else judgment")
 ]
-
-TextWords = Annotated[
-    list[str] | None,
-    typer.Argument(help="dialogues: embeddings=URL#MODEL judge=URL#MODEL compare texts"),
-]
-
-
-def text_comparison(words: Sequence[str]) -> tuple[str, str]:
-    """Return the embeddings and the judge that words name; the built-in ones by default."""
-    chosen = dict(zip(("embeddings", "judge"), BUILT_IN, strict=True))
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in chosen or not value:
-            raise UserError(f"{word!r}: write embeddings=URL#MODEL or judge=URL#MODEL")
-        chosen[name] = value
-    return chosen["embeddings"], chosen["judge"]
 
 
 def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path, Reader, str]:
@@ -67,7 +50,6 @@ def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path
 def score(
     gold: Path,
     submission: SubmissionPath,
-    words: TextWords = None,
     task: OptionalTask = None,
     json: JsonPath = None,
 ) -> None:
@@ -76,7 +58,6 @@ def score(
     from panjue.eval.score import show
 
     submission, reader, note = submission_of(submission, gold, task)
-    reader = replace(reader, task=comparing(reader.task, *text_comparison(words or ())))
     with protect_inputs(reader.skipped, json, inputs=(gold, submission), note=note):
         scores = compute(reader, gold, submission)
     show(scores, Console())

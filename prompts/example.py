@@ -12,12 +12,11 @@ Answer = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """One sentence of a dialogue: its position from 1, the speaker, the text, its known event."""
+    """One sentence of a dialogue: its position from 1, the speaker, the text."""
 
     number: int
     holder: str
     sentence: str
-    event: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class AnswerFields:
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
-        """Return the kind in `Labels` of a field."""
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

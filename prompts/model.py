@@ -10,7 +10,7 @@ from panjue.prompts.architecture import check_quantization
 from panjue.prompts.plumbing.endpoint import making_client
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import check_writable, read_object, sha256
-from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_files
+from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
 from panjue.prompts.task import task_folders
 
 CLASSIFIER = "classifier.npz"
@@ -211,7 +211,4 @@ def task_sha256(task: str) -> str:
 
 
 def prompt_sha256(task: str) -> str:
-    """Return the hash of a task's template, or of all templates if it has several."""
-    first, *others = prompt_files(task)
-    parts = [sha256(first), *(f"{sha256(path)} {path.name}" for path in others)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest() if others else parts[0]
+    return sha256(prompt_file(task))

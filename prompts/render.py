@@ -12,10 +12,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Messages, task_folders
 
 
-def prompt_files(task: str) -> list[Path]:
-    """Return the template files of a task: `prompt.md`, then the `prompt-<call>.md` files."""
-    folder = task_folders()[task]
-    return [folder / "prompt.md", *sorted(folder.glob("prompt-*.md"))]
+def prompt_file(task: str) -> Path:
+    return task_folders()[task] / "prompt.md"
 
 
 OPINIONS = "{opinions}"
@@ -62,10 +60,11 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    tokens = control_ids(tokenizer)
+    words = set(control_ids(tokenizer))
     # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
-    words = sorted({*tokens, *(token.replace("▁", " ") for token in tokens)}, key=len)[::-1]
-    return re.compile(_any_of(words), re.IGNORECASE) if words else None
+    words |= {token.replace("▁", " ") for token in words}
+    longest_first = sorted(words, key=len, reverse=True)
+    return re.compile(_any_of(longest_first), re.IGNORECASE) if words else None
 
 
 def _any_of(words: Sequence[str]) -> str:
@@ -78,8 +77,10 @@ def _any_of(words: Sequence[str]) -> str:
     for word in words:
         by_first.setdefault(word[:1], []).append(word[1:])
     is_whole = by_first.pop("", None) is not None
-    patterns = [re.escape(first) + _any_of(rest) for first, rest in by_first.items()]
-    return f"(?:{'|'.join(patterns)}){'?' if is_whole else ''}" if patterns else ""
+    if not by_first:
+        return ""
+    pattern = "|".join(re.escape(first) + _any_of(rest) for first, rest in by_first.items())
+    return f"(?:{pattern})?" if is_whole else f"(?:{pattern})"
 
 
 def neutralize_tokens(tokenizer: Any, text: str) -> str:
@@ -110,7 +111,7 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
 
 def names_opinions(task: str) -> bool:
     """Say whether a task's prompt has a place for the opinions of the text classifier."""
-    return any(OPINIONS in path.read_text("utf-8") for path in prompt_files(task))
+    return OPINIONS in prompt_file(task).read_text("utf-8")
 
 
 def without_opinions(template: str) -> str:
@@ -122,13 +123,13 @@ def without_opinions(template: str) -> str:
     return "\n\n".join(kept) + "\n" * template.endswith("\n")
 
 
-def render(task: str, example: Example, call: str = "") -> Messages:
-    """Fill `tasks/<task>/prompt.md`, or `prompt-<call>.md`, and return one user message.
+def render(task: str, example: Example) -> Messages:
+    """Fill a task's `prompt.md` and return one user message.
 
     Where an example has no opinions, the paragraph that names `{opinions}` is left out.
     """
-    name = f"{task}/prompt{call and f'-{call}'}.md"
-    path = next(path for root in tasks.__path__ if (path := Path(root) / name).exists())
+    places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
+    path = next(place for place in places if place.exists())
     template = path.read_text("utf-8")
     fields = {"text": example.text, **example.inputs}
     if OPINIONS in template and "opinions" not in fields:

@@ -22,7 +22,7 @@ from panjue.prompts.example import (
 )
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import first_complaint
-from panjue.prompts.plumbing.decode import after_thinking, closed_objects, load_json
+from panjue.prompts.plumbing.decode import after_thinking, load_json
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import FileRow, dump
 from panjue.prompts.plumbing.rows import case_rows
@@ -31,12 +31,9 @@ from panjue.prompts.tasks.metrics import Item, Metric, Row, name_of
 
 Messages = list[dict[str, str]]
 Schema = dict[str, Any]
-BUILT_IN = ("ngrams", "agree")
-"""The default embeddings and judge: they compare texts without a model."""
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
-    """Return a row's id."""
     value = row.get("id")
     if not isinstance(value, int | str) or isinstance(value, bool):
         raise UserError("'id' must be a number or a string")
@@ -46,7 +43,6 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """Return the text of a field."""
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{field!r} must be a text that is not empty")
@@ -64,12 +60,10 @@ def closed_object(properties: Mapping[str, Schema]) -> Schema:
 
 
 def no_labels(_examples: Iterable[Example]) -> Labels:
-    """Return no labels: the task has no label sets."""
     return Labels()
 
 
 def answer_as_json(example: Example) -> str:
-    """Return the gold answer as compact JSON."""
     assert example.answer is not None, "a test example has no target"
     return dump(example.answer)
 
@@ -106,33 +100,20 @@ class Ask:
     """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
 
     def __post_init__(self) -> None:
-        """Make `decode` read the last answer, so that no task has to find it."""
-        if getattr(self.decode, "func", None) is not _read_last:
-            object.__setattr__(self, "decode", partial(_read_last, self.decode))
+        """Drop think blocks before `decode`, so that no task has to."""
+        if getattr(self.decode, "func", None) is not _decode_answer:
+            object.__setattr__(self, "decode", partial(_decode_answer, self.decode))
 
 
-def _read_last(
-    read: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
+def _decode_answer(
+    decode: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
 ) -> Decoded:
-    """Read a reply without its think blocks, from its last complete answer on.
-
-    An answer is complete if it is a closed object with the task's keys and leaves nothing to guess.
-    """
-    decoded = read(reply, example, labels)
-    if not decoded.repairs or load_json(reply) is not None:  # then a block is part of a string
+    # In a reply that is JSON, what looks like a think block is part of a string.
+    rest = reply if load_json(reply) is not None else after_thinking(reply)
+    decoded = decode(rest, example, labels)
+    if rest == reply or decoded.repairs:
         return decoded
-    rest = after_thinking(reply)
-    objects = closed_objects(rest)
-    if len(objects) > 1:
-        keys = [f'"{key}"' for key in decoded.answer]
-        starts = [start for start, end in objects if all(key in rest[start:end] for key in keys)]
-        last = read(rest[starts[-1] :], example, labels) if len(starts) > 1 else None
-        if last and last.readable and not last.guesses:
-            return replace(last, repairs=(*last.repairs, "several answers, the last one counts"))
-    if rest == reply:
-        return decoded
-    decoded = read(rest, example, labels)
-    return replace(decoded, repairs=decoded.repairs or ("think block dropped",))
+    return replace(decoded, repairs=("think block dropped",))
 
 
 @dataclass(frozen=True)
@@ -156,13 +137,10 @@ class Score:
     """Metric, field or baseline -> what a report page calls it, in English and in Chinese."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Metric -> its weight, if the headline metric is a weighted sum of other metrics."""
-    compared_by: str | None = None  # name of the text comparison
-    by_meaning: Callable[[str, str], Mapping[str, Any]] | None = None
-    """Embeddings, judge -> the `metrics`, `shown` and `compared_by` that use these."""
+    compared_by: str | None = None  # how the metrics compare texts, if they do
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the metrics."""
         return tuple(map(name_of, self.metrics))
 
 
@@ -205,15 +183,6 @@ def configured(task: Task, given: Mapping[str, Any]) -> Task:
     except ValidationError as error:
         raise UserError(f"solve: {first_complaint(kind, error)}") from None
     return replace(task, solve=replace(task.solve, settings=settings))
-
-
-def comparing(task: Task, embeddings: str, judge: str) -> Task:
-    """Return the task with metrics that compare texts by these embeddings and this judge."""
-    if (embeddings, judge) == BUILT_IN:
-        return task
-    if task.score.by_meaning is None:
-        raise UserError("embeddings=, judge=: the metrics of this task compare no texts")
-    return replace(task, score=replace(task.score, **task.score.by_meaning(embeddings, judge)))
 
 
 def task_folders() -> dict[str, Path]:

@@ -27,7 +27,7 @@ from tests.eval.records import believing
 def check_task(name: str, sample: Path) -> None:
     """Hold a task to what training, serving and scoring take for granted."""
     task = load_task(name)
-    assert render.prompt_files(name)[0].is_file()
+    assert render.prompt_file(name).is_file()
     assert render.names_opinions(name) == bool(task.answer.fields)
     examples = list(Reader(task).read(sample))
     assert examples, f"{sample}: no examples"

@@ -1,18 +1,11 @@
-"""Functions that read nearly correct replies. All are total, and linear in the reply's length.
-
-Not json-repair (0.64 was tried): it is quadratic on replies with many unclosed lists (56,000
-characters, 18 s), and it reads a 12 that was cut after its first digit as 1: life imprisonment.
-"""
+"""Functions that read the replies of models. All are total, and linear in the reply's length."""
 
 import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
-
-STRING = r'"(?:[^"\\]++|\\.)*+"'
-QUOTES = str.maketrans("“”„‟＂", '"""""')
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 def load_json(reply: str) -> Any:
@@ -41,12 +34,8 @@ def visible(text: str) -> str:
 
 
 def flatten_forms(text: str) -> str:
-    """Convert full-width digits, letters and brackets to their plain forms; drop the invisible.
-
-    Curly quotes too, if there are no plain ones: next to plain quotes they are part of the text.
-    """
-    plain = text if '"' in text else text.translate(QUOTES)
-    return unicodedata.normalize("NFKC", visible(plain))
+    """Convert full-width digits, letters and brackets to their plain forms; drop the invisible."""
+    return unicodedata.normalize("NFKC", visible(text))
 
 
 BLOCK = re.compile(
@@ -86,50 +75,110 @@ def after_thinking(reply: str) -> str:
     return "".join(kept)
 
 
-PIECE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
+class Found(NamedTuple):
+    """An object of a reply. A key that is given twice with two values has the value None."""
+
+    value: dict[str, Any]
+    is_whole: bool  # False: the reply ends in it
 
 
-def closed_objects(text: str) -> list[tuple[int, int]]:
-    """Return (start, end) of the JSON objects that are closed and in no other closed one."""
-    starts: list[int] = []
-    found: list[tuple[int, int]] = []
-    end = text.find("{")  # quotation marks outside are no strings
-    while end >= 0:
-        piece = PIECE.search(text, end)
-        if piece is None:
+class _Parsed(NamedTuple):
+    values: list[dict[str, Any]]  # the objects, each after those in it
+    end: int  # of the outermost object, or where it stops being JSON
+    is_valid: bool
+
+
+MAX_PARTS = 1000
+"""Places of a reply that an object is read from: far more than any answer has."""
+
+
+def json_objects(reply: str) -> list[Found]:
+    """Return all objects of a reply that are valid JSON, each after those in it.
+
+    What is around them does not matter; numbers are texts. If the reply ends in an object, that
+    has what is certain: no string or number at the very end, which may be longer.
+    """
+    found: list[Found] = []
+    start = reply.find("{")
+    for _ in range(MAX_PARTS):
+        if start < 0:
             break
-        end = piece.end()
-        if piece[0] == "{":
-            starts.append(piece.start())
-        elif piece[0] == "}":
-            start = starts.pop()
-            while found and found[-1][0] > start:
-                found.pop()
-            found.append((start, end))
-        if not starts:
-            end = text.find("{", end)
+        parsed = _parse(reply, start)
+        following = reply.find("{", parsed.end)
+        cut = [] if parsed.is_valid or following >= 0 else _parse_cut(reply[start:])
+        found += cut or [Found(value, True) for value in parsed.values]
+        start = following
     return found
 
 
-def field_text(segment: str, keys: str) -> str | None:
-    """Return the text of the first value after one of the keys (`a|b`): string, list or number.
+def _parse(text: str, start: int = 0) -> _Parsed:
+    values: list[dict[str, Any]] = []
 
-    Of a list that was cut off the existing part counts; a number that may be cut does not.
-    """
-    value = rf"\[(?:[^\]\"]++|{STRING})*+|{STRING}|-?\d++(?:\.0++)?+(?=\s*+[,}}\]])"
-    found = re.search(rf'"(?:{keys})"\s*+:\s*+({value})', segment)
-    return found[1] if found else None
+    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        for key, item in pairs:
+            value[key] = item if value.get(key, item) == item else None
+        values.append(value)
+        return value
+
+    decoder = json.JSONDecoder(
+        object_pairs_hook=keep, parse_int=str, parse_float=str, parse_constant=str, strict=False
+    )
+    try:
+        _, end = decoder.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        return _Parsed(values, max(error.pos, start + 1), is_valid=False)
+    except RecursionError:
+        return _Parsed(values, len(text), is_valid=False)
+    return _Parsed(values, end, is_valid=True)
 
 
-def strings_in(text: str) -> list[str]:
-    """Return the strings and bare numbers of a JSON-like list, unescaped."""
-    return [unquote(part) for part in re.findall(rf"{STRING}|\d[\d.\-]*+", text)]
+JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<end>")?|[\[\]{},]', re.DOTALL)
+BRACKETS = {"{": "}", "[": "]"}
 
 
-def unquote(text: str) -> str:
-    """Return the value of a JSON string; of any other text, the text without outer quotes."""
-    value = load_json(text)
-    return value if isinstance(value, str) else text.strip('"')
+def _parse_cut(text: str) -> list[Found]:
+    """Return the objects of a text that ends in one: with what is certain, and its brackets."""
+    brackets: list[str] = []
+    after_string = certain = 0
+    for token in JSON_TOKEN.finditer(text):
+        sign = token[0]
+        if token["end"]:
+            after_string = token.end()
+        elif sign in BRACKETS:
+            brackets.append(BRACKETS[sign])
+            certain = token.end()
+        elif sign == ",":
+            certain = token.start()
+        elif brackets and sign in "]}":
+            brackets.pop()
+            certain = token.end()
+    closing = "".join(reversed(brackets))
+    ends_in_string = not text[after_string:].strip()  # of a value, or else a key
+    for end in (after_string, certain) if ends_in_string else (certain,):
+        parsed = _parse(text[:end] + closing)
+        if parsed.is_valid:
+            n_whole = len(parsed.values) - closing.count("}")
+            return [Found(value, i < n_whole) for i, value in enumerate(parsed.values)]
+    return []
+
+
+def last_object(reply: str, keys: Sequence[str]) -> Found:
+    """Return the last whole object with all these keys; else the last with any; else none."""
+    complete = partial = Found({}, is_whole=False)
+    for found in json_objects(reply):
+        if found.value.keys().isdisjoint(keys):
+            continue
+        partial = found
+        if found.is_whole and found.value.keys() >= set(keys):
+            complete = found
+    return complete if complete.is_whole else partial
+
+
+def strings_in(value: Any) -> list[str]:
+    """Return a string as a list of one, or the strings of a list."""
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, str)]
 
 
 PUNCTUATION = re.compile(r"[\s、，,；;：:。·“”\"'()（）《》<>]+")

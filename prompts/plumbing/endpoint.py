@@ -1,20 +1,12 @@
-"""OpenAI-compatible endpoints: their names, their keys, and requests that wait for a reply."""
+"""OpenAI-compatible endpoints: their names, their keys, and clients of them."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 
 from panjue.prompts.plumbing.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from openai import OpenAI
-
-TIMEOUT_S = 120
-RETRIES = 5
-"""Retries of a request, after 0.5 s and then up to 8 s each, or what the server asks for."""
 
 
 def parse_endpoint(name: str) -> tuple[str, str] | None:
@@ -67,23 +59,3 @@ def making_client() -> Iterator[None]:
         if not names:
             raise
         raise UserError(f"{' or '.join(names)}: {first_line(error)}") from None
-
-
-@contextmanager
-def asking(url: str, variable: str) -> Iterator["OpenAI"]:
-    """Return a client of an endpoint; its errors become one line with the address."""
-    from openai import APIStatusError, OpenAI, OpenAIError  # noqa: PLC0415  # it takes a second
-
-    key = key_of(variable) or "none"  # the client insists on one
-    with making_client():
-        client = OpenAI(base_url=url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES)
-    try:
-        with client:
-            yield client
-    except APIStatusError as error:
-        hint = f"; is {variable} right?" if error.status_code in {401, 403} else ""
-        raise UserError(f"{url}: {first_line(error)[:300]}{hint}") from None
-    except OpenAIError as error:
-        raise UserError(f"{url}: {first_line(error)}") from None
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{url}: its reply is not in OpenAI's format") from None

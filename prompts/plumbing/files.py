@@ -109,13 +109,13 @@ def parse(raw: bytes, kind: Kind) -> Json:
     value = parse_json(raw, each_key_once)
     if rb"\u" in raw:
         return checked(value, kind)
-    return with_whole_id(_of_kind(kind, value))
+    return _of_kind(kind, value)
 
 
 def checked(value: Json, kind: Kind) -> Json:
     """Return a value of this kind that can be written as UTF-8."""
     check_text(_of_kind(kind, value))
-    return with_whole_id(value)
+    return value
 
 
 def _of_kind(kind: Kind, value: Json) -> Json:
@@ -123,15 +123,6 @@ def _of_kind(kind: Kind, value: Json) -> Json:
         expected = "object" if kind is dict else "list"
         raise UserError(f"expected a JSON {expected}, found {type(value).__name__}")
     return value
-
-
-def with_whole_id(row: Json) -> Json:
-    """Turn an `id` such as 0.0 into the integer: pandas writes so a column with empty places."""
-    if isinstance(row, dict):
-        key = row.get("id")
-        if isinstance(key, float) and key.is_integer():
-            row["id"] = int(key)
-    return row
 
 
 def check_text(value: Json) -> None:

@@ -6,8 +6,7 @@
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
 """
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,6 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the record in a folder."""
         path = folder / MANIFEST
         try:
             return cls.model_validate(read_object(path))
@@ -150,9 +148,10 @@ class Run:
     @property
     def result(self) -> Path | None:
         """Return the folder of the finished training: adapter or model; None if there is none."""
-        places = (*(self.folder / name for name in RESULTS), self.folder)
-        finished = (place for place in places if (place / "labels.json").is_file())
-        return next((place for place in finished if (place / MANIFEST).is_file()), None)
+        for place in (*(self.folder / name for name in RESULTS), self.folder):
+            if (place / "labels.json").is_file() and (place / MANIFEST).is_file():
+                return place
+        return None
 
     @property
     def trained(self) -> Path:
@@ -167,7 +166,6 @@ class Run:
 
     @property
     def record(self) -> RunRecord:
-        """Return the record of the finished training."""
         return RunRecord.read(self.trained)
 
     @property
@@ -184,7 +182,6 @@ class Answers:
 
     @property
     def record(self) -> AnswersRecord:
-        """Return what the answers were made from."""
         if not (self.folder / MANIFEST).is_file():
             raise UserError(f"{self.folder}: has no answers; `panjue generate` makes them")
         return AnswersRecord.read(self.folder)
@@ -222,38 +219,27 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     for place in (folder, folder.parent):  # a submission may be a folder itself
         if _has_answers(place):
             return Answers(place)
-    found = sorted(place.parent for place in path.glob(f"{ANSWERS}/*/{MANIFEST}"))
+    manifests = sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}"))
+    records = {manifest.parent: Answers(manifest.parent).record for manifest in manifests}
     digest = sha256(gold) if gold and gold.is_file() else None
-    found = [one for one in found if _is_meant(Answers(one).record, digest)]
-    if digest and len(found) > 1:
-        found = [one for one in found if Answers(one).record.test_sha256 == digest] or found
-        found = [one for one in found if not Answers(one).record.for_choice] or found
-    if gold and len(found) > 1:
-        found = [one for one in found if one.name == gold.stem] or found
+    conditions: list[Callable[[Path], bool]] = [
+        lambda one: records[one].test_sha256 == digest,
+        lambda one: not records[one].for_choice,
+        lambda one: gold is not None and one.name == gold.stem,
+        _is_answered,
+    ]
+    found = [one for one in records if conditions[0](one) or conditions[1](one)]
+    for condition in conditions:
+        found = [one for one in found if condition(one)] or found
     if len(found) > 1:
-        found = [one for one in found if _age(one)] or found
-    if len(found) > 1:
-        names = ", ".join(f"{one} ({_age(one) or 'empty'})" for one in found)
+        names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")
     return Answers(found[0]) if found else None
 
 
-def _is_meant(record: AnswersRecord, digest: str | None) -> bool:
-    """Say whether answers may be meant without their name; those for a choice by their file."""
-    return not record.for_choice or record.test_sha256 == digest
-
-
-def _age(folder: Path) -> str:
-    """Return how old the last answer in a folder is; empty if there is none."""
+def _is_answered(folder: Path) -> bool:
     files = [*folder.glob("completions.jsonl"), *folder.glob("submission*")]
-    times = [file.stat().st_mtime for file in files if file.stat().st_size]
-    if not times:
-        return ""
-    minutes = int(time.time() - max(times)) // 60
-    for unit, size in (("days", 24 * 60), ("hours", 60)):
-        if minutes >= 2 * size:
-            return f"{minutes // size} {unit} old"
-    return f"{minutes} minutes old"
+    return any(file.stat().st_size for file in files)
 
 
 def _has_answers(folder: Path) -> bool:

@@ -1,6 +1,5 @@
 """Tasks whose answer is one class, or a set of classes, from a closed list."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,10 +10,16 @@ import numpy as np
 
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import flatten_forms, load_json, normal, snap, visible
+from panjue.prompts.plumbing.decode import (
+    last_object,
+    load_json,
+    normal,
+    snap,
+    strings_in,
+    visible,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import FileRow
-from panjue.prompts.plumbing.objects import Scanner
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.render import render
 from panjue.prompts.task import (
@@ -29,13 +34,6 @@ from panjue.prompts.task import (
     text_of,
 )
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
-
-CLASS_SEPARATORS = re.compile(r"[,，、;；\n]|\.(?=\s|$)")
-"""The separators between classes in a reply that is not JSON."""
-
-ANSWER_KEY = re.compile("labels?|answer|答案")
-EMPTY = re.compile(rf'"(?:{ANSWER_KEY.pattern})"\s*+:\s*+\[\s*+\]')
-"""An empty set of classes, which is an answer; a list that is cut is none."""
 
 NONE = "none"
 """The name of an empty set of classes in counts and reports."""
@@ -100,8 +98,11 @@ class Classes:
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         attributes = row.get("attributes")
         fields = {**attributes, **row} if isinstance(attributes, dict) else row
-        named = {self.aliases.get(name, name): value for name, value in fields.items()}
-        groups = {name: self._group(name, named[name]) for name in self.groups if name in named}
+        groups = {}
+        for given, value in fields.items():
+            name = self.aliases.get(given, given)
+            if name in self.groups:
+                groups[name] = self._group(name, value)
         return known_groups(groups)
 
     def _group(self, name: str, value: Any) -> Any:
@@ -144,7 +145,7 @@ class Classes:
         return closed_object({self.key: words if self.several else word})
 
     def decode(self, reply: str, _example: Example, labels: Labels) -> Decoded:
-        words = self._words_in(flatten_forms(reply))
+        words = self._words_in(reply)
         if words is None:
             guess = ((0, self.key),)
             return Decoded(self._fallback(labels), ("no class",), readable=False, guesses=guess)
@@ -153,33 +154,26 @@ class Classes:
             return Decoded(answer)
         return Decoded(answer, ("not the JSON that was asked for",))
 
-    def _words_in(self, reply: str) -> list[str] | None:
-        """Return the classes that a reply names; None if it names none, or several for one."""
+    def _words_in(self, reply: str) -> set[str] | None:
+        """Return the classes of a reply; None if it has none, or several where one is asked for."""
         known = {normal(word): word for word in self.words}
         known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
-        given = []
-        for found in Scanner(reply, frozenset(), ANSWER_KEY).objects():
-            given += [one.values for one in found.fields if ANSWER_KEY.fullmatch(one.key)]
-        parts = given[0] if given else CLASS_SEPARATORS.split(reply)
-        if any(values != parts for values in given):
-            return None
-        words = [word for word in dict.fromkeys(snap(part, known) for part in parts) if word]
-        if self.several:
-            is_empty = given and not parts and EMPTY.search(reply)
-            return words if words or is_empty else None
-        named = set(words)
-        if not given:
-            text = normal(reply)
-            named = {word for form, word in known.items() if form in text}
-        return words if len(words) == len(named) == 1 else None
+        found, is_whole = last_object(reply, [self.key])
+        given = found.get(self.key)
+        spelled = (snap(part, known) for part in strings_in(given))
+        words = set(filter(None, spelled))
+        if not self.several:
+            return words if len(words) == 1 else None
+        is_empty = is_whole and given == []
+        return words if words or is_empty else None
 
     def _fallback(self, labels: Labels) -> Answer:
         commonest = labels.commonest("label") or self.words[0]
         return {self.key: self.value([] if commonest == NONE else [commonest])}
 
     def labels(self, examples: Iterable[Example]) -> Labels:
-        answers = [example.answer for example in examples if example.answer]
-        return collect({"label": self.listed(answer[self.key]) or [NONE]} for answer in answers)
+        answers = [example.answer[self.key] for example in examples if example.answer]
+        return collect({"label": self.listed(answer) or [NONE]} for answer in answers)
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the submission row, with numbers or names as in the files."""

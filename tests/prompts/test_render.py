@@ -39,7 +39,7 @@ def test_opinions_are_one_paragraph_more(task: str, text: str, opinions: str) ->
     inputs = {"defendants": "甲", "person": "乙"}
     [without] = render(task, Example(1, text, inputs=inputs))
     [message] = render(task, Example(1, text, inputs={**inputs, "opinions": opinions}))
-    template = rendering.prompt_files(task)[0].read_text("utf-8")
+    template = rendering.prompt_file(task).read_text("utf-8")
     paragraph = template[template.rindex("\n\n") + 1 :]
     shown = paragraph.format(opinions=neutralize(opinions))
     assert message["content"] == without["content"] + shown

@@ -45,23 +45,19 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
     return run_steps(task.solving(example), reply)
 
 
-@pytest.mark.parametrize("way", ["whole", "window"])
-def test_a_hundred_turns_come_through_whole(
-    way: str, llm: Engine, merged: Path, rows_of: Any
-) -> None:
-    task, example = configured(TASK, {"way": way}), dialogue(100)
+def test_a_hundred_turns_come_through_whole(llm: Engine, merged: Path, rows_of: Any) -> None:
+    task, example = TASK, dialogue(100)
     asker = asker_of(task, merged)
     made = rows_of(llm, asker, [example], 64, passes=SHORT)
     assert not any("refused" in row for row in made)
-    # 17 windows, 100 sextuples, emotions of 30 and seven times 10; or no windows; or one call.
-    assert len(made) == {"whole": 1, "window": 125}[way]
+    assert len(made) == 4
     answer = answer_of(task, example, made)
     assert [one["id"] for one in answer["sentences"]] == list(range(1, 101))
     assert list(task.data.check(example, task.data.write(example, answer), None)) == []
 
 
 def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_of: Any) -> None:
-    task = configured(TASK, {"window": 4, "step": 2})
+    task = configured(TASK, {"window": 4})
     both = [dialogue(12, "1"), dialogue(9, "2")]
     asker = asker_of(task, merged)
     made = rows_of(llm, asker, both, passes=SHORT)
@@ -73,8 +69,22 @@ def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_
             task, example, [r for r in [*kept.values(), *more] if r["id"] == example.id]
         )
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
-    with pytest.raises(UserError, match="call 0 was 'another', now it is '1/window 0'"):
+    with pytest.raises(UserError, match="call 0 was 'another', now it is '1/1'"):
         rows_of(llm, asker, both, find_row=changed.get, passes=SHORT)
+
+
+def test_a_call_that_cannot_be_asked_costs_no_other(
+    llm: Engine, merged: Path, small: Any, rows_of: Any
+) -> None:
+    task = configured(TASK, {"window": 1})
+    turns = dialogue(3).turns
+    long = turns[1]._replace(sentence="长" * small["max_tokens"])
+    example = replace(dialogue(3), turns=(turns[0], long, turns[2]))
+    asker = asker_of(task, merged, small["max_tokens"])
+    made = rows_of(llm, asker, [example], passes=SHORT)
+    refused = [row["question"] for row in made if "refused" in row]
+    assert refused == ["1/2"]
+    assert [one["id"] for one in answer_of(task, example, made)["sentences"]] == [1, 2, 3]
 
 
 def test_any_openai_endpoint_does_as_well(

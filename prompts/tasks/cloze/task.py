@@ -11,7 +11,7 @@ from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import field_text, load_json, strings_in
+from panjue.prompts.plumbing.decode import last_object, load_json, strings_in
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, closed_object
@@ -41,7 +41,6 @@ ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLE = re.compile(r"\b(a|an|the)\b")
-BULLET = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,2}[.)、:](?!\d)\s*)")
 
 
 def read(row: Mapping[str, Any]) -> Example:
@@ -85,7 +84,8 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
-    written = _read(reply)
+    found = last_object(reply, ["answers"])
+    written = strings_in(found.value.get("answers"))[: 4 * MAX_ANSWERS]
     is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
     is_valid = is_valid and all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written)
     repairs = [] if is_valid else ["not the JSON that was asked for"]
@@ -104,22 +104,6 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
         commonest = list(labels.counts.get("answers", ()))[:MAX_ANSWERS]
         return Decoded({"answers": commonest}, ("no answer",), readable=False)
     return Decoded({"answers": answers[:MAX_ANSWERS]}, tuple(repairs))
-
-
-def _read(reply: str) -> list[str]:
-    """Return the answers of a reply, also of a JSON list, a list that is cut, or lines."""
-    value = load_json(reply)
-    if isinstance(value, dict):
-        value = value.get("answers", value.get("ret", []))
-    if value is not None:
-        items = value if isinstance(value, list) else [value]
-        items = items[: 4 * MAX_ANSWERS]
-        return [str(item) for item in items if isinstance(item, str | int | float)]
-    text = field_text(reply, "answers?|ret")
-    if text is not None:
-        return strings_in(text)[: 4 * MAX_ANSWERS]
-    lines = [BULLET.sub("", line).strip(" `\"'") for line in reply[:4096].splitlines()]
-    return [line for line in lines if 0 < len(line) <= MAX_ANSWER_LENGTH][:MAX_ANSWERS]
 
 
 def contest_form(answer: str) -> str:
@@ -163,7 +147,8 @@ def _spoken_date(text: str) -> str | None:
     if len(words) != 3 or len(numbers) != 2 or months in ([], [None]):
         return None
     year, day = sorted(numbers, key=len, reverse=True)
-    return f"{year} {months[0]} {day}" if len(day) <= 2 < len(year) <= 4 else None
+    is_date = len(day) <= 2 < len(year) <= 4
+    return f"{year} {months[0]} {day}" if is_date else None
 
 
 def _month(word: str) -> str | None:

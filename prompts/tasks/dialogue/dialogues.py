@@ -88,7 +88,8 @@ def _writing(path: Path) -> Iterator[WriteRow]:
     def write(row: Mapping[str, Any]) -> None:
         for name in ("chat", "emo"):
             text = json.dumps(row[name], ensure_ascii=False, indent=2)
-            (temporary / name / f"{name}_{row['id']}.json").write_text(text + "\n", "utf-8")
+            place = temporary / name / f"{name}_{row['id']}.json"
+            place.write_text(text + "\n", "utf-8")
 
     yield write
     replace_folder(temporary, path)

@@ -1,13 +1,12 @@
 """Metrics of dialogues: sextuples by sentence, and emotion chains by event."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
 from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, emotion_faults, is_texts
-from panjue.prompts.tasks.dialogue.similarity import Matching, best_pairs, table
-from panjue.prompts.tasks.metrics import CorpusMetric, Field, Item, Metric, Numbers, Row, texts
+from panjue.prompts.tasks.dialogue.similarity import best_pairs, cosine, table
+from panjue.prompts.tasks.metrics import CorpusMetric, Field, Item, Numbers, Row, texts
 
 TEXT_FIELDS = ("opinion", "rationale", "aspect")
 """Fields that are right if the two texts mean the same."""
@@ -16,7 +15,7 @@ MIN_TEXT_COSINE = 0.8
 """Two texts with at least this cosine mean the same."""
 
 MIN_EVENT_COSINE = 0.7
-"""The judge decides on two events with a higher cosine."""
+"""Two events with a higher cosine are the same event."""
 
 EPSILON = 1e-9
 """Rounding error allowed in a cosine; also the weight of cosines in points, which breaks ties."""
@@ -24,20 +23,7 @@ EPSILON = 1e-9
 NOTHING: Row = {"events": []}
 
 
-def metrics(matching: Matching) -> tuple[Metric, ...]:
-    """Return the metrics, which compare texts by `matching`.
-
-    `event` is the mean over gold's holders, then over the dialogues with readable gold emotions;
-    holders that are not in gold do not count.
-    """
-
-    def sextuple(gold: Row, row: Row | None) -> float:
-        return sextuple_points(gold, row, matching)
-
-    return CorpusMetric("event", 2, partial(_event_counts, matching), _mean), sextuple
-
-
-def sextuple_points(gold: Row, row: Row | None, matching: Matching) -> float:
+def sextuple(gold: Row, row: Row | None) -> float:
     """Return the points of a dialogue's sentences, divided by four times their number.
 
     A sentence gives one point each for an equal sentiment and for an opinion, a rationale and an
@@ -45,17 +31,13 @@ def sextuple_points(gold: Row, row: Row | None, matching: Matching) -> float:
     four. Sentences are matched by position; of several sextuples the best counts.
     """
     answers = _sextuples(row)[: len(gold["chat"])]
-    points = np.zeros(len(answers))
-    places = []
-    pairs = []
-    for place, (right, given) in enumerate(zip(_sextuples(gold), answers, strict=False)):
-        if not right and not given:
-            points[place] = 4
-        for sextuple in given if right else ():
-            places.append(place)
-            pairs.append((right[0], sextuple))
-    np.maximum.at(points, np.array(places, int), _points(pairs, matching))
-    return float(points.sum()) / (4 * len(gold["chat"]))
+    points = 0
+    for right, given in zip(_sextuples(gold), answers, strict=False):
+        if right:
+            points += max((_points(right[0], one) for one in given), default=0)
+        elif not given:
+            points += 4
+    return points / (4 * len(gold["chat"]))
 
 
 def _sextuples(row: Row | None) -> list[list[Row]]:
@@ -72,43 +54,46 @@ def _sextuples(row: Row | None) -> list[list[Row]]:
     return sentences
 
 
-def _points(pairs: Sequence[tuple[Row, Row]], matching: Matching) -> Numbers:
-    """Return the points, 0-4, of each (gold, predicted) pair of sextuples."""
-    points = np.array([right["sentiment"] == given["sentiment"] for right, given in pairs], float)
+def _points(right: Row, given: Row) -> int:
+    """Return the points, 0-4, of a predicted sextuple."""
+    points = int(right["sentiment"] == given["sentiment"])
     for field in TEXT_FIELDS:
-        golds = [right[field] for right, _ in pairs]
-        predictions = [given[field] for _, given in pairs]
-        points += matching.similar(golds, predictions) >= MIN_TEXT_COSINE - EPSILON
+        points += means_the_same(right[field], given[field])
     return points
 
 
-def shown(matching: Matching, gold: Row, row: Row | None) -> Iterator[Item]:
+def means_the_same(text: str, other: str) -> bool:
+    return cosine(text, other) >= MIN_TEXT_COSINE - EPSILON
+
+
+def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield every sentence with its sextuple, then every holder with its emotion chains."""
     answers = _sextuples(row)
     for place, (sentence, right) in enumerate(zip(gold["chat"], _sextuples(gold), strict=True)):
         given = answers[place] if place < len(answers) else []
-        fields = _shown_fields(right, given, matching)
-        yield f"{sentence['holder']}：{sentence['input_sentence']}", fields
+        title = f"{sentence['holder']}：{sentence['input_sentence']}"
+        yield title, _shown_fields(right, given)
     emotions = (row["emo"] if row else None) or {}
     for name, holder in (gold["emo"] or {}).items():
         events = emotions.get(name, NOTHING)["events"]
-        is_right = holder_points(holder["events"], events, matching) == 1
+        is_right = holder_points(holder["events"], events) == 1
         yield name, [Field("emotions", chains(holder["events"]), chains(events), is_right)]
 
 
-def _shown_fields(right: list[Row], given: list[Row], matching: Matching) -> list[Field]:
+def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
     """Return the fields of a sentence: gold and the best of the given sextuples."""
     gold: Row = right[0] if right else {}
     best: Row = given[0] if given else {}
     if right and given:
-        best = given[int(_points([(gold, sextuple) for sextuple in given], matching).argmax())]
+        best = max(given, key=lambda one: _points(gold, one))
     fields = []
     for name in ("sentiment", "aspect", "opinion", "rationale"):
-        pair = (texts(gold.get(name)), texts(best.get(name)))
-        is_right = pair[0] == pair[1]
-        if name in TEXT_FIELDS and all(pair):
-            is_right = matching.similar(*pair)[0] >= MIN_TEXT_COSINE - EPSILON
-        fields.append(Field(name, *pair, bool(is_right)))
+        golds = texts(gold.get(name))
+        predictions = texts(best.get(name))
+        is_right = golds == predictions
+        if name in TEXT_FIELDS and golds and predictions:
+            is_right = means_the_same(golds[0], predictions[0])
+        fields.append(Field(name, golds, predictions, is_right))
     return fields
 
 
@@ -121,7 +106,7 @@ def chains(events: Sequence[Row]) -> list[str]:
     ]
 
 
-def _event_counts(matching: Matching, gold: Row, row: Row | None) -> list[float]:
+def _event_counts(gold: Row, row: Row | None) -> list[float]:
     """Return [points of a dialogue, 1], or zeros if gold has no readable emotions."""
     if not gold["emo"]:
         return [0.0, 0.0]
@@ -133,29 +118,28 @@ def _event_counts(matching: Matching, gold: Row, row: Row | None) -> list[float]
     points = 0.0
     for name, holder in gold["emo"].items():
         events = predicted.get(name, NOTHING)["events"]
-        points += holder_points(holder["events"], events, matching)
+        points += holder_points(holder["events"], events)
     return [points / len(gold["emo"]), 1.0]
 
 
-def holder_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matching) -> float:
+def holder_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
     """Return the points of one holder, 0-1: each gold event has the same weight.
 
     Events are matched one to one with the maximum of points. Two events may be matched if their
-    names are similar and the judge agrees.
+    names are similar.
     """
     if not gold or not predicted:
         return float(not gold and not predicted)
     golds = [event["event"] for event in gold]
     names = [event["event"] for event in predicted]
-    cosines = table(matching.similar, golds, names)
+    cosines = table(golds, names)
     points = np.full(cosines.shape, -1.0)
     for i, j in np.argwhere(cosines > MIN_EVENT_COSINE).tolist():
-        if matching.judge(golds[i], names[j]):
-            points[i, j] = chain_points(gold[i]["emotions"], predicted[j]["emotions"], matching)
+        points[i, j] = chain_points(gold[i]["emotions"], predicted[j]["emotions"])
     return _best_sum(points, cosines) / len(gold)
 
 
-def chain_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matching) -> float:
+def chain_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
     """Return the points of one event, 0-1: each gold emotion has the same weight.
 
     Emotions are matched one to one with the maximum of points. Two emotions may be matched if
@@ -165,7 +149,7 @@ def chain_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matchi
         return float(not gold and not predicted)
     golds = [emotion["reason"] for emotion in gold]
     reasons = [emotion["reason"] for emotion in predicted]
-    cosines = table(matching.similar, golds, reasons)
+    cosines = table(golds, reasons)
     points = np.full(cosines.shape, -1.0)
     for i, j in np.argwhere(cosines >= MIN_TEXT_COSINE - EPSILON).tolist():
         is_state = gold[i]["state"] == predicted[j]["state"]
@@ -176,11 +160,20 @@ def chain_points(gold: Sequence[Row], predicted: Sequence[Row], matching: Matchi
 
 def _best_sum(points: Numbers, cosines: Numbers) -> float:
     """Return the points of the best matching; pairs below 0 are not allowed."""
-    allowed = points >= 0
-    weights = np.where(allowed, points + EPSILON * cosines, 0.0)
-    return float(sum(points[pair] for pair in best_pairs(weights) if allowed[pair]))
+    weights = np.where(points >= 0, points + EPSILON * cosines, 0.0)
+    total = 0.0
+    for pair in best_pairs(weights):
+        total += max(points[pair], 0.0)
+    return total
 
 
 def _mean(sums: Numbers) -> Numbers:
-    nan = np.full_like(sums[..., 0], np.nan)  # the mean of no dialogues
-    return np.divide(sums[..., 0], sums[..., 1], out=nan, where=sums[..., 1] > 0)
+    points = sums[..., 0]
+    dialogues = sums[..., 1]
+    nan = np.full_like(points, np.nan)  # the mean of no dialogues
+    return np.divide(points, dialogues, out=nan, where=dialogues > 0)
+
+
+DIALOGUE_METRICS = (CorpusMetric("event", 2, _event_counts, _mean), sextuple)
+"""`event` is the mean over gold's holders, then over the dialogues with readable gold emotions;
+holders that are not in gold do not count."""

@@ -1,16 +1,14 @@
 """Sextuples and emotion events of a dialogue, as schema, reply and submission.
 
-The schema of a reply depends on the step of the question: `window`, `sextuple`, `emotions`, or none
-for the whole dialogue in one call. A reply is read by its schema.
+A reply is read by its schema.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import Schema, closed_object
 from panjue.prompts.tasks.metrics import Row
@@ -46,14 +44,15 @@ MAX_EMOTIONS = 8  # per event
 
 def schema(example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of the reply: each sentence and speaker of the question once."""
-    match example.inputs.get("step"):
-        case "window":
-            return closed_object({"sentences": _sentences(example, ("target", "event"))})
-        case "sextuple":
-            return _texts(SEXTUPLE)
-        case "emotions":
-            return closed_object({"holders": _holders(example)})
-    return closed_object({"sentences": _sentences(example, SEXTUPLE), "holders": _holders(example)})
+    sentences = [_texts(SEXTUPLE, id={"const": turn.number}) for turn in example.turns]
+    emotions = {"type": "array", "items": _texts(EMOTION_FIELDS), "maxItems": MAX_EMOTIONS}
+    event = closed_object({"event": TEXT_SCHEMAS["event"], "emotions": emotions})
+    events = {"type": "array", "items": event, "maxItems": MAX_EVENTS}
+    holders = [
+        closed_object({"holder": {"const": holder}, "events": events})
+        for holder in speakers(example.turns)
+    ]
+    return closed_object({"sentences": _list_of(sentences), "holders": _list_of(holders)})
 
 
 def _texts(fields: Sequence[str], **others: Schema) -> Schema:
@@ -72,32 +71,9 @@ def _list_of(items: list[Schema]) -> Schema:
     }
 
 
-def _sentences(example: Example, fields: Sequence[str]) -> Schema:
-    return _list_of([_texts(fields, id={"const": turn.number}) for turn in example.turns])
-
-
-def _holders(example: Example) -> Schema:
-    emotions = {"type": "array", "items": _texts(EMOTION_FIELDS), "maxItems": MAX_EMOTIONS}
-    any_event = closed_object({"event": TEXT_SCHEMAS["event"], "emotions": emotions})
-    any_events = {"type": "array", "items": any_event, "maxItems": MAX_EVENTS}
-    holders = []
-    for holder, known in speakers(example.turns).items():
-        events = [
-            closed_object({"event": {"const": event}, "emotions": emotions}) for event in known
-        ]
-        of_holder = _list_of(events) if known else any_events
-        holders.append(closed_object({"holder": {"const": holder}, "events": of_holder}))
-    return _list_of(holders)
-
-
-def speakers(turns: Sequence[Turn]) -> dict[str, list[str]]:
-    """Return holder -> the known events of its sentences."""
-    by_holder: dict[str, list[str]] = {}
-    for turn in turns:
-        events = by_holder.setdefault(turn.holder, [])
-        if turn.event and turn.event not in events:
-            events.append(turn.event)
-    return by_holder
+def speakers(turns: Sequence[Turn]) -> list[str]:
+    """Return the holders of some sentences, in order."""
+    return list(dict.fromkeys(turn.holder for turn in turns))
 
 
 def holders_of(chains: Mapping[str, Mapping[str, Sequence[Row]]]) -> list[dict[str, Any]]:
@@ -112,7 +88,7 @@ def holders_of(chains: Mapping[str, Mapping[str, Sequence[Row]]]) -> list[dict[s
 def target(example: Example) -> str:
     """Return the gold reply. It is invalid if the schema does not allow the gold answer."""
     assert example.answer is not None, "a test dialogue has no target"
-    if "step" in example.inputs or example.answer["holders"] is None:
+    if example.answer["holders"] is None:
         return dump(example.answer)
     events = {holder["holder"]: holder["events"] for holder in example.answer["holders"]}
     holders = [{"holder": name, "events": events.get(name, [])} for name in speakers(example.turns)]
@@ -120,27 +96,14 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    value = load_json(reply)
-    fields = value if isinstance(value, dict) else _read_loosely(reply)
-    answer: dict[str, Any] = _read(fields, schema(example, labels))
-    if value == answer:
+    form = schema(example, labels)
+    fields = last_object(reply, list(form["properties"])).value
+    answer: dict[str, Any] = _read(fields, form)
+    if load_json(reply) == answer:
         return Decoded(answer)
     if not fields:
         return Decoded(answer, ("nothing could be read",), readable=False)
     return Decoded(answer, ("not the JSON that was asked for",))
-
-
-INNERMOST_OBJECT = re.compile(r"\{[^{}]*+\}")
-
-
-def _read_loosely(reply: str) -> dict[str, Any]:
-    """Return the fields of the innermost objects of a reply that is not JSON."""
-    objects = _objects([load_json(text) for text in INNERMOST_OBJECT.findall(reply)])
-    sentences = [value for value in objects if "id" in value]
-    fields = dict(objects[0]) if objects else {}
-    if sentences:
-        fields["sentences"] = sentences
-    return fields
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:
@@ -170,23 +133,18 @@ def _read(value: Any, form: Schema) -> Any:
 def _read_known(objects: list[dict[str, Any]], forms: list[Schema]) -> list[Any]:
     """Return an item for each form, from the first object with the constant that it begins with.
 
-    The constant is the number of a sentence, or the name of a speaker or of a known event.
+    The constant is the number of a sentence, or the name of a speaker.
     """
-    given: dict[tuple[str, str], dict[str, Any]] = {}
-    for value in objects:
-        for key in ("id", "holder", "event"):
-            if key in value:
-                given.setdefault((key, _text(value[key])), value)
+    [key, *_] = forms[0]["properties"]
+    given = {_text(value.get(key)): value for value in reversed(objects)}
     items = []
     for form in forms:
-        [key, constant] = next(iter(form["properties"].items()))
-        items.append(_read(given.get((key, str(constant["const"]))), form))
+        constant = form["properties"][key]["const"]
+        items.append(_read(given.get(str(constant)), form))
     return items
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
     if not isinstance(value, str):
         return ""
     # A JSON escape can be half a character, which a submission cannot contain.
@@ -195,16 +153,7 @@ def _text(value: Any) -> str:
 
 def reserve(example: Example) -> int:
     """Return the tokens to reserve beyond 1.5 times an empty reply, by usual reply lengths."""
-    sentences = len(example.turns)
-    holders = len(speakers(example.turns))
-    match example.inputs.get("step"):
-        case "window":
-            return 64 + 16 * sentences
-        case "sextuple":
-            return 128
-        case "emotions":
-            return 64 + 128 * holders
-    return 64 + 40 * sentences + 192 * holders
+    return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))
 
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:

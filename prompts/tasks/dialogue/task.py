@@ -1,19 +1,18 @@
 """Long dialogues: who feels what about what, and why (EmoCaustics' sextuples and emotion events).
 
-An example takes several calls; `solve` has two ways.
+An example takes several calls.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from panjue.prompts.example import Answer, Example, Solve, Turn
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Messages, Score, Task, id_of
-from panjue.prompts.tasks.dialogue import metric
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
+from panjue.prompts.tasks.dialogue.metric import DIALOGUE_METRICS, shown
 from panjue.prompts.tasks.dialogue.sextuples import (
     SENTIMENTS,
     SEXTUPLE,
@@ -25,8 +24,7 @@ from panjue.prompts.tasks.dialogue.sextuples import (
     states,
     target,
 )
-from panjue.prompts.tasks.dialogue.similarity import AGREE, NGRAMS, make_matching
-from panjue.prompts.tasks.dialogue.solve import SolveConfig, head, solve, transcript
+from panjue.prompts.tasks.dialogue.solve import SolveConfig, head, inputs, solve, transcript
 from panjue.prompts.tasks.metrics import Row
 
 
@@ -47,6 +45,7 @@ def read(row: Mapping[str, Any]) -> Example:
         id=str(id_of(row)),
         text=transcript(turns),
         names=tuple(map(head, turns)),
+        inputs=inputs(turns, ()),
         answer={"sentences": sextuples, "holders": holders} if is_labelled else None,
         groups={"turns": _size(len(turns))},
         turns=turns,
@@ -107,7 +106,7 @@ def _size(turns: int) -> str:
 
 
 def prompt(example: Example) -> Messages:
-    return render("dialogue", example, example.inputs.get("step", ""))
+    return render("dialogue", example)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
             {
                 "input_sentence": turn.sentence,
                 "holder": turn.holder,
-                "event": sentence.get("event", ""),
+                "event": "",  # it is not asked for, nor scored
                 "final_model_response": [sextuple] if any(sextuple.values()) else [],
             }
         )
@@ -129,23 +128,14 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
     return {"id": example.id, "chat": chat, "emo": emo}
 
 
-def by_meaning(embeddings: str, judge: str) -> dict[str, Any]:
-    """Return the fields of `Score` that depend on the embeddings and on the judge."""
-    matching = make_matching(embeddings, judge)
-    return {
-        "metrics": metric.metrics(matching),
-        "shown": partial(metric.shown, matching),
-        "compared_by": matching.name,
-    }
-
-
 TASK = Task(
     data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
     ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, reserve=reserve),
     score=Score(
-        **by_meaning(NGRAMS, AGREE),
+        metrics=DIALOGUE_METRICS,
+        shown=shown,
+        compared_by="cosine: character 1-2-grams",
         fallback="no opinions",
-        by_meaning=by_meaning,
         titles={
             "event": ("emotion events", "情感事件"),
             "sextuple": ("sextuples", "六元组"),

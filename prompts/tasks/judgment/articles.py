@@ -32,7 +32,6 @@ A paragraph number must follow a 第, a 条 or a 之N: 第264款 is not 26条4�
 
 
 def number(text: str) -> int:
-    """Return the value of a `WRITTEN_NUMBER`."""
     if text.isdecimal():
         return int(text)
     if not set(text) & set(UNITS):

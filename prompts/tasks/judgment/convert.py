@@ -124,7 +124,6 @@ def _amount(value: Any, rule: str) -> int | float:
 
 
 def _list(meta: Mapping[str, Any], key: str) -> list[str]:
-    """Return the names, charges or articles of a field."""
     values = meta[key]
     if not isinstance(values, list):
         raise UserError(f"{key!r} must be a list, found {quoted(values)}")

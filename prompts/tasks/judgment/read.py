@@ -121,8 +121,11 @@ def _labels_of(field: str, value: Any) -> list[str]:
     """Return a list of labels, each once; an article may be a number."""
     if not isinstance(value, list):  # a string would be read as a list of its characters
         raise UserError(f"{field!r} must be a list, found {quoted(value)}")
-    for label in value:
-        is_text = isinstance(label, str) and visible(label).strip()
-        if not is_text and (field == "charges" or type(label) is not int or label < 1):
-            raise UserError(f"{field!r} has {quoted(label)}, which is no label")
-    return list(dict.fromkeys(visible(str(label)).strip() for label in value))
+    labels: dict[str, None] = {}
+    for given in value:
+        is_number = field == "articles" and type(given) is int and given > 0
+        label = visible(str(given)).strip()
+        if not is_number and not (isinstance(given, str) and label):
+            raise UserError(f"{field!r} has {quoted(given)}, which is no label")
+        labels[label] = None
+    return list(labels)

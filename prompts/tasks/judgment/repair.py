@@ -1,14 +1,20 @@
-"""Read the judgments of a nearly correct reply, which a strict reader would reject."""
+"""Read the judgments of a reply, whatever it has around them and however it spells the labels."""
 
-import re
 import unicodedata
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from panjue.prompts.example import Decoded
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import flatten_forms, normal, snap
-from panjue.prompts.plumbing.objects import Scanner
+from panjue.prompts.plumbing.decode import (
+    Found,
+    flatten_forms,
+    json_objects,
+    load_json,
+    normal,
+    snap,
+    strings_in,
+)
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.articles import article_of
 
@@ -39,18 +45,8 @@ PENALTY_WORDS["单处罚金"] = PENALTIES[14]
 PENALTY_WORDS["免予刑事处罚"] = PENALTIES[14]
 """A penalty class as a reply may write it -> the class."""
 
-NAME_KEYS = frozenset({"name", "姓名", "被告人"})
-
-SPELLINGS = {
-    "charges": ("charges", "charge", "罪名"),
-    "articles": ("articles", "article", "法条", "条文"),
-    "penalty": ("penalty", "刑罚等级", "刑罚"),
-}
-"""Field of a judgment -> its keys as a reply may write them."""
-
-FIELD_OF = {key: field for field, keys in SPELLINGS.items() for key in keys}
-REPLY_KEY = re.compile("|".join([*NAME_KEYS, *FIELD_OF]))
-LABEL_SEPARATORS = re.compile(r"[、,，;；]")
+KEYS = ("name", "charges", "articles", "penalty")
+"""The fields of a judgment."""
 
 
 def name_in_reply(name: str) -> str:
@@ -59,81 +55,63 @@ def name_in_reply(name: str) -> str:
 
 
 def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
-    """Find each defendant's judgment in a reply with fences, remarks, other forms or a cut end.
+    """Find each defendant's judgment in a reply.
 
     Total and linear in the reply's length: every defendant gets known labels for any reply, and
     every repair and guess is listed.
     """
-    # The original text first: in the plain text a curly quote inside a name would end the name.
-    objects = _objects(reply) or _objects(flatten_forms(reply))
-    assigned, repairs = _assign(objects, names)
+    found, repairs = _judgments_by_name(json_objects(reply), names)
     judgments = []
     guesses = []
     for number, name in enumerate(names):
-        person = Person(name, assigned.get(name), labels)
+        person = Person(name, found.get(name), labels)
         judgments.append(person.judgment())
         guesses += [(number, field) for field in person.guessed]
         repairs += [f"{name}: {repair}" for repair in person.repairs]
-    return Decoded(
-        {"judgments": judgments},
-        tuple(repairs) or ("not the JSON that was asked for",),
-        readable=bool(assigned),
-        guesses=tuple(guesses),
-    )
+    answer = {"judgments": judgments}
+    if not repairs and load_json(reply) != in_reply(answer):
+        repairs.append("not the JSON that was asked for")
+    return Decoded(answer, tuple(repairs), readable=bool(found), guesses=tuple(guesses))
 
 
-class Said(NamedTuple):
-    """What an object says of a person."""
-
-    names: set[str]
-    given: dict[str, list[list[str]]]  # field -> its values, each time that it is given
-    is_complete: bool
+def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer as a reply has it."""
+    judgments = [{**one, "name": name_in_reply(one["name"])} for one in answer["judgments"]]
+    return {"judgments": judgments}
 
 
-def _objects(text: str) -> list[Said]:
-    """Return the objects that have a name and a field of a judgment."""
-    said = []
-    for found in Scanner(text, NAME_KEYS, REPLY_KEY).objects():
-        given: dict[str, list[list[str]]] = {}
-        for key, values in found.fields:
-            field = FIELD_OF.get(flatten_forms(key))
-            if field:
-                given.setdefault(field, []).append(values)
-        if found.names and given:
-            said.append(Said(found.names, given, found.is_closed and len(given) == 3))
-    return said
-
-
-def _assign(objects: Sequence[Said], names: Sequence[str]) -> tuple[dict[str, Said], list[str]]:
+def _judgments_by_name(
+    objects: Sequence[Found], names: Sequence[str]
+) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
     """Give each defendant their object: of several the last complete one, else the first.
 
     A name in another width, case or spacing counts if it can be one defendant's alone.
     """
     exact = _by_form(name_in_reply, names)
     similar = _by_form(_loose, names)
-    assigned: dict[str, Said] = {}
+    judgments: dict[str, Mapping[str, Any]] = {}
     repairs = []
-    for said in objects:
-        [written, *others] = said.names
-        owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), set())
-        if others:
-            repairs.append("an object with several names, dropped")
+    for value, is_whole in objects:
+        written = value.get("name")
+        given = value.keys() & KEYS
+        if not isinstance(written, str) or len(given) == 1:
             continue
+        owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
         if len(owners) != 1:
             repairs.append(f"name {written[:40]!r} is no defendant, dropped")
             continue
         [name] = owners
-        if name in assigned:
+        if name in judgments:
             repairs.append(f"{name}: answered twice, the last complete answer counts")
-        if name not in assigned or said.is_complete:
-            assigned[name] = said
-    return assigned, repairs
+        if name not in judgments or (is_whole and len(given) == len(KEYS)):
+            judgments[name] = value
+    return judgments, repairs
 
 
-def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, set[str]]:
-    forms: dict[str, set[str]] = {}
+def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list[str]]:
+    forms: dict[str, list[str]] = {}
     for name in names:
-        forms.setdefault(form(name), set()).add(name)
+        forms.setdefault(form(name), []).append(name)
     return forms
 
 
@@ -144,21 +122,21 @@ def _loose(name: str) -> str:
 class Person:
     """One defendant's judgment, with what was repaired in it and the fields that are guesses."""
 
-    def __init__(self, name: str, said: Said | None, labels: Labels) -> None:
-        """Set what a reply says of the person; None if it has no object of theirs."""
+    def __init__(self, name: str, found: Mapping[str, Any] | None, labels: Labels) -> None:
+        """Set the person's object in the reply; None if there is none."""
         self._name = name
-        self._said = said
+        self._found = found or {}
         self._labels = labels
         self.repairs: list[str] = []
         self.guessed: list[str] = []
 
     def judgment(self) -> dict[str, Any]:
         """Read the judgment; missing parts get the commonest labels."""
-        charges = self._read_labels("charges", ())
+        charges = self._read_labels("charges", self._charge_of)
         with_charge = {article for one in charges for article in self._labels.pairs.get(one, ())}
-        articles = self._read_labels("articles", with_charge)
+        articles = self._read_labels("articles", lambda text: self._article_of(text, with_charge))
         penalty = self._read_penalty()
-        if self._said is None:
+        if not self._found:
             self.repairs = ["no answer"]
         charges = charges or self._commonest("charges")
         return {
@@ -168,32 +146,19 @@ class Person:
             "penalty": penalty or self._labels.commonest("penalty") or PENALTIES[10],
         }
 
-    def _values_of(self, field: str) -> list[str]:
-        """Return the values of a field; none if it is given twice, since they may be others'."""
-        given = self._said.given.get(field, []) if self._said else []
-        if not given:
-            return []
-        if any(values != given[0] for values in given):
-            self.repairs.append(f"{field} given {len(given)} times, dropped")
-            return []
-        if len(given) > 1:
-            self.repairs.append(f"{field} repeated")
-        return given[0]
+    def _charge_of(self, written: str) -> str | None:
+        return snap(written, self._labels.normal_forms.get("charges", {}))
 
-    def _read_labels(self, field: str, with_charge: Container[str]) -> list[str]:
+    def _article_of(self, written: str, with_charge: Collection[str]) -> str | None:
+        return article_of(written, self._labels.normal_forms.get("articles", {}), with_charge)
+
+    def _read_labels(self, field: str, label_of: Callable[[str], str | None]) -> list[str]:
         most = self._labels.most.get(field, 0)
         exact = self._labels.counts.get(field, {})
-        known = self._labels.normal_forms.get(field, {})
-        # Limits a runaway list: no answer needs many more labels than those in training.
-        values = self._values_of(field)[: 4 * most]
         read: list[str] = []
-        for written in _split_joined(values, field, known):
-            label: str | None = written
-            if written not in exact:
-                is_article = field == "articles"
-                label = (
-                    article_of(written, known, with_charge) if is_article else snap(written, known)
-                )
+        # Limits a runaway list: no answer needs many more labels than those in training.
+        for written in strings_in(self._found.get(field))[: 4 * most]:
+            label = written if written in exact else label_of(written)
             if label is None:
                 self.repairs.append(f"{field} {written[:40]!r} unknown, dropped")
                 continue
@@ -212,17 +177,18 @@ class Person:
 
     def _read_penalty(self) -> str:
         """Return the penalty class of an object; empty if it names none or several."""
-        read = {written: _class_of(written) for written in self._values_of("penalty")}
-        named = {penalty for penalty in read.values() if penalty}
+        written = strings_in(self._found.get("penalty"))
+        read = {text: PENALTY_WORDS.get(normal(text)) for text in written}
+        named = set(filter(None, read.values()))
         if len(named) != 1:
             self.repairs.append("penalty missing or of no class")
             self.guessed.append("penalty")
             return ""
-        for written, penalty in read.items():
-            if not penalty:
-                self.repairs.append(f"penalty {written[:40]!r} unknown, dropped")
-            elif normal(written) != penalty:
-                self.repairs.append(f"penalty {written[:40]!r} -> {penalty!r}")
+        for text, penalty in read.items():
+            if penalty is None:
+                self.repairs.append(f"penalty {text[:40]!r} unknown, dropped")
+            elif penalty != text:
+                self.repairs.append(f"penalty {text[:40]!r} -> {penalty!r}")
         return named.pop()
 
     def _commonest(self, field: str) -> list[str]:
@@ -237,30 +203,3 @@ class Person:
             if article and article not in articles:
                 articles.append(article)
         return articles[: self._labels.most.get("articles", 0)] or self._commonest("articles")
-
-
-def _split_joined(entries: Sequence[str], field: str, known: Mapping[str, str]) -> list[str]:
-    """Split the entries that join several labels, such as `264、263`.
-
-    A single charge may contain a 、: 盗窃、抢夺国家机关公文罪 is no 盗窃罪. So an entry of charges
-    is split only if each part ends in 罪, or if all parts are known.
-    """
-    result: list[str] = []
-    for entry in entries:
-        parts = [part for part in LABEL_SEPARATORS.split(entry) if part.strip()]
-        if field == "articles":  # `normal` drops the 、: 25、1 would become 251
-            is_joined = article_of(entry, known, ()) is None
-        else:
-            are_charges = all(part.rstrip().endswith("罪") for part in parts)
-            is_joined = are_charges or all(normal(part) in known for part in parts)
-            is_joined = is_joined and normal(entry) not in known
-        result += parts if is_joined else [entry]
-    return result
-
-
-def _class_of(written: str) -> str | None:
-    """Return the penalty class that a word or a number means; the 6 of 6个月 is no number."""
-    number = re.fullmatch(r"第?\s*(\d{1,2})(?:\.0+)?\s*[级档类]?", flatten_forms(written).strip())
-    if number and int(number[1]) < len(PENALTIES):
-        return PENALTIES[int(number[1])]
-    return PENALTY_WORDS.get(normal(written))

@@ -9,7 +9,6 @@ from typing import Any
 
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
@@ -18,10 +17,7 @@ from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
-from panjue.prompts.tasks.judgment.repair import PENALTIES, name_in_reply, repair
-
-KEYS = ("name", *FIELDS, "penalty")
-"""The fields of a judgment."""
+from panjue.prompts.tasks.judgment.repair import KEYS, PENALTIES, in_reply, name_in_reply, repair
 
 
 def prompt(example: Example) -> Messages:
@@ -61,48 +57,11 @@ def _judgment_schema(name: str) -> Schema:
 
 def target(example: Example) -> str:
     assert example.answer is not None, "a test case has no target"
-    judgments = [{**j, "name": name_in_reply(j["name"])} for j in example.answer["judgments"]]
-    return dump({"judgments": judgments})
+    return dump(in_reply(example.answer))
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    answer = _read_strictly(reply, example, labels)
-    return Decoded(answer) if answer else repair(reply, example.names, labels)
-
-
-def _read_strictly(reply: str, example: Example, labels: Labels) -> Answer | None:
-    """Return the answer of a reply that is valid under the schema and repeats no label.
-
-    `repair` would read it too, but takes ten times as long.
-    """
-    value = load_json(reply)
-    if not isinstance(value, dict) or list(value) != ["judgments"]:
-        return None
-    judgments = value["judgments"]
-    if not isinstance(judgments, list) or len(judgments) != len(example.names):
-        return None
-    answer = []
-    for judgment, name in zip(judgments, example.names, strict=True):
-        if not _is_valid(judgment, name, labels):
-            return None
-        answer.append({**judgment, "name": name})  # that of the reply is neutralized
-    return {"judgments": answer}
-
-
-def _is_valid(judgment: Any, name: str, labels: Labels) -> bool:
-    if not isinstance(judgment, dict) or list(judgment) != list(KEYS):
-        return False
-    if judgment["name"] != name_in_reply(name) or judgment["penalty"] not in PENALTIES:
-        return False
-    return all(_is_label_list(judgment[field], field, labels) for field in FIELDS)
-
-
-def _is_label_list(value: Any, field: str, labels: Labels) -> bool:
-    if not isinstance(value, list) or not 0 < len(value) <= labels.most.get(field, 0):
-        return False
-    if not all(isinstance(label, str) and label in labels.counts[field] for label in value):
-        return False
-    return len(set(value)) == len(value)
+    return repair(reply, example.names, labels)
 
 
 def count_labels(examples: Iterable[Example]) -> Labels:
@@ -117,7 +76,9 @@ def count_labels(examples: Iterable[Example]) -> Labels:
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official submission row, with the penalty as its class 0-14."""
-    judgments = [{**j, "penalty": PENALTIES.index(j["penalty"])} for j in answer["judgments"]]
+    judgments = []
+    for judgment in answer["judgments"]:
+        judgments.append({**judgment, "penalty": PENALTIES.index(judgment["penalty"])})
     return {"id": example.id, "judgments": judgments}
 
 

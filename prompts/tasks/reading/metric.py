@@ -24,8 +24,10 @@ def em(gold: Row, predicted: Row | None) -> float:
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the answer and the references; it is right if it matches one reference of each set."""
     references = dict.fromkeys(chain.from_iterable(gold["references"]))
+    golds = list(filter(None, references))
     predicted = texts(row["answer"]) if row else []
-    yield "", [Field("answer", list(filter(None, references)), predicted, em(gold, row) == 1)]
+    is_right = em(gold, row) == 1
+    yield "", [Field("answer", golds, predicted, is_right)]
 
 
 def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], float]) -> float:

@@ -3,16 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import field_text, flatten_forms, load_json, unquote
+from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import FileRow, checked, dump
 from panjue.prompts.plumbing.rows import list_items
@@ -39,20 +37,6 @@ KINDS = ("span", *FILE_TEXTS)
 
 MAX_SPAN_LENGTH = 400
 """In characters; the longest of 18,000 real references has 397."""
-
-MAX_EDIT_RATE = 0.5
-"""Edits per character of a span up to which a part of the text counts as similar."""
-
-SPELLED = {
-    "yes": ("yes", "是", "是的"),
-    "no": ("no", "否", "不是"),
-    "unknown": ("unknown", "无", "未知", "未提及", "无法回答"),
-}
-KIND_WORDS = {word: kind for kind, words in SPELLED.items() for word in words}
-"""Words of a reply for the types that are no span."""
-
-EDGES = " \n.。`"
-"""Characters that are stripped from both ends of a word."""
 
 
 def rows(path: Path) -> Iterator[FileRow]:
@@ -177,97 +161,32 @@ def target(example: Example) -> str:
 
 
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
-    repairs = []
-    read = _read_strictly(load_json(reply))
-    if read is None:
-        repairs.append("not the JSON that was asked for")
-        read = _read_loosely(reply)
-    if read is None:
-        return Decoded(_answer("unknown", ""), (*repairs, "nothing to read"), readable=False)
-    kind, span = read
+    found = last_object(reply, ["type", "answer"]).value
+    kind = found.get("type")
+    span = found.get("answer")
+    if kind not in KINDS or not isinstance(span, str) or (kind == "span" and not span.strip()):
+        return Decoded(_answer("unknown", ""), ("nothing to read",), readable=False)
+    answer = _answer(kind, span)
+    is_valid = load_json(reply) == answer and len(span) <= MAX_SPAN_LENGTH
+    repairs = [] if is_valid else ["not the JSON that was asked for"]
     if kind != "span":
-        return Decoded(_answer(kind, ""), tuple(repairs))
+        return Decoded(answer, tuple(repairs))
     start = neutralize(example.text).find(span)
     end = start + len(span)
     if start < 0:
-        start, end = closest(span, example.text)
-        result = "replaced" if start < end else "dropped"
+        start, end = longest_part(span[:MAX_SPAN_LENGTH], example.text)
+        result = "shortened" if start < end else "dropped"
         repairs.append(f"a span that is not in the text, {result}")
     kind = "span" if start < end else "unknown"
     return Decoded(_answer(kind, example.text[start:end]), tuple(repairs))
 
 
-def _read_strictly(value: Any) -> tuple[str, str] | None:
-    """Return type and answer of a reply that is valid under the schema."""
-    if not isinstance(value, dict) or list(value) != ["type", "answer"]:
-        return None
-    kind, span = value.values()
-    if not isinstance(kind, str) or not isinstance(span, str) or kind not in KINDS:
-        return None
-    is_valid = 0 < len(span) <= MAX_SPAN_LENGTH if kind == "span" else not span
-    return (kind, span) if is_valid else None
-
-
-def _read_loosely(reply: str) -> tuple[str, str] | None:
-    """Return type and answer of a reply with fences, remarks or a cut end, or of plain text."""
-    plain = flatten_forms(reply)
-    kind = _field(reply, "type|类型") or _field(plain, "type|类型")
-    span = _field(reply, "answer|答案") or _field(plain, "answer|答案")
-    if kind is None and span is None:
-        span = plain.strip(EDGES)
-        if not 0 < len(span) <= MAX_SPAN_LENGTH:
-            return None
-    span = (span or "")[:MAX_SPAN_LENGTH]
-    for word in (kind or "", span):
-        meant = KIND_WORDS.get(word.strip(EDGES).lower())
-        if meant:
-            return meant, ""
-    return ("span", span) if span.strip() else ("unknown", "")
-
-
-def _field(text: str, keys: str) -> str | None:
-    value = field_text(text, keys)
-    if value is None:  # the reply may end inside the value
-        match = re.search(rf'"(?:{keys})"\s*+:\s*+"([^"\\]++)$', text)
-        return match and match[1]
-    return unquote(value)
-
-
-def closest(span: str, text: str) -> tuple[int, int]:
-    """Return (start, end) of the part of `text` most similar to `span`; (0, 0) if none is similar.
-
-    Exact: no part of the text has a smaller edit distance (Sellers 1980). Of equal parts it
-    prefers one with the same last and first character as the span.
-    """
-    zeros = np.zeros(len(text) + 1, dtype=np.int64)  # a part may start anywhere at no cost
-    distances = edit_distances(span, text, zeros)
-    if distances.min() > len(span) * MAX_EDIT_RATE:
+def longest_part(span: str, text: str) -> tuple[int, int]:
+    """Return (start, end) in `text` of the longest part of `span`; (0, 0) if it is under a half."""
+    part = SequenceMatcher(None, text, span, autojunk=False).find_longest_match()
+    if 2 * part.size < len(span):
         return 0, 0
-    end = _best_end(distances, text, span)
-    # The same backwards from this end gives the start.
-    reverse = text[:end][::-1]
-    distances = edit_distances(span[::-1], reverse, np.arange(end + 1))
-    return end - _best_end(distances, reverse, span[::-1]), end
-
-
-def _best_end(distances: NDArray[np.int64], text: str, span: str) -> int:
-    """Return the end with the least distance, preferably after the last character of `span`."""
-    ends = [int(end) for end in np.flatnonzero(distances == distances.min())]
-    return next((end for end in ends if text.endswith(span[-1:], 0, end)), ends[0])
-
-
-def edit_distances(span: str, text: str, row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for every position of `text` the edit distance of `span` to the part that ends there.
-
-    `row` has the distances of an empty span.
-    """
-    codes = np.array([ord(character) for character in text], dtype=np.int64)
-    steps = np.arange(len(text) + 1)
-    for number, character in enumerate(span, start=1):
-        edits = np.minimum(row[1:] + 1, row[:-1] + (codes != ord(character)))
-        row = np.concatenate(([number], edits))
-        row = np.minimum.accumulate(row - steps) + steps  # insertions of characters of the text
-    return row
+    return part.a, part.a + part.size
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:

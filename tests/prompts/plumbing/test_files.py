@@ -18,9 +18,6 @@ from panjue.prompts.plumbing.files import (
     stream,
 )
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.submissions import JSON_LIST
-from panjue.prompts.reader import Reader, side_groups
-from panjue.prompts.task import load_task
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(
@@ -109,32 +106,6 @@ def test_rows_come_back_by_id_in_any_order(
     assert rows.duplicates == []
     for key in reversed(ids):
         assert rows.get(key) == {"id": key, "of": [key]}
-
-
-def test_an_id_that_pandas_wrote_as_a_float_is_the_integer(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"id":0.0,"of":[0]}\n{"id":-0.0,"n":0}\n{"id":1.5}\n{"id":2e3}\n', "utf-8")
-    assert [row["id"] for _, row in read_lines(path)] == [0, 0, 1.5, 2000]
-    rows = Rows(path)
-    assert rows.get(0) == {"id": 0, "of": [0]}
-    assert rows.ids() == {"0", "1.5", "2000"}
-    assert rows.duplicates == [(2, "0")]
-    case = {"id": 0.0, "fact": "甲盗窃。", "defendants": ["甲"]}
-    question = {"id": 3.0, "question": "谁？", "answers": [{"text": "甲"}]}
-    document = {"paragraphs": [{"context": "甲。", "qas": [question]}]}
-    for task, content, key in (
-        ("judgment", dump(case), 0),
-        ("judgment", dump([case]), 0),
-        ("scotus", dump({"id": 7.0, "text": "x"}), 7),
-        ("reading", dump({"data": [document]}), 3),
-    ):
-        path.write_text(content, "utf-8")
-        [example] = Reader(load_task(task)).read(path)
-        assert (example.id, type(example.id)) == (key, int)
-    path.write_text('{"id":0.0,"g":"a"}', "utf-8")
-    assert side_groups(path) == {"0": {"g": "a"}}
-    path.write_text('[{"id":3.0,"answer":"甲"}]', "utf-8")
-    assert JSON_LIST.index(path).get(3) == {"id": 3, "answer": "甲"}
 
 
 def test_the_first_row_of_an_id_counts_and_later_ones_are_listed(tmp_path: Path) -> None:

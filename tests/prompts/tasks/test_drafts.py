@@ -9,10 +9,6 @@ from panjue.prompts.task import Task, load_task, task_folders
 
 BLOCKS = (
     "<think>{}</think>",
-    "<THINKING>{}</THINKING>",
-    "[THINK]{}[/THINK]",
-    "<seed:think>{}</seed:think>",
-    "◁think▷{}◁/think▷",
     "{}</thought>",
     "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>",
 )

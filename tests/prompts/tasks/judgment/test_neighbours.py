@@ -69,19 +69,15 @@ def strangers(found: Decoded) -> list[tuple[str, Any]]:
     ("reply", "owner"),
     [
         # The closing brace, or a quotation mark, of the first person is missing.
-        ('[{"name":"李某",OWN,{"charges":["盗窃罪"],"name":"张某"}]', "李某"),
-        ('[{"name":"李某","charges":["走私罪"],{"articles":["2"],"penalty":"死刑"', "李某"),
+        ('[{"name":"李某",OWN,{"charges":["盗窃罪"],"name":"张某"}]', ""),
         ('[{"name":"李某","charges":["走私罪],"x":1},{"articles":["2"],"name":"张某"}]', ""),
-        ('[{"name":"李某","charges":["走私罪"]},{"articles":["2"],"penalty":"死刑"}]', "李某"),
-        (
-            '[{"name":"李某","charges":["走私罪"] // 从犯 },{"name":"张某",\n"articles":["2"]}]',
-            "李某",
-        ),
+        ('[{"name":"李某","charges":["走私罪"],},{"name":"张某","articles":["2"]}]', ""),
+        ('[{"name":"李某","charges":["走私罪"]},{"articles":["2"],"penalty":"死刑"', "李某"),
         # Another person is mentioned inside.
         ('{"name":"李某","with":[{"name":"张某","charges":["盗窃罪"]}],OWN}', "李某"),
         ('{"name":"案件","charges":["其他罪"],"judgments":[{"name":"李某",OWN}]}', "李某"),
         ('{"name":"李某","judgments":[{"name":"李某",OWN}]}', "李某"),
-        ('{"name":"李某","judgment":{OWN}}', "李某"),
+        ('{"name":"李某","judgment":{OWN}}', ""),
         # Two people in one object: nobody can say whose the values are.
         ('{"name":"李某",OWN,"name":"张某"}', ""),
         ('{"name":"李某","charges":["走私罪"],"charges":["盗窃罪"]}', ""),

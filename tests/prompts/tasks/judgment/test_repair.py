@@ -1,13 +1,11 @@
-"""Replies that are nearly right: nothing is lost that is there, and nobody goes unanswered."""
-
-from typing import Any
+"""Replies that are nearly right: nothing is lost that is there, what is not there is a guess."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from panjue.prompts.example import Decoded, Example
-from panjue.prompts.labels import Labels
+from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
@@ -22,6 +20,7 @@ NAMES = st.lists(
     # Two names that differ in their full-width forms only are one name to the decoder.
     unique_by=lambda name: flatten_forms(neutralize(name)),
 )
+ONE = Example(id=1, text="事实", names=("甲",))
 GUESS = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[10]}
 
 
@@ -45,18 +44,6 @@ def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Ex
     return Example(id=1, text="事实", names=tuple(found), answer={"judgments": judgments})
 
 
-def sound(decoded: Decoded, case: Example, labels: Labels) -> None:
-    """Everybody is answered, in order and with labels that the contest takes."""
-    assert [judgment["name"] for judgment in decoded.answer["judgments"]] == list(case.names)
-    assert list(check(case, write(case, decoded.answer), labels)) == []
-
-
-def gold(case: Example) -> list[dict[str, Any]]:
-    assert case.answer is not None
-    judgments: list[dict[str, Any]] = case.answer["judgments"]
-    return judgments
-
-
 WRAPPINGS = {
     "fence": "```json\n{}\n```",
     "remarks": "好的，判断如下：\n{}\n以上判断仅供参考，[1] 详见 {{法条}}。",
@@ -66,6 +53,7 @@ WRAPPINGS = {
     "said twice": "{0}\n{0}",
     "missing the last brackets": "{}",
     "under a key": '{{"answer":{},"confidence":0.9}}',
+    "after a broken draft": '{{"judgments":[{{"name":"甲",}}]}}\n更正：{}',
 }
 
 
@@ -82,10 +70,9 @@ def test_nothing_is_lost_in_wrappings(labels: Labels, wrapping: str, case: Examp
 
 
 def test_the_articles_of_a_known_charge_stand_in_for_missing_ones(labels: Labels) -> None:
-    case = Example(id=1, text="事实", names=("甲",))
     for charge, article in (("故意伤害罪", "234"), ("诈骗罪", "266"), ("开设赌场罪", "303-2")):
         reply = dump({"name": "甲", "charges": [charge], "penalty": PENALTIES[3]})
-        assert decode(reply, case, labels).answer == {
+        assert decode(reply, ONE, labels).answer == {
             "judgments": [
                 {"name": "甲", "charges": [charge], "articles": [article], "penalty": PENALTIES[3]}
             ]
@@ -148,7 +135,7 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
     ("field", "written", "read", "repair"),
     [
         ("charges", ["盗窃"], ["盗窃罪"], "charges '盗窃' -> '盗窃罪'"),
-        ("charges", ["抢劫罪"], ["盗窃罪"], "charges '抢劫罪' unknown, dropped"),
+        ("charges", ["抢劫罪"], None, "charges '抢劫罪' unknown, dropped"),
         ("charges", ["诈骗罪", "诈骗罪"], ["诈骗罪"], "charges '诈骗罪' repeated"),
         (
             "charges",
@@ -157,97 +144,187 @@ def test_a_stranger_is_dropped(case: Example, labels: Labels) -> None:
             "charges cut to 2, the most in training",
         ),
         ("charges", "诈骗罪", ["诈骗罪"], "not the JSON that was asked for"),
-        ("charges", [], ["盗窃罪"], "charges missing"),
+        ("charges", "诈骗罪、盗窃罪", None, "charges '诈骗罪、盗窃罪' unknown, dropped"),
+        ("charges", [], None, "charges missing"),
+        ("charges", None, None, "charges missing"),
         ("articles", ["第二百六十六条"], ["266"], "articles '第二百六十六条' -> '266'"),
-        ("articles", ["303-1"], ["264"], "articles '303-1' unknown, dropped"),
+        ("articles", ["303-1"], None, "articles '303-1' unknown, dropped"),
         ("articles", ["264-1"], ["264"], "articles '264-1' -> '264'"),
         ("articles", [266, "266"], ["266"], "articles '266' repeated"),
-        ("articles", 266, ["266"], "not the JSON that was asked for"),
-        ("penalty", "3", PENALTIES[3], "penalty '3' -> '管制一年以上'"),
-        ("penalty", "第3档", PENALTIES[3], "penalty '第3档' -> '管制一年以上'"),
-        ("penalty", "有期徒刑 六个月以下", "有期徒刑六个月以下", "not the JSON that was asked for"),
+        ("articles", ["26、4"], None, "articles '26、4' unknown, dropped"),
+        ("penalty", "有期徒刑 六个月以下", PENALTIES[13], None),
+        ("penalty", "免予刑事处罚", PENALTIES[14], None),
+        ("penalty", "单处罚金", PENALTIES[14], None),
         (
             "penalty",
-            "6个月",
-            PENALTIES[10],
-            "penalty missing or of no class",
+            ["死刑", "剥夺政治权利终身"],
+            "死刑",
+            "penalty '剥夺政治权利终身' unknown, dropped",
         ),
-        ("articles", ["264、266"], ["264", "266"], "not the JSON that was asked for"),
-        ("articles", ["26、4"], ["264"], "articles '26' unknown, dropped"),
-        (
-            "penalty",
-            "免予刑事处罚",
-            PENALTIES[14],
-            "penalty '免予刑事处罚' -> '单处罚金或免予刑事处罚'",
-        ),
-        ("penalty", "单处罚金", PENALTIES[14], "penalty '单处罚金' -> '单处罚金或免予刑事处罚'"),
-        ("penalty", 3.0, PENALTIES[3], "penalty '3.0' -> '管制一年以上'"),
-        ("penalty", 15, PENALTIES[10], "penalty missing or of no class"),
-        ("penalty", True, PENALTIES[10], "penalty missing or of no class"),
+        ("penalty", ["死刑", "拘役"], None, "penalty missing or of no class"),
+        ("penalty", "死刑、拘役", None, "penalty missing or of no class"),
+        ("penalty", "6个月", None, "penalty missing or of no class"),
+        ("penalty", 2, None, "penalty missing or of no class"),
+        ("penalty", True, None, "penalty missing or of no class"),
     ],
 )
 def test_one_thing_wrong(
-    labels: Labels, field: str, written: object, read: object, repair: str
+    labels: Labels, field: str, written: object, read: object, repair: str | None
 ) -> None:
-    case = Example(id=1, text="事实", names=("甲",))
+    """None is read where the answer is a guess."""
     judgment = {"name": "甲", "charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役"}
-    decoded = decode(dump({"judgments": [{**judgment, field: written}]}), case, labels)
-    sound(decoded, case, labels)
-    assert decoded.answer == {"judgments": [{**judgment, field: read}]}
+    decoded = decode(dump({"judgments": [{**judgment, field: written}]}), ONE, labels)
+    assert list(check(ONE, write(ONE, decoded.answer), labels)) == []
+    expected = {**judgment, field: GUESS[field] if read is None else read}
+    assert decoded.answer == {"judgments": [expected]}
+    assert decoded.guesses == (((0, field),) if read is None else ())
+    repair = repair or f"penalty {written!r} -> {read!r}"
     assert any(text.removeprefix("甲: ") == repair for text in decoded.repairs), decoded.repairs
 
 
 def test_a_runaway_list_is_not_read_to_its_end(labels: Labels) -> None:
-    case = Example(id=1, text="事实", names=("甲",))
     judgment = {"name": "甲", "articles": ["264"], "penalty": "拘役"}
     for junk, charges in ((7, ["诈骗罪"]), (8, ["盗窃罪"])):  # four times the two of training
         reply = dump({**judgment, "charges": ["抢劫罪"] * junk + ["诈骗罪"] * 10_000})
-        decoded = decode(reply, case, labels)
+        decoded = decode(reply, ONE, labels)
         assert decoded.answer == {"judgments": [{**judgment, "charges": charges}]}
         assert len(decoded.repairs) <= 9
 
 
-def test_chinese_keys_and_curly_quotes(labels: Labels) -> None:
-    case = Example(id=1, text="事实", names=("甲", "乙"))
-    reply = "［｛“姓名”：“乙”，“罪名”：［“诈骗”］，“法条”：［“２６６”］，“刑罚等级”：８｝］"
-    decoded = decode(reply, case, labels)
-    assert decoded.answer["judgments"][1] == {
-        "name": "乙",
-        "charges": ["诈骗罪"],
-        "articles": ["266"],
-        "penalty": PENALTIES[8],
-    }
-    assert decoded.answer["judgments"][0] == {"name": "甲", **GUESS}
+FIELDS = ("charges", "articles", "penalty")
 
 
-LENGTH = 300_000
-HOSTILE = {
-    "quotes": '"',
-    "backslashes": "\\",
-    "escaped quotes": '\\"',
-    "open brackets": "[",
-    "open objects": '{"judgments":[',
-    "names": '"name":"张某甲",',
-    "names without end": '"name":"',
-    "names with space": '"name"     :     ',
-    "lists without end": '"name":"张某甲","charges":["',
-    "lists of lists": '"name":"张某甲","articles":[[["1",',
-    "labels": '"盗窃",',
-    "digits": "9",
-    "spaces": " ",
-    "think": "<think>",
-    "end of thinking": "</think>",
-    "wide": "ﷺ",
-}
+def value(decoded: Decoded, field: str) -> object:
+    """Return what is read of a field; None if it is guessed."""
+    return None if decoded.is_guess(0, field) else decoded.answer["judgments"][0][field]
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-@pytest.mark.parametrize(
-    "head", ["", '{"judgments":[{"name":"张某甲","charges":["', '"name":"李某","articles":[']
+def reply_with(**fields: object) -> str:
+    own = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役", **fields}
+    return dump({"judgments": [{"name": "甲", **own}]})
+
+
+def test_what_a_reply_has_is_kept_and_everything_else_is_a_guess(labels: Labels) -> None:
+    """Every value that the reply does not have is listed, and nothing else."""
+    own = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": "死刑"}
+    other = {"charges": ["未知罪"], "articles": ["9"], "penalty": "流放"}
+    names = ("甲", "乙", "丙")
+    case = Example(id=1, text="事实", names=names)
+
+    @given(st.permutations(names), st.lists(st.sampled_from(["own", "no", "odd"]), min_size=9))
+    def guesses(order: list[str], states: list[str]) -> None:
+        ways = {
+            (number, field): states[3 * number + place]
+            for number in range(3)
+            for place, field in enumerate(FIELDS)
+        }
+        rows = []
+        for name in order:
+            row: dict[str, object] = {"name": name}
+            for field in FIELDS:
+                way = ways[names.index(name), field]
+                row |= {} if way == "no" else {field: (own if way == "own" else other)[field]}
+            rows.append(row)
+        decoded = decode(dump({"judgments": rows}), case, labels)
+        assert set(decoded.guesses) == {place for place, way in ways.items() if way != "own"}
+        for number, judgment in enumerate(decoded.answer["judgments"]):
+            for field in FIELDS:
+                assert (number, field) in decoded.guesses or judgment[field] == own[field]
+
+    guesses()
+
+
+def test_an_unreadable_reply_is_guessed_from_end_to_end(labels: Labels) -> None:
+    for reply in ("", "不知道", '{"judgments":[]}', '{"name":"乙","charges":["盗窃罪"]}'):
+        decoded = decode(reply, ONE, labels)
+        assert decoded.guesses == tuple((0, field) for field in FIELDS)
+        assert not decoded.readable
+
+
+KNOWN = collect(
+    {"charges": [charge], "articles": [article], "penalty": [PENALTIES[10]]}
+    for charge, article in (
+        ("其他罪", "999"),
+        ("其他罪", "999"),
+        ("盗窃罪", "264"),
+        ("诈骗罪", "266"),
+        ("诈骗罪", "287"),
+        ("帮助信息网络犯罪活动罪", "287.2"),
+        ("走私国家禁止进出口的货物、物品罪", "152-2"),
+    )
 )
-def test_a_hostile_reply_comes_to_an_end(
-    case: Example, labels: Labels, what: str, head: str
+
+
+@pytest.mark.parametrize(
+    ("charge", "article", "read"),
+    [
+        ("走私国家禁止进出口的货物、物品罪", "152", ["152-2"]),
+        ("走私国家禁止进出口的货物、物品罪", "第一百五十二条", ["152-2"]),
+        ("盗窃罪", "152", None),  # its first paragraph is another crime
+        ("走私淫秽物品罪", "152", None),  # the charge is unknown, and its guess says nothing
+        ("盗窃罪", "152-2", ["152-2"]),
+        ("盗窃罪", "152-1", None),
+        ("盗窃罪", "287.2", ["287.2"]),
+    ],
+)
+def test_an_article_becomes_its_paragraph_only_with_the_charge_of_that(
+    charge: str, article: str, read: list[str] | None
 ) -> None:
-    # Were the reading quadratic in the reply, this would take an hour.
-    piece = HOSTILE[what]
-    sound(decode(head + piece * (LENGTH // len(piece)), case, labels), case, labels)
+    decoded = decode(reply_with(charges=[charge], articles=[article]), ONE, KNOWN)
+    assert value(decoded, "articles") == read
+    if read and read != [article]:
+        assert f"甲: articles {article!r} -> '152-2'" in decoded.repairs
+    if not read:
+        assert f"甲: articles {article!r} unknown, dropped" in decoded.repairs
+
+
+TWINS = collect(
+    {"charges": [charge], "articles": [article], "penalty": [PENALTIES[10]]}
+    for charge, article in (
+        *(("其他罪", "999"),) * 3,
+        ("盗窃", "303-2"),
+        ("盗窃罪", "303－2"),
+        ("掩饰、隐瞒犯罪所得罪", "264"),
+        ("掩饰，隐瞒犯罪所得罪", "264"),
+        ("抢劫罪", "264"),
+        ("搶劫罪（未遂）", "264"),
+        ("搶劫罪(未遂)", "264"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "charge",
+    [
+        "盗窃",
+        "盗窃罪",
+        "掩饰、隐瞒犯罪所得罪",
+        "掩饰，隐瞒犯罪所得罪",
+        "搶劫罪（未遂）",
+        "搶劫罪(未遂)",
+    ],
+)
+def test_of_two_labels_that_look_equal_neither_becomes_the_other(charge: str) -> None:
+    row = {"name": "甲", "charges": [charge], "articles": ["264"], "penalty": "死刑"}
+    for reply in (dump({"judgments": [row]}), f"```{dump(row)}```"):
+        assert value(decode(reply, ONE, TWINS), "charges") == [charge]
+
+
+def test_what_may_be_either_of_two_labels_that_look_equal_is_unknown() -> None:
+    for written in ("盗 窃", "“盗窃罪”", "掩饰隐瞒犯罪所得罪", "搶劫罪（未遂)"):
+        decoded = decode(reply_with(charges=[written]), ONE, TWINS)
+        assert value(decoded, "charges") is None
+        assert f"甲: charges {written!r} unknown, dropped" in decoded.repairs
+    for article, read in (("303-2", ["303-2"]), ("303－2", ["303－2"]), ("第303条第2款", None)):
+        decoded = decode(reply_with(articles=[article]), ONE, TWINS)
+        assert value(decoded, "articles") == read
+
+
+def test_labels_that_look_equal_are_named() -> None:
+    assert list(TWINS.look_alikes(["charges", "articles", "penalty"])) == [
+        "charges '掩饰、隐瞒犯罪所得罪', '掩饰，隐瞒犯罪所得罪' look equal; keep one spelling",
+        "charges '搶劫罪(未遂)', '搶劫罪（未遂）' look equal; keep one spelling",
+        "charges '盗窃', '盗窃罪' look equal; keep one spelling",
+        "articles '303-2', '303－2' look equal; keep one spelling",
+    ]
+    assert not list(KNOWN.look_alikes(["charges", "articles", "penalty"]))
