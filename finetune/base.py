@@ -1,7 +1,7 @@
 """A tiny base model trained from scratch, for machines without access to the hub: `make base`.
 
 A byte-level tokenizer and a model of the Qwen3 architecture, both trained on invented cases with
-one or two defendants. It can do nothing else; it takes the place of a real Qwen.
+two or three defendants. It can do nothing else; it takes the place of a real Qwen.
 """
 
 import shutil

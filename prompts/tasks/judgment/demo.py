@@ -23,33 +23,28 @@ Deed = tuple[Crime, int]
 
 GRAMMAR = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 CRIME_SCENES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
-CRIMES = GRAMMAR["crimes"]
-ROLES = {
-    True: ("起主要作用，系主犯", "纠集他人，系主犯"),
-    False: ("起次要作用，系从犯", "负责望风，系从犯"),
-}
-RECORDS = {True: ("有前科，系累犯", "刑满后再犯，系累犯"), False: ("没有前科", "系初犯")}
+ROLES = {True: "系主犯", False: "系从犯"}
+RECORDS = {True: "系累犯", False: "系初犯"}
 MONTHS_BY_SEVERITY = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60))
 """Months of imprisonment by severity 1-6; severity 0 is detention of 1-6 months."""
 
 
-def cases(draw: random.Random, fewest: int, most: int) -> Iterator[dict[str, Any]]:
-    """Yield cases of `fewest` to `most` defendants without end, in the official format, no `id`."""
+def cases(draw: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield cases of two or three defendants without end, in the official format, no `id`."""
     while True:
         names = [
             surname + draw.choice(GRAMMAR["given"])
-            for surname in draw.sample(GRAMMAR["surnames"], draw.randint(fewest, most))
+            for surname in draw.sample(GRAMMAR["surnames"], draw.randint(2, 3))
         ]
         yield _case(draw, names)
 
 
 def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
     """Write a joint crime, perhaps a crime of one defendant, then each one's role and record."""
-    shared, other = draw.sample(CRIMES, 2)
-    # In a fifth of the cases (30% of those with one defendant) somebody commits another crime too,
-    # or instead.
-    loner = draw.choice(names) if draw.random() < (0.3 if len(names) == 1 else 0.2) else None
-    commits_both = loner is not None and (len(names) == 1 or draw.random() < 0.5)
+    shared, other = draw.sample(GRAMMAR["crimes"], 2)
+    # In a fifth of the cases somebody commits another crime too, or instead.
+    loner = draw.choice(names) if draw.random() < 0.2 else None
+    commits_both = loner is not None and draw.random() < 0.5
     deeds: dict[str, list[Deed]] = {name: [] for name in names}
     joint = [name for name in names if name != loner or commits_both]
     sentences = ["经审理查明：" + _describe(draw, shared, joint, deeds)]
@@ -59,7 +54,7 @@ def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
     for name in names:
         leads = draw.random() < 0.5
         repeats = draw.random() < 0.3
-        sentences.append(f"{name}{draw.choice(ROLES[leads])}，{draw.choice(RECORDS[repeats])}。")
+        sentences.append(f"{name}{ROLES[leads]}，{RECORDS[repeats]}。")
         outcomes.append(_outcome(draw, name, deeds[name], repeats - (not leads)))
     return {"fact": "".join(sentences), "defendants": names, "outcomes": outcomes}
 
@@ -95,22 +90,21 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> d
     }
 
 
-DEMO_SIZES = {"train": 1600, "test": 200, "base": 4000}
+DEMO_SIZES = {"train": 1000, "test": 200, "base": 12000}
 """Name of a file -> its cases; `base` is for `make base`."""
 
 
 def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
     """Write `<name>.jsonl` with the number of cases in `sizes`; always the same bytes.
 
-    `base` gets cases of one or two defendants, the others of two to five. No fact occurs twice.
+    No fact occurs twice.
     """
     for name in sizes:
         if (folder / f"{name}.jsonl").exists():
             raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")
     seen: set[str] = set()
     for name, size in sizes.items():
-        fewest, most = (1, 2) if name == "base" else (2, 5)
-        stream = cases(random.Random(f"0/{name}"), fewest, most)  # always the same
+        stream = cases(random.Random(f"0/{name}"))  # always the same
         with atomic_write(folder / f"{name}.jsonl") as out:
             for number, case in enumerate(islice(_unseen(stream, seen), size)):
                 out.write(dump({"id": number, **case}) + "\n")
