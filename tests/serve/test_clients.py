@@ -75,13 +75,11 @@ def python_with(lock: Path) -> Path:
     return python
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "langchain",
-        *(pytest.param(name, marks=pytest.mark.endurance) for name in ("litellm", "llm", "inspect")),
-    ],
-)
+RARE = ("litellm", "llm", "inspect")
+CLIENTS = ["langchain", *(pytest.param(name, marks=pytest.mark.endurance) for name in RARE)]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 def test_other_clients(name: str, server: Any, tmp_path: Path) -> None:
     python = python_with(HERE / ("litellm.lock" if name == "litellm" else "clients.lock"))
     words = [python, HERE / "clients.py", name, f"{server.url}/v1", KEY, tmp_path]

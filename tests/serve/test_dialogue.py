@@ -1,6 +1,7 @@
 """Dialogues through the real engine: many calls for one answer, at once, and resumed."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

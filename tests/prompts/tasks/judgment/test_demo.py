@@ -6,7 +6,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.demo import CRIMES, write_demo
+from panjue.prompts.tasks.judgment.demo import GRAMMAR, write_demo
 
 SIZES = {"train": 400, "test": 80, "base": 300}
 
@@ -30,7 +30,7 @@ def test_charges_are_many_and_each_has_its_article(cases: dict[str, list[Example
     labels = load_task("judgment").ask.labels(cases["train"])
     assert len(labels.counts["charges"]) >= 12
     assert len(labels.counts["penalty"]) >= 5
-    article = {crime["charge"]: crime["article"] for crime in CRIMES}
+    article = {crime["charge"]: crime["article"] for crime in GRAMMAR["crimes"]}
     for case in cases["train"]:
         assert case.answer is not None
         for judgment in case.answer["judgments"]:
