@@ -36,7 +36,7 @@ def test_the_whole_way(
         other = tmp_path / "other.json"
         other.write_text(sample.read_text("utf-8").replace("。", "！"), "utf-8")
         data = [data[0], f"train={other}", f"dev={sample}"]
-    small = ("max_tokens=1024", "lora={r: 8, target_modules: all-linear}", "trainer.max_steps=2")
+    small = ("max_tokens=2048", "lora={r: 8, target_modules: all-linear}", "trainer.max_steps=2")
     assert "refused      0" in said("sft", config, *data, *small)
     samples = "samples=2" if task.ranking else "samples=0"
     printed = said("generate", run, sample, samples, "answer=model")

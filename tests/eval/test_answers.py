@@ -241,7 +241,6 @@ LOOKED = "training and the choice between model and text classifier looked at th
         ("train_sha256", "these cases were trained on", False),
         ("mix_sha256", "these cases were trained on", False),
         ("dev_sha256", LOOKED, True),
-        ("groups_sha256", None, True),
     ],
 )
 def test_cases_that_training_has_seen_are_told(

@@ -263,7 +263,7 @@ def test_a_run_that_is_killed_resumes_within_a_dialogue(
 
     words = command(server, shutil.copytree(tmp_path / "whole", tmp_path / "killed"))
     completions = tmp_path / f"killed/answers/{SAMPLE.stem}/completions.jsonl"
-    kept = b"".join(completions.read_bytes().splitlines(keepends=True)[:3])
+    kept = b"".join(completions.read_bytes().splitlines(keepends=True)[:1])
     completions.write_bytes(kept + b'{"id"')
     answers = f"answers/{SAMPLE.stem}/submission"
     shutil.rmtree(tmp_path / "killed" / answers)

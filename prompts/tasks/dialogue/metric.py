@@ -163,7 +163,7 @@ def _best_sum(points: Numbers, cosines: Numbers) -> float:
     weights = np.where(points >= 0, points + EPSILON * cosines, 0.0)
     total = 0.0
     for pair in best_pairs(weights):
-        total += max(points[pair], 0.0)
+        total += max(float(points[pair]), 0.0)
     return total
 
 
