@@ -36,7 +36,7 @@ check: dev  # ruff and mypy, a minute
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 test: dev; $(PYTEST)  # the test suite, with two processes
 torture: dev  # kills, full disks, hostile text, every command of the READMEs: an hour
-	$(PYTEST) tests/torture tests/gpu --torture
+	$(PYTEST) tests/torture tests/gpu tests/test_families.py tests/serve/test_clients.py --torture
 gpu: dev base  # an hour on a GPU: parity, speed, kills; STAGE= for one
 	PYTHONPATH=. .venv/bin/python tests/gpu/hour.py --stage "$(STAGE)" --model "$(MODEL)"
 $(V).SILENT:
