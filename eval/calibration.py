@@ -106,7 +106,7 @@ class Certainty:
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
 
 
-def show(fields: Mapping[str, Calibration], console: Console) -> None:
+def show_calibration(fields: Mapping[str, Calibration], console: Console) -> None:
     """Print the error of each field; the report has the bins."""
     table = Table("field", "ECE", "judgments")
     for name, result in fields.items():

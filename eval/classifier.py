@@ -46,7 +46,7 @@ CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
 TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
 """A Chinese character, a word of another script, a name or a number."""
 
-NAME = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
+NAME_MARK = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
 MAX_NAMES = FIRST_NUMBER - FIRST_NAME
 
 
@@ -87,7 +87,7 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
         text = text.replace(marks[mark], mark)
     clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
     for clause in CLAUSE.split(text):
-        for mark in marks.keys() & NAME.findall(clause):
+        for mark in marks.keys() & NAME_MARK.findall(clause):
             clauses[ord(mark) - FIRST_NAME].append(clause)
     return text, ["".join(own) for own in clauses[:items]]
 

@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
 
-RESAMPLES = 10_000
+PAIRED_RESAMPLES = 10_000
 
 TIE = 1e-9
 """Differences up to this are rounding, no change."""
@@ -111,8 +111,8 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
     weights = first.weights
     means = weighted_mean(task, weights, first.values)
     other_means = weighted_mean(task, weights, second.values)
-    draws = resampled(task, weights, first.values, RESAMPLES)
-    other_draws = resampled(task, weights, second.values, RESAMPLES)
+    draws = resampled(task, weights, first.values, PAIRED_RESAMPLES)
+    other_draws = resampled(task, weights, second.values, PAIRED_RESAMPLES)
     low, high = percentiles(other_draws - draws)
     differences = {}
     for number, name in enumerate(task.score.names):

@@ -149,7 +149,7 @@ def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
     )
 
 
-def show(report: Fairness, console: Console) -> None:
+def show_fairness(report: Fairness, console: Console) -> None:
     """Print the tables."""
     for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
@@ -164,7 +164,7 @@ def show(report: Fairness, console: Console) -> None:
                 style="dim" if group.flagged else None,
             )
         console.print(table)
-        for line in remarks(of):
+        for line in attribute_remarks(of):
             console.print(line, highlight=False, markup=False)
 
 
@@ -177,7 +177,7 @@ def header_lines(report: Fairness) -> Iterator[str]:
         yield f"{report.missing} examples have no row and count as unanswered"
 
 
-def remarks(attribute: Attribute) -> Iterator[str]:
+def attribute_remarks(attribute: Attribute) -> Iterator[str]:
     """Yield the lines below an attribute's table."""
     if attribute.mean is None:
         yield f"no group has {MIN_EXAMPLES} examples: no mean, disparity, worst or gap"

@@ -123,7 +123,7 @@ class ClassCounts:
         return gold, predicted, 2 * self.both[value] / (gold + predicted)
 
 
-def main(run: Path, gold: Path | None) -> None:
+def write_page(run: Path, gold: Path | None) -> None:
     """Write the page and say where it is."""
     opened = open_answers(run, gold)
     if gold:

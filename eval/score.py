@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
-from panjue.eval.calibration import Calibration, Certainty
+from panjue.eval.calibration import Calibration, Certainty, show_calibration
 from panjue.eval.decoding import decoding_of, never_asked
 from panjue.eval.values import (
     UNWEIGHTED,
@@ -205,7 +204,7 @@ def show(scores: ScoreResult, console: Console) -> None:
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups, title))
     if scores.calibration:
-        calibration.show(scores.calibration, console)
+        show_calibration(scores.calibration, console)
     for line in remarks(scores):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

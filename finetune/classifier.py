@@ -40,7 +40,7 @@ from panjue.prompts.plumbing.files import dump, read_lines, replace_folder
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
-OPINIONS = "opinions.jsonl"
+OPINIONS_FILE = "opinions.jsonl"
 """File beside a classifier, with its opinions on the cases that it was fitted on."""
 
 MAX_EXAMPLES = 12_000
@@ -128,7 +128,7 @@ def fit(
         fitting = _Fitting(rows, gold[name], is_set, seed)
         scores[name], weights, bias = fitting.cross_fitted(fold)
         teaches = is_own & fitting.taken
-        scale, shift = calibration(scores[name].sum(0)[teaches], gold[name][teaches], is_set)
+        scale, shift = fit_calibration(scores[name].sum(0)[teaches], gold[name][teaches], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
 
     second = None
@@ -176,7 +176,7 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
     temporary.mkdir(parents=True)
     fitted.classifier.save(temporary / CLASSIFIER)
     advisor = Advisor(task, labels, fitted.classifier)
-    with (temporary / OPINIONS).open("w", encoding="utf-8") as out:
+    with (temporary / OPINIONS_FILE).open("w", encoding="utf-8") as out:
         for example, items in fitted.probabilities():
             text = opinion_text(example, advisor.with_answers(items), task.answer)
             out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
@@ -185,7 +185,7 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
 
 def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     """Return the advisor of a training: it knows the cross-fitted opinions that `folder` has."""
-    known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS)}
+    known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS_FILE)}
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task), known)
 
 
@@ -315,13 +315,15 @@ def calibrated_apart(
     for k in range(FOLDS):
         aside = fold == k
         used = teaches & ~aside
-        scale, shift = calibration(scores[used], gold[used], field.is_set)
+        scale, shift = fit_calibration(scores[used], gold[used], field.is_set)
         of_fold = replace(field, scale=scale, shift=shift)
         result[aside] = of_fold.probabilities(scores[aside])
     return result
 
 
-def calibration(scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool) -> tuple[float, float]:
+def fit_calibration(
+    scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
+) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
     if len(scores) < MIN_CALIBRATION:
         return 1.0, 0.0

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, Rows
+from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import card_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
@@ -80,12 +80,14 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._stack.close()
 
 
-def print_plan(console: Console, trainer: ReplyTrainer, rows: Rows, examples: Examples) -> None:
+def print_plan(
+    console: Console, trainer: ReplyTrainer, rows: TrainingRows, examples: Examples
+) -> None:
     for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", markup=False)
 
 
-def data_plan(rows: Rows, examples: Examples) -> Iterator[tuple[str, str]]:
+def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str]]:
     report = rows.report
     held_out = rows.held_report
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"

@@ -59,7 +59,7 @@ def check_key(request: Request, key: str | None, host: str) -> None:
         raise Problem(401, message, **{"WWW-Authenticate": "Bearer"})
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_body(request: Request) -> dict[str, Any]:
     """Return the JSON object in a request's body, which may be neither too large nor too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

@@ -12,7 +12,7 @@ from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
 from panjue.serve.settings import ENDPOINT_SAMPLING
 
-KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
+ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
 
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
@@ -24,7 +24,7 @@ MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as t
 
 
 @dataclass(frozen=True)
-class Choice:
+class EndpointReply:
     """One reply, with the fields of vLLM's CompletionOutput."""
 
     text: str
@@ -36,7 +36,7 @@ class Choice:
 class EndpointOutput:
     """The outcome of a request, with the fields of vLLM's RequestOutput, or why it was refused."""
 
-    outputs: list[Choice] = field(default_factory=list)
+    outputs: list[EndpointReply] = field(default_factory=list)
     num_cached_tokens: int = 0
     prompt_tokens: int = 0
     refused: str = ""
@@ -56,7 +56,7 @@ class Endpoint:
         self._replies = 0
         self._refusals = 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
-        key = key_of(KEY) or "none"  # the client insists on one
+        key = key_of(ENDPOINT_KEY) or "none"  # the client insists on one
         timeout = Timeout(600, connect=10)
         with making_client():
             self._client = AsyncOpenAI(
@@ -74,7 +74,7 @@ class Endpoint:
         Some servers return fewer choices than `n`: then it asks again.
         """
         wanted = request.sampling.get("n", 1)
-        choices: list[Choice] = []
+        choices: list[EndpointReply] = []
         cached = prompt = 0
         while len(choices) < wanted:
             if self._failure:
@@ -140,7 +140,7 @@ def read_reply(reply: Any) -> EndpointOutput:
         details = usage and getattr(usage, "prompt_tokens_details", None)
         choices = [
             # `join` takes nothing but text.
-            Choice("".join(choice.message.content), str(choice.finish_reason), each)
+            EndpointReply("".join(choice.message.content), str(choice.finish_reason), each)
             for choice in reply.choices
             if choice.message.content is not None
         ]

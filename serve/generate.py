@@ -83,7 +83,7 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
     if job.config.answer == "classifier":
         if not (job.trained and has_classifier(job.trained)):
             raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
-        claim(job, cases, "classifier", "as answer=classifier says", console)
+        claim_answers(job, cases, "classifier", "as answer=classifier says", console)
         return
     choice = choice_of(run, job, cases, engine, console)
     if isinstance(choice, str):
@@ -93,7 +93,7 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
     if choice.answered_by == "model":
         ask_cases(job, cases, engine, str(choice), console)
     else:
-        claim(job, cases, "classifier", str(choice), console)
+        claim_answers(job, cases, "classifier", str(choice), console)
 
 
 def choice_of(
@@ -188,7 +188,7 @@ def ask_cases(job: Job, cases: Cases, engine: Answering, because: str, console: 
     be asked has `refused`, the reason, instead. If an example takes several calls, each call has a
     row.
     """
-    claim(job, cases, "model", because, console)
+    claim_answers(job, cases, "model", because, console)
     path = cases.folder / "completions.jsonl"
     old_rows = load_rows(path)
     done = set[str]()
@@ -230,7 +230,9 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
     return AnswersRecord(**known)
 
 
-def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console) -> None:
+def claim_answers(
+    job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console
+) -> None:
     """Write the record, the labels and the skipped rows of the answers to their folder.
 
     Other library versions are allowed and printed. If there are no completions, files made from

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.checks import Problem, check_key, for_vllm, read_json, replies
+from panjue.serve.checks import Problem, check_key, for_vllm, read_body, replies
 from panjue.serve.engine import Engine, VLLMError, check_adapter, on_cpu
 from panjue.serve.judge import BadCase, CaseRequest, ServedRun, case_request
 from panjue.serve.settings import BASE, ServeConfig
@@ -138,7 +138,7 @@ class Panjue:
             self._running -= count
 
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(Request(scope, receive))
+        body = await read_body(Request(scope, receive))
         first = setup.run()
         if first.folders.adapter:  # vLLM would use the base if none is named
             if body.get("model") == BASE:
@@ -150,7 +150,7 @@ class Panjue:
             await self.app(scope, replayed(raw, receive), send)
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(Request(scope, receive))
+        body = await read_body(Request(scope, receive))
         await ready(setup, scope)
         state = scope["app"].state
         try:

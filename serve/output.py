@@ -22,7 +22,7 @@ from panjue.prompts.plumbing.progress import Meter, meter
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
-from panjue.serve.ask import Row
+from panjue.serve.ask import CompletionRow
 
 LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
 
@@ -36,10 +36,10 @@ class Rest:
     done: int  # examples that have their answer
     total: int
 
-    def find_row(self, key: str) -> Row | None:
+    def find_row(self, key: str) -> CompletionRow | None:
         return self.rows.get(key) if self.rows else None
 
-    def rows_of(self, example: Example) -> dict[str, Row]:
+    def rows_of(self, example: Example) -> dict[str, CompletionRow]:
         """Return all rows of an example from an earlier run, by the key of their call."""
         keys = self._keys.get(str(example.id), ())
         return {key: row for key in keys if (row := self.find_row(key))}
@@ -102,7 +102,7 @@ class Output:
     tokens: int = 0
     has_several: bool = False  # calls of an example
 
-    def write(self, row: Row) -> None:
+    def write(self, row: CompletionRow) -> None:
         """Append a row, which then survives `kill -9`."""
         self.file.write(dump(row) + "\n")
         self.file.flush()

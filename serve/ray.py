@@ -25,7 +25,7 @@ from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
-from panjue.serve.ask import Answerer, Row, Sampling, Write, answer_all
+from panjue.serve.ask import Answerer, CompletionRow, Sampling, Write, answer_all
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
 from panjue.serve.job import Job
 from panjue.serve.merge import Served
@@ -163,10 +163,12 @@ class Replica:
         slots = asyncio.Semaphore(job.config.slots)
         self._answerer = Answerer(engine, job.asker(), slots, self._passes)
 
-    async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
+    async def answer(
+        self, example: Example, old_rows: dict[str, CompletionRow]
+    ) -> AsyncIterator[CompletionRow]:
         """Yield the new rows of an example, each as soon as it is there."""
         assert self._answerer, "the driver sends no example before `start` has returned"
-        rows: asyncio.Queue[Row | None] = asyncio.Queue()
+        rows: asyncio.Queue[CompletionRow | None] = asyncio.Queue()
         work = self._answerer.answer(example, rows.put_nowait, old_rows.get)
         answering = asyncio.ensure_future(work)
         answering.add_done_callback(lambda _: rows.put_nowait(None))
@@ -220,13 +222,13 @@ class Fleet:
             await self._changed.wait()
         return min(self._running, key=lambda replica: replica.examples)
 
-    async def answer(self, example: Example, write: Write, rows: dict[str, Row]) -> None:
+    async def answer(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> None:
         """Have an example answered, again if its replica ends; `rows` are those it has already."""
         async with self.slots:
             while not await self._try(example, write, rows):
                 self.repeats += 1
 
-    async def _try(self, example: Example, write: Write, rows: dict[str, Row]) -> bool:
+    async def _try(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> bool:
         """Say whether a replica has answered an example to the end; its rows are kept anyway."""
         replica = await self.wait_for_first()
         replica.examples += 1

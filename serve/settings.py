@@ -18,7 +18,7 @@ from panjue.prompts.task import load_task, no_labels
 
 NAME = "panjue"  # model name for clients
 BASE = "base"  # vLLM's name for the base model under an adapter; clients cannot use it
-KEY = "PANJUE_API_KEY"  # environment variable with the key that clients must send
+SERVER_KEY = "PANJUE_API_KEY"  # environment variable with the key that clients must send
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that only this machine reaches
 
 ENVIRONMENT = {
@@ -179,11 +179,11 @@ def check_trained(run: Run) -> RunRecord:
 
 def server_key(host: str) -> str | None:
     """Return the key that clients must send, if one is set."""
-    key = os.environ.get(KEY) or None
+    key = os.environ.get(SERVER_KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
+        raise UserError(f"{SERVER_KEY}: must be of printable ASCII characters without spaces")
     if host not in LOOPBACK and not key:
-        raise UserError(f"host={host}: other machines can reach it; set {KEY} to a secret")
+        raise UserError(f"host={host}: other machines can reach it; set {SERVER_KEY} to a secret")
     return key
 
 
