@@ -34,7 +34,9 @@ class Choice:
         return "model" if self.difference >= -TIE else "classifier"
 
     def __str__(self) -> str:
-        interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}" if self.cases > 1 else ""
+        interval = ""
+        if self.cases > 1:
+            interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}"
         return (
             f"{self.metric} on {self.cases} held-out cases: model {self.model:.4f}, text "
             f"classifier {self.classifier:.4f} (difference {self.difference:+.4f}{interval})"

@@ -249,7 +249,9 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return value
 
 
 COMPARED = 100

@@ -155,5 +155,6 @@ def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None
     """Print one row as the model sees it: tokens with loss, and tokens without."""
     pairs = zip(row["labels"], row["input_ids"], strict=True)
     for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
+        title = "[loss]" if has_loss else "[no loss]"
         text = tokenizer.decode([token for _, token in run])
-        console.print("[loss]" if has_loss else "[no loss]", text, markup=False, emoji=False)
+        console.print(title, text, markup=False, emoji=False)

@@ -23,17 +23,27 @@ from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, of_library
 
 SILENT = (
-    *("loss_type", "label_smoothing_factor"),  # ignored: the loss is the trainer's own
-    *("chat_template_path", "auto_find_batch_size", "fsdp", "fsdp_config"),
+    "loss_type",  # ignored: the loss is the trainer's own
+    "label_smoothing_factor",
+    "chat_template_path",
+    "auto_find_batch_size",
+    "fsdp",
+    "fsdp_config",
     # With these a training would resume from other weights, rows or patience.
-    *("save_only_model", "ignore_data_skip", "eval_on_start", "enable_jit_checkpoint"),
-    *("include_num_input_tokens_seen", "hub_token"),  # counts twice; would be saved to disk
+    "save_only_model",
+    "ignore_data_skip",
+    "eval_on_start",
+    "enable_jit_checkpoint",
+    "include_num_input_tokens_seen",  # counts twice; would be saved to disk
+    "hub_token",
 )
 """Settings of trl that would change a training without a word."""
 
 ABOVE_ZERO = (
-    *("max_steps", "num_train_epochs"),  # transformers would train another number of steps
-    *("per_device_train_batch_size", "per_device_eval_batch_size"),
+    "max_steps",  # transformers would train another number of steps
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
 )
 
 FLASH_ATTENTION = {

@@ -14,8 +14,16 @@ from panjue.prompts.render import neutralize_tokens
 from panjue.serve.settings import LOOPBACK
 
 PROMPT_FIELDS = (
-    *("messages", "input", "instructions", "previous_input_messages", "documents"),
-    *("tools", "tool_choice", "response_format", "text", "chat_template_kwargs"),
+    "messages",
+    "input",
+    "instructions",
+    "previous_input_messages",
+    "documents",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "text",
+    "chat_template_kwargs",
 )
 """Fields of a request body that a chat template may put into the prompt; control tokens in their
 texts are escaped. The `prompt` of completions is passed on unchanged."""

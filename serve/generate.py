@@ -36,8 +36,16 @@ from panjue.serve.settings import RESOURCES, GenerateConfig
 DERIVED = (CASES, "decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 SHAPE = {
-    *("trained_sha256", "labels_sha256", "prompt_sha256", "adapter", "constrained"),
-    *("max_tokens", "seed", "engine", "sampling", "solve"),
+    "trained_sha256",
+    "labels_sha256",
+    "prompt_sha256",
+    "adapter",
+    "constrained",
+    "max_tokens",
+    "seed",
+    "engine",
+    "sampling",
+    "solve",
 }
 """Entries of a record that shape replies, apart from the cases."""
 

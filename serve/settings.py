@@ -44,17 +44,32 @@ DEFAULTS = {
 """Engine arguments that users may set otherwise."""
 
 ENDPOINT_SAMPLING = (
-    *("temperature", "top_p", "max_tokens", "stop"),
-    *("presence_penalty", "frequency_penalty"),
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
 )
 """Settings of `sampling` that OpenAI's chat completions have too; others are not sent."""
 
 RESOURCES = (
-    *("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offload_gb", "block_size"),
-    *("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching"),
-    *("enable_chunked_prefill", "max_parallel_loading_workers", "disable_log_stats"),
-    *("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size"),
-    *("prefill_context_parallel_size", "data_parallel_size"),
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "max_parallel_loading_workers",
+    "disable_log_stats",
+    "distributed_executor_backend",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_size",
 )
 """Engine arguments of memory and speed. A run may resume with other values, since after running out
 of memory they must change."""
@@ -64,9 +79,17 @@ BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 times as long; `auto` would use both."""
 
 SERVER_ARGUMENTS = (
-    *("root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
-    *("enable_ssl_refresh", "enable_request_id_headers", "chat_template"),
-    *("default_chat_template_kwargs", "enable_auto_tool_choice", "tool_call_parser"),
+    "root_path",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "enable_ssl_refresh",
+    "enable_request_id_headers",
+    "chat_template",
+    "default_chat_template_kwargs",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
 )
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
 
