@@ -29,12 +29,10 @@ class AnsweredFile:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the answers."""
         return self.answers.folder
 
     @property
     def task(self) -> Task:
-        """Return the task that was asked."""
         return self.reader.task
 
     @property
@@ -49,11 +47,9 @@ class AnsweredFile:
         return advisor_of(self.answers, self.task, self.labels)
 
     def examples(self) -> Iterator[Example]:
-        """Yield the examples that were asked."""
         return self.reader.read(self.test)
 
     def rows(self) -> Rows:
-        """Return the rows of all calls."""
         try:
             return Rows(self.folder / "completions.jsonl", key=call_key)
         except Unreadable as error:
@@ -65,7 +61,6 @@ class AnsweredFile:
             ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row of one call."""
         row = rows.get(call_key(call))
         if row is None:
             raise UserError(

@@ -75,7 +75,6 @@ class Certainty:
     """Collects confidences, and whether the judgments are correct, example by example."""
 
     def __init__(self, task: Task, path: Path) -> None:
-        """Index the confidences of `path` by id."""
         assert task.answer.fields, "only decided answers have a confidence"
         self._decides = task.answer
         self._rows = Rows(path)
@@ -102,7 +101,6 @@ class Certainty:
                 correct.append(is_same(gold_item[name], item[name]))
 
     def fields(self) -> dict[str, Calibration]:
-        """Return the calibration of each field over all judgments."""
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
 
 

@@ -297,7 +297,6 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
 
 
 def read_classifier(path: Path, task: Task) -> Classifier:
-    """Return the classifier of a file."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return _read(dict(arrays), task.answer)

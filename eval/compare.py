@@ -68,7 +68,6 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 
 
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
-    """Compare two submissions: metrics, and examples won and lost."""
     task = reader.task
     rows = submission_rows(task, first)
     other_rows = submission_rows(task, second)

@@ -100,7 +100,6 @@ class Advisor:
         return self.with_answers(self.classifier.probabilities(example))
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
-        """Return the opinions for the probabilities of the items."""
         return [Opinion(of_item, self._answer(of_item)) for of_item in items]
 
     def _answer(self, probabilities: Mapping[str, Probabilities]) -> dict[str, Any]:

@@ -111,7 +111,6 @@ class ClassCounts:
     both: Counter[str] = field(default_factory=Counter)
 
     def add(self, gold: Sequence[str], predicted: Sequence[str]) -> None:
-        """Count an item."""
         self.gold.update(gold)
         self.predicted.update(predicted)
         self.both.update(set(gold) & set(predicted))
@@ -124,7 +123,6 @@ class ClassCounts:
 
 
 def write_page(run: Path, gold: Path | None) -> None:
-    """Write the page and say where it is."""
     opened = open_answers(run, gold)
     if gold:
         check_complete(opened)
@@ -141,7 +139,6 @@ def write_page(run: Path, gold: Path | None) -> None:
 
 
 def page_data(answered: AnsweredFile) -> PageData:
-    """Collect the report of the answers to a test file."""
     task = answered.task
     record = answered.record
     submission = task.data.submission.find(answered.folder)
@@ -228,12 +225,12 @@ def _calls(completions: Rows | None, example: Example) -> Iterator[dict[str, Any
 
 def _wrong(fields: Sequence[Field]) -> list[str]:
     """Return the names of the fields that are wrong anywhere, in the order of the fields."""
+    names = dict.fromkeys(field.name for field in fields)
     wrong = {field.name for field in fields if not field.correct}
-    return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
+    return [name for name in names if name in wrong]
 
 
 def _values(fields: Sequence[Field], name: str) -> list[str]:
-    """Return the values of one field in gold and predictions, each once."""
     values: list[str] = []
     for of in fields:
         if of.name == name:

@@ -48,7 +48,6 @@ class MetricValues:
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:
-        """Append an example with its values."""
         for attribute, name in example.groups.items():
             groups = self._groups.setdefault(attribute, {})
             groups.setdefault(name, array("q")).append(len(self))
@@ -67,7 +66,6 @@ class MetricValues:
 
     @property
     def attributes(self) -> list[str]:
-        """Return the attributes that an example has."""
         return list(self._groups)
 
     def members(self, attribute: str) -> dict[str, Members]:
@@ -88,7 +86,6 @@ def submission_rows(task: Task, path: Path) -> Rows:
 
 
 def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
-    """Return the metric values of a submission."""
     values = MetricValues(reader.task)
     for _ in score_rows(reader, gold, rows, values):
         pass
@@ -113,7 +110,6 @@ def score_rows(
 
 
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
-    """Yield the examples of a labelled file with their gold rows."""
     for example in reader.read(gold):
         if example.answer is None:
             raise UserError(

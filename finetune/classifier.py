@@ -211,7 +211,6 @@ def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[
 
 
 def _cases(task: Task, examples: Iterable[Example], known: Labels) -> list[Case]:
-    """Return the examples, each with the items of its answer."""
     cases = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"

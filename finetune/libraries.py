@@ -23,7 +23,8 @@ from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, of_library
 
 SILENT = (
-    "loss_type",  # ignored: the loss is the trainer's own
+    # The loss is the trainer's own.
+    "loss_type",
     "label_smoothing_factor",
     "chat_template_path",
     "auto_find_batch_size",
@@ -34,13 +35,14 @@ SILENT = (
     "ignore_data_skip",
     "eval_on_start",
     "enable_jit_checkpoint",
-    "include_num_input_tokens_seen",  # counts twice; would be saved to disk
-    "hub_token",
+    "include_num_input_tokens_seen",  # counts twice
+    "hub_token",  # would be saved to disk
 )
 """Settings of trl that would change a training without a word."""
 
 ABOVE_ZERO = (
-    "max_steps",  # transformers would train another number of steps
+    # With 0 transformers would train another number of steps.
+    "max_steps",
     "num_train_epochs",
     "per_device_train_batch_size",
     "per_device_eval_batch_size",

@@ -101,7 +101,6 @@ class AnswerFields:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Return the fields of an item that have known labels."""
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:

@@ -92,10 +92,12 @@ def check_safetensors(path: Path) -> None:
         if size > path.stat().st_size:
             raise ValueError("its header is missing or cut")
         header = json.loads(file.read(size))
-    ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+    header.pop("__metadata__", None)
+    ends = [tensor["data_offsets"][1] for tensor in header.values()]
     needed = 8 + size + max(ends, default=0)
-    if path.stat().st_size < needed:
-        raise ValueError(f"it has {path.stat().st_size} bytes of {needed}")
+    found = path.stat().st_size
+    if found < needed:
+        raise ValueError(f"it has {found} bytes of {needed}")
 
 
 def is_demo(folder: Path) -> bool:
@@ -204,7 +206,6 @@ def _ends_sha256(path: Path) -> str:
 
 
 def task_sha256(task: str) -> str:
-    """Return the hash of a task's code and templates."""
     folder = task_folders()[task]
     files = sorted([*folder.glob("*.py"), *folder.glob("*.md")])
     return hashlib.sha256("\n".join(map(sha256, files)).encode()).hexdigest()

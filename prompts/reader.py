@@ -111,8 +111,8 @@ class Reader:
     def _example(self, row: Mapping[str, Any]) -> Example:
         """Return the example of a row, with the groups of the row and of `side`."""
         example = self.task.data.read(row)
-        side = self.side.get(str(example.id), {})  # an unknown group of it counts too
-        groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
+        groups = {**example.groups, **groups_of(row.get("groups") or {})}
+        groups |= self.side.get(str(example.id), {})  # an unknown group of it counts too
         known = {name: group for name, group in groups.items() if group != UNKNOWN}
         return replace(example, groups=known)
 

@@ -105,8 +105,9 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
 
     `seeds` says whether the engine survives a seed per request.
     """
-    if field := next((name for name in TRANSFER_FIELDS if body.get(name)), None):
-        raise Problem(400, f"{field}: is not allowed")
+    for name in TRANSFER_FIELDS:
+        if body.get(name):
+            raise Problem(400, f"{name}: is not allowed")
     greedy = body.get("temperature") == 0  # the default is 1
     if not seeds and body.get("seed") is not None and not greedy:
         raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")

@@ -100,7 +100,9 @@ class Endpoint:
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
-        arguments = {**self._arguments(request), **({"n": number} if number > 1 else {})}
+        arguments = self._arguments(request)
+        if number > 1:
+            arguments["n"] = number
         try:
             return read_reply(await self._client.chat.completions.create(**arguments))
         except (OpenAIError, ValueError) as error:
@@ -109,8 +111,9 @@ class Endpoint:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
             if isinstance(error, APIStatusError):
                 reason = f"{error.status_code} {error.response.text}"
+            first_line = reason.splitlines()[0][:200].rstrip(".")
             end = "finished rows are kept, run the same command to resume"
-            self._failure = f"{self._url}: {reason.splitlines()[0][:200].rstrip('.')}; {end}"
+            self._failure = f"{self._url}: {first_line}; {end}"
             raise UserError(self._failure) from None
 
     def _arguments(self, request: Request) -> dict[str, Any]:
@@ -119,11 +122,12 @@ class Endpoint:
             "model": self._model,
             "messages": question.messages,
             "temperature": 0.0,
-            **({"max_tokens": question.room} if question.room else {}),
-            **{
-                name: value for name, value in request.sampling.items() if name in ENDPOINT_SAMPLING
-            },
         }
+        if question.room:
+            arguments["max_tokens"] = question.room
+        for name, value in request.sampling.items():
+            if name in ENDPOINT_SAMPLING:
+                arguments[name] = value
         if question.prompt:  # our own model: the chat template must render as in training
             arguments["extra_body"] = {"chat_template_kwargs": TEMPLATE_ARGS}
         if question.schema:

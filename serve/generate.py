@@ -164,10 +164,11 @@ def chooses(job: Job) -> bool:
 
 def held_out_folder(job: Job, cases: Cases) -> Path:
     """Return the folder of the answers to the held-out cases: one for each way to make replies."""
-    made = record_of(job, cases, "model", "").model_dump(mode="json", include=SHAPE)
+    record = record_of(job, cases, "model", "")
+    made = record.model_dump(mode="json", include=SHAPE)
     made["engine"] = without_resources(made["engine"])
-    digest = hashlib.sha256(dump(made).encode()).hexdigest()[:8]
-    return job.run / ANSWERS / f"{HELD_OUT}-{digest}"
+    digest = hashlib.sha256(dump(made).encode()).hexdigest()
+    return job.run / ANSWERS / f"{HELD_OUT}-{digest[:8]}"
 
 
 def without_resources(engine: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +181,6 @@ class NoCases(UserError):
 
 
 def read_cases(file: Path, reader: Reader, folder: Path, *, for_choice: bool = False) -> Cases:
-    """Return the cases of a file, which must have some."""
     count = sum(1 for _ in reader.read(file))
     if not count:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
@@ -272,7 +272,10 @@ def _delete_derived(job: Job, folder: Path, console: Console) -> None:
     names = (job.task.data.submission.name, *DERIVED)
     stale = [folder / name for name in names if (folder / name).exists()]
     for file in stale:
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
+        if file.is_dir():
+            shutil.rmtree(file)
+        else:
+            file.unlink()
     if stale:
         deleted = ", ".join(file.name for file in stale)
         console.print(f"{folder}: deleted {deleted}: they belong to earlier answers", markup=False)

@@ -143,7 +143,7 @@ class Panjue:
         if first.folders.adapter:  # vLLM would use the base if none is named
             if body.get("model") == BASE:
                 setup.run(BASE)
-            body = {**body, "model": body.get("model") or next(iter(setup.runs))}
+            body["model"] = body.get("model") or next(iter(setup.runs))
         # In a thread: long texts take tens of milliseconds.
         raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
         with self._slots(setup.config.slots, replies(body)):
@@ -180,8 +180,11 @@ async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
     """Return vLLM's models, without the base under adapters and without paths on disk."""
     listed = await scope["app"].state.openai_serving_models.show_available_models()
     body: dict[str, Any] = listed.model_dump()
-    cards = [card for card in body["data"] if card["id"] in setup.runs]
-    return {**body, "data": [{**card, "root": card["id"], "parent": None} for card in cards]}
+    body["data"] = [card for card in body["data"] if card["id"] in setup.runs]
+    for card in body["data"]:
+        card["root"] = card["id"]
+        card["parent"] = None
+    return body
 
 
 async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
@@ -272,6 +275,8 @@ async def say_ready(server: Any, setup: Setup) -> None:
     """Print the address as soon as uvicorn listens, which is after the start of the app."""
     while not server.started:
         await asyncio.sleep(0.05)
-    host = f"[{setup.config.host}]" if ":" in setup.config.host else setup.config.host
+    host = setup.config.host
+    if ":" in host:
+        host = f"[{host}]"
     scheme = "https" if "ssl_certfile" in setup.config.engine else "http"
     print(f"ready: {scheme}://{host}:{setup.port}/ (Ctrl-C stops)", flush=True)

@@ -41,8 +41,12 @@ class Rest:
 
     def rows_of(self, example: Example) -> dict[str, CompletionRow]:
         """Return all rows of an example from an earlier run, by the key of their call."""
-        keys = self._keys.get(str(example.id), ())
-        return {key: row for key in keys if (row := self.find_row(key))}
+        rows = {}
+        for key in self._keys.get(str(example.id), ()):
+            row = self.find_row(key)
+            if row:
+                rows[key] = row
+        return rows
 
     @cached_property
     def _keys(self) -> dict[str, list[str]]:
@@ -68,7 +72,8 @@ def answered_ids(reader: Reader, test: Path, labels: Labels, rows: Rows) -> set[
     task = reader.task
     if task.solve is None:
         return rows.ids()
-    return {str(e.id) for e in reader.read(test) if is_answered(task, e, labels, rows)}
+    answered = [e.id for e in reader.read(test) if is_answered(task, e, labels, rows)]
+    return set(map(str, answered))
 
 
 class MissingRow(Exception):
@@ -195,7 +200,6 @@ class StopSignals:
             self._check()
 
     def _check(self) -> None:
-        """Raise `Stopped` if there was a signal."""
         if self._received:
             kept = "no row was finished"
             if self.folder and (completions := self.folder / "completions.jsonl").exists():

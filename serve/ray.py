@@ -77,12 +77,14 @@ class Cluster:
         takes = resources(self.job)
         job = absolute(self.job.with_model())  # merged only when there is a cluster
         count = job.config.replicas
-        most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
+        slots = job.config.slots * count
+        most = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
         actor = ray.remote(Replica).options(**most, **takes)
         arguments = (job, job.passes, versions(job.task_name))
         actors = [actor.remote(*arguments) for _ in range(count)]
-        self.fleet = fleet = Fleet(actors, job.config.slots * count)
-        each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
+        self.fleet = fleet = Fleet(actors, slots)
+        amounts = [f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items()]
+        each = " and ".join(amounts)
         with starting(self.console, f"the first of {count} replicas, each takes {each}"):
             await fleet.wait_for_first()
         return fleet
@@ -116,16 +118,19 @@ def cluster() -> Iterator[None]:
 def resources(job: Job) -> dict[str, float]:
     """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
     if not on_cpu():
-        sizes = (job.config.engine.get(f"{name}_parallel_size", 1) for name in GPUS)
+        engine = job.config.engine
+        sizes = [engine.get(f"{name}_parallel_size", 1) for name in GPUS]
         return {"num_cpus": 1, "num_gpus": prod(sizes)}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    machines = [node["CPU"] for node in nodes if node.get("CPU")] or [1]
-    on_each = ceil(job.config.replicas / len(machines))
-    return {"num_cpus": max(1, min(machines) // on_each)}
+    cores = []
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"] and node["Resources"].get("CPU"):
+            cores.append(node["Resources"]["CPU"])
+    on_each = ceil(job.config.replicas / max(1, len(cores)))
+    of_replica = min(cores, default=1) // on_each
+    return {"num_cpus": max(1, of_replica)}
 
 
 def versions(task: str) -> dict[str, str]:
-    """Return the versions that replies depend on."""
     packages = {name: version(name) for name in SAME_VERSIONS}
     return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
 

@@ -201,7 +201,6 @@ def check_trained(run: Run) -> RunRecord:
 
 
 def server_key(host: str) -> str | None:
-    """Return the key that clients must send, if one is set."""
     key = os.environ.get(SERVER_KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{SERVER_KEY}: must be of printable ASCII characters without spaces")

@@ -246,7 +246,8 @@ def sha256(path: Path) -> str:
     if path.is_dir():
         files = [inner for inner in sorted(path.rglob("*")) if inner.is_file()]
         parts = [f"{sha256(file)} {file.relative_to(path)}" for file in files]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        listed = "\n".join(parts)
+        return hashlib.sha256(listed.encode()).hexdigest()
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 

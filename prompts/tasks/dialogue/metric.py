@@ -75,9 +75,10 @@ def shown(gold: Row, row: Row | None) -> Iterator[Item]:
         yield title, _shown_fields(right, given)
     emotions = (row["emo"] if row else None) or {}
     for name, holder in (gold["emo"] or {}).items():
+        golds = holder["events"]
         events = emotions.get(name, NOTHING)["events"]
-        is_right = holder_points(holder["events"], events) == 1
-        yield name, [Field("emotions", chains(holder["events"]), chains(events), is_right)]
+        is_right = holder_points(golds, events) == 1
+        yield name, [Field("emotions", chains(golds), chains(events), is_right)]
 
 
 def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:

@@ -70,9 +70,13 @@ def _describe(
     who = "、".join(names)
     if len(names) > 1:
         who += "共同"
-    date = f"{draw.randint(2010, 2023)}年{draw.randint(1, 12)}月{draw.randint(1, 28)}日"
-    deed = draw.choice(crime["deeds"]).format(place=draw.choice(CRIME_SCENES))
-    return f"{date}，被告人{who}{deed}，{measure.format(n=draw.randint(low, high))}。"
+    year = draw.randint(2010, 2023)
+    month = draw.randint(1, 12)
+    day = draw.randint(1, 28)
+    deed = draw.choice(crime["deeds"])
+    done = deed.format(place=draw.choice(CRIME_SCENES))
+    amount = measure.format(n=draw.randint(low, high))
+    return f"{year}年{month}月{day}日，被告人{who}{done}，{amount}。"
 
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
