@@ -43,8 +43,10 @@ def compared_opinions(
         compared = []
         fields = zip(answers, own_answers, task.answer.fields, strict=True)
         for model, classifier, field_name in fields:
-            is_guess = decoded is not None and decoded.is_guess(number, field_name)
-            compared.append((classifier, NO_REPLY if is_guess else agreement(model, classifier)))
+            how = agreement(model, classifier)
+            if decoded is not None and decoded.is_guess(number, field_name):
+                how = NO_REPLY
+            compared.append((classifier, how))
         yield compared
 
 

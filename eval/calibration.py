@@ -60,7 +60,9 @@ def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
 
 def mean_confidence(row: Mapping[str, Any]) -> float:
     """Return the mean confidence over all judgments of a row of `confidence.jsonl`."""
-    values = [value for item in row["confidence"] for value in item.values()]
+    values: list[float] = []
+    for item in row["confidence"]:
+        values += item.values()
     return float(sum(values) / len(values))
 
 

@@ -44,10 +44,7 @@ class Choice:
 
 
 def choose(folder: Path, into: Path) -> Choice:
-    """Compare both on the answers to the held-out cases in `folder`; write the result `into`.
-
-    The folder has a submission of the model's replies.
-    """
+    """Compare both on the held-out cases that `folder` answers; write the result to `into`."""
     answered = open_answers(folder)
     task = answered.task
     advisor = answered.advisor()

@@ -83,9 +83,9 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
     marks = name_marks(example)
     text = example.text
-    longest_first = sorted(marks, key=lambda mark: -len(marks[mark]))
-    for mark in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(marks[mark], mark)
+    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
+    for mark, name in longest_first:  # 张某甲 does not name 张某
+        text = text.replace(name, mark)
     clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
     for clause in CLAUSE.split(text):
         for mark in marks.keys() & NAME_MARK.findall(clause):
@@ -181,12 +181,9 @@ class FieldWeights:
 def view_scores(
     rows: Sequence[csr_array], weights: Sequence[csr_array], bias: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the scores by each view, [views, items, labels], whose sum has the bias.
-
-    A single row of the whole text counts for all items.
-    """
+    """Return the scores by each view, [views, items, labels], whose sum has the bias."""
     whole, own = [(r @ w).toarray() for r, w in zip(rows, weights, strict=True)]
-    of_each_item = np.broadcast_to(whole + bias, own.shape)
+    of_each_item = np.broadcast_to(whole + bias, own.shape)  # the whole text may be one row
     return np.stack([of_each_item, own])
 
 

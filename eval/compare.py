@@ -102,10 +102,7 @@ def headlines(values: MetricValues) -> Numbers:
 
 
 def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
-    """Return metric -> difference, by a paired bootstrap (seed 0).
-
-    Both are resampled with the same examples, so that common variation cancels out.
-    """
+    """Return metric -> difference, by a paired bootstrap: both draw the same examples (seed 0)."""
     task = first.task
     weights = first.weights
     means = weighted_mean(task, weights, first.values)

@@ -210,10 +210,7 @@ def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
-    """Return the metrics of `resamples` bootstrap draws of examples (seed 0), [draws, metrics].
-
-    A draw without a weighted example has no value: NaN.
-    """
+    """Return the metrics of bootstrap draws (seed 0), [draws, metrics]; NaN if none is weighted."""
     generator = np.random.default_rng(0)
     weights = or_ones(weights)
     n = len(weights)
@@ -230,10 +227,7 @@ def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> 
 
 
 def percentiles(draws: Numbers) -> Numbers:
-    """Return the ends of the 95% interval, [2, metrics], of bootstrap draws, [draws, metrics].
-
-    Draws with nothing to score (NaN) do not count.
-    """
+    """Return the ends of the 95% interval, [2, metrics], of [draws, metrics], NaN left out."""
     with catch_warnings():
         filterwarnings("ignore", "All-NaN slice")
         return np.asarray(np.nanpercentile(draws, [2.5, 97.5], axis=0))

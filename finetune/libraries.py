@@ -116,7 +116,9 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         "logging_steps": 10,
         "report_to": ["tensorboard"],
     }
-    settings = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
+    settings = defaults | config.trainer
+    if not evaluates:
+        settings["eval_strategy"] = "no"
     settings |= precision(config.trainer)
     size, steps_of_batch = shares(config, PartialState().num_processes)
     settings["per_device_train_batch_size"] = size
@@ -155,10 +157,7 @@ def cap_steps(trainer: ReplyTrainer) -> None:
 
 
 def shares(config: SftConfig, processes: int) -> tuple[int, int]:
-    """Return how many examples a process takes at once, and how often in one step.
-
-    A step has `batch` examples, whatever the number of processes.
-    """
+    """Return how many examples a process takes at once, and how often in a step of `batch`."""
     each, rest = divmod(config.batch, processes)
     if rest or not each:
         raise UserError(

@@ -87,10 +87,7 @@ ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "solve"}
 
 
 def train(config: SftConfig) -> None:
-    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
-
-    Nothing is done if the run is already finished.
-    """
+    """Fine-tune and save adapter (or model: `method: full`) and labels, unless this is done."""
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)

@@ -46,10 +46,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         sampler: EpochSampler | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one.
-
-        `sampler` gives the order of the rows; without it transformers does.
-        """
+        """Keep the `keep` newest checkpoints and the best one; `sampler` orders the rows."""
         self._keep = keep
         self._sampler = sampler
         super().__init__(*args, data_collator=collate, **kwargs)

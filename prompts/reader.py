@@ -118,10 +118,7 @@ class Reader:
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
-    """Return id -> groups of a side file, whose rows have an `id` and groups.
-
-    A value of the side file counts more than that of the case.
-    """
+    """Return id -> groups of a side file; they count more than those of the case."""
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():
         with located(f"{path}:{number}"):

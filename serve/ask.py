@@ -179,10 +179,11 @@ async def ask(
 
 def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
     """Return the row of the outputs of a question's requests; the first reply comes first."""
-    refused = next((o.refused for o in outputs if getattr(o, "refused", "")), "")
-    if refused:
-        return {"refused": refused}
-    replies = [reply for output in outputs for reply in output.outputs]
+    replies: list[Any] = []
+    for output in outputs:
+        if getattr(output, "refused", ""):
+            return {"refused": output.refused}
+        replies += output.outputs
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed on this request"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]

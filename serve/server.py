@@ -111,12 +111,15 @@ def arguments(setup: Setup) -> Namespace:
         "h11_max_incomplete_event_size": 2**16,
         "h11_max_header_count": 100,
         "middleware": ["panjue.serve.middleware.Panjue"],
-        **({"lora_modules": adapters, "max_loras": len(adapters)} if adapters else {}),
         "panjue": setup,
     }
-    defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
-    defaults |= {"default_chat_template_kwargs": TEMPLATE_ARGS}
-    defaults |= {"shutdown_timeout": 30}  # seconds for running requests to finish
-    args = Namespace(**{**defaults, **with_own(config.engine, own)})
+    if adapters:
+        own["lora_modules"] = adapters
+        own["max_loras"] = len(adapters)
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args.default_chat_template_kwargs = TEMPLATE_ARGS
+    args.shutdown_timeout = 30  # seconds for running requests to finish
+    for name, value in with_own(config.engine, own).items():
+        setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args

@@ -230,4 +230,6 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
         check_trained(run)
         if run.record.base_sha256 != runs[NAME].record.base_sha256:
             raise UserError(f"{run.folder}: has another base than {folder}; start another server")
-    return config.model_copy(update={"adapter": "lora"}) if len(runs) > 1 else config, runs
+    if len(runs) > 1:
+        config = config.model_copy(update={"adapter": "lora"})
+    return config, runs

@@ -99,10 +99,7 @@ DEMO_SIZES = {"train": 1000, "test": 200, "base": 12000}
 
 
 def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same bytes.
-
-    No fact occurs twice.
-    """
+    """Write `<name>.jsonl` with `sizes[name]` cases, no fact twice; always the same bytes."""
     for name in sizes:
         if (folder / f"{name}.jsonl").exists():
             raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")

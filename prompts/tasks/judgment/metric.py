@@ -18,10 +18,7 @@ def label_recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
 
 
 def label_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall; 0 if either is 0.
-
-    Two empty sets score 0, as in the official code, which clamps the denominators.
-    """
+    """Harmonic mean of precision and recall; two empty sets score 0, as in the official code."""
     correct = len({*gold} & {*predicted})
     labels = len({*gold}) + len({*predicted})
     return 2 * correct / labels if labels else 0.0
