@@ -31,12 +31,8 @@ def compared_opinions(
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare.
 
-    Args:
-        task: The task that was asked.
-        example: The example that was asked.
-        items: The model's answer beside gold.
-        own: The classifier's answer beside gold.
-        decoded: What the reply says; None if it is not known what of the answer is a guess.
+    `items` has the model's answer beside gold, `own` the classifier's. `decoded` is the reply; None
+    if it is not known what of the answer is a guess.
     """
     for (name, answers), (_, own_answers) in zip(items, own, strict=True):
         number = example.names.index(name) if task.answer.items else 0

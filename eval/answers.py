@@ -91,11 +91,9 @@ def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
 
 
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
-    """Open the answers in a folder.
+    """Open the answers in a folder, or in a run folder that has one such folder for `gold`.
 
-    Args:
-        path: The folder of the answers, or a run folder that has one such folder for `gold`.
-        gold: Is read instead of the test file that was answered.
+    `gold` is read instead of the test file that was answered.
     """
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder")

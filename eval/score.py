@@ -195,9 +195,10 @@ def show(scores: ScoreResult, console: Console) -> None:
     headline = list(scores.total.mean)[-1]
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
+        interval = f"{low:.4f} - {high:.4f}"
         baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
         style = "bold" if name == headline else None
-        table.add_row(name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", *baselines, style=style)
+        table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups, title))

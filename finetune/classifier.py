@@ -130,7 +130,8 @@ def fit(
         fitting = _Fitting(rows, gold[name], is_set, seed)
         scores[name], weights, bias = fitting.cross_fitted(fold)
         teaches = is_own & fitting.taken
-        scale, shift = fit_calibration(scores[name].sum(0)[teaches], gold[name][teaches], is_set)
+        summed = scores[name].sum(0)
+        scale, shift = fit_calibration(summed[teaches], gold[name][teaches], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
 
     second = None

@@ -278,7 +278,8 @@ def fitted_classifier(
     key = record.model_dump(include={*DATA_KEYS, "seed"})
     key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
     text = dump(key)
-    folder = config.run / "rows" / f"classifier-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = config.run / "rows" / f"classifier-{digest[:16]}"
     if not PartialState().is_main_process:
         wait_for(folder)
     if not folder.exists():

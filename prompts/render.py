@@ -155,11 +155,7 @@ def render(task: str, example: Example) -> Messages:
 
 
 DATE = "26 Jul 2024"
-
-
-def fixed_date(_form: str) -> str:
-    """Return the date for templates that ask for today's: a prompt must be the same tomorrow."""
-    return DATE
+"""For templates that ask for today's date: a prompt must be the same tomorrow."""
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
@@ -169,7 +165,7 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
-        strftime_now=fixed_date,
+        strftime_now=lambda _form: DATE,
         **TEMPLATE_ARGS,
     )
     return ids

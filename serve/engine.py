@@ -20,7 +20,7 @@ from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.settings import BACKEND, DEFAULTS, ENVIRONMENT
 
 # vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
-os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
+os.environ.update({**ENVIRONMENT, **os.environ})
 os.environ["PATH"] = (
     f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 )

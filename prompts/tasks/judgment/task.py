@@ -51,8 +51,10 @@ def schema(example: Example, labels: Labels) -> Schema:
 
 
 def _judgment_schema(name: str) -> Schema:
-    references: dict[str, Schema] = {field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]}
-    return closed_object({"name": {"const": name_in_reply(name)}, **references})
+    fields: dict[str, Schema] = {"name": {"const": name_in_reply(name)}}
+    for field in KEYS[1:]:
+        fields[field] = {"$ref": f"#/$defs/{field}"}
+    return closed_object(fields)
 
 
 def target(example: Example) -> str:

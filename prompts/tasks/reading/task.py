@@ -124,14 +124,13 @@ def _commonest(texts: Sequence[str]) -> str | None:
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of references that the official metric compares an answer with.
-
-    Each set leaves one reference out, so that human answers can be scored by the same rule. A
-    single reference is the only set.
-    """
+    """Return the official sets of references: each leaves one out; a single one is the only set."""
     if len(texts) < 2:
         return (texts,) if texts else ()
-    return tuple((*texts[:i], *texts[i + 1 :]) for i in range(len(texts)))
+    sets = []
+    for i in range(len(texts)):
+        sets.append((*texts[:i], *texts[i + 1 :]))
+    return tuple(sets)
 
 
 def kind_of(reference: str) -> str:
