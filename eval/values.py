@@ -95,10 +95,7 @@ def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
 def score_rows(
     reader: Reader, gold: Path, rows: Rows, values: MetricValues
 ) -> Iterator[tuple[Example, Row, Row | None]]:
-    """Score a submission: add every example of a gold file to `values`.
-
-    Yield it with its gold row and the row of the submission, None if there is none.
-    """
+    """Add all examples of a gold file to `values`; yield each with its gold row and its row."""
     if message := other_cases(reader, gold, rows):
         raise UserError(message)
     for example, gold_row in counted(gold_rows(reader, gold), len(rows)):

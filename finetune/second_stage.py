@@ -142,10 +142,7 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
 def _fit_class(
     items: Items, name: str, gold: Mapping[str, Array], believed: Mapping[str, Array], fold: Array
 ) -> tuple[FieldTrees, Array]:
-    """Return the second stage of a class, and its cross-fitted probabilities.
-
-    `believed` has the probabilities of the fields before it.
-    """
+    """Return the second stage of a class, and its cross-fitted probabilities."""
     # An item whose class is not known teaches nothing.
     weight = weights_of(items.sizes) * gold[name].any(axis=1)
     classes = gold[name] * weight[:, None]

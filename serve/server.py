@@ -6,6 +6,7 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import uvloop
 
@@ -95,7 +96,7 @@ def arguments(setup: Setup) -> Namespace:
         for name, run in runs.items()
         if run.folders.adapter
     ]
-    own = {
+    own: dict[str, Any] = {
         **max(needed, key=lambda one: one.get("max_lora_rank", 0)),
         "served_model_name": [BASE if adapters else NAME],
         "host": config.host,
@@ -116,7 +117,7 @@ def arguments(setup: Setup) -> Namespace:
     if adapters:
         own["lora_modules"] = adapters
         own["max_loras"] = len(adapters)
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     args.default_chat_template_kwargs = TEMPLATE_ARGS
     args.shutdown_timeout = 30  # seconds for running requests to finish
     for name, value in with_own(config.engine, own).items():
