@@ -96,8 +96,9 @@ def arguments(setup: Setup) -> Namespace:
         for name, run in runs.items()
         if run.folders.adapter
     ]
+    of_engine = max(needed, key=lambda one: one.get("max_lora_rank", 0))
     own: dict[str, Any] = {
-        **max(needed, key=lambda one: one.get("max_lora_rank", 0)),
+        **of_engine,
         "served_model_name": [BASE if adapters else NAME],
         "host": config.host,
         "port": setup.port,
